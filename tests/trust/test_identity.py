@@ -81,6 +81,14 @@ async def test_certificate_for_somebody_else_is_refused(changes: dict[str, Any])
         _ = world.identity.own
 
 
+async def test_role_without_a_certificate_serves_nobody() -> None:
+    world = World()
+    with pytest.raises(UnavailableError, match=r"certificate\.missing"):
+        world.identity._current_configuration()
+    await world.identity.renew()
+    assert world.identity._current_configuration() is not None
+
+
 async def test_certificate_for_another_key_is_refused() -> None:
     world = World()
     world.tls = ec.generate_private_key(ec.SECP256R1()).public_key()
