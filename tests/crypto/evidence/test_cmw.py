@@ -77,6 +77,7 @@ def test_a_changed_byte_gives_another_collection_or_none(position: int, change: 
         b"\xa1\x67primary\x82\x63a/b\x40",  # an empty value
         b"\xa1\x67primary\x82\x63a/b\x5b" + b"\xff" * 8,  # longer than all memory
         b"\xbb" + b"\xff" * 8,
+        b"\xbc" + b"\xff" * 16,  # a head of a reserved form
         b"\xa0",
         b"",
         b"\x81" * 10_000,
