@@ -67,6 +67,7 @@ class World:
             association_epoch=epoch,
             incarnation=7,
             gateway=None,
+            permit=None,
             is_read_only=is_read_only,
         )
         traddr, trsvcid = self.via or self.target.address

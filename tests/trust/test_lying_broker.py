@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.hpke import Context, seal_signed
-from sealane.crypto.lease import LEASE_RANGES_MAX
+from sealane.crypto.lease import RETURN_TOKEN_BYTES
 from sealane.daemon.authorizations import peer_message, peer_of
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
@@ -48,7 +48,9 @@ LEASE = broker_pb2.Lease(
     broker_instance=1,
     start_epoch=2,
     lease_id=9,
-    ranges=[broker_pb2.CounterRange(counter_start=256, counter_end=1024)],
+    counter_start=256,
+    counter_end=1024,
+    return_token=bytes(RETURN_TOKEN_BYTES),
 )
 
 
@@ -167,7 +169,12 @@ async def world() -> AsyncIterator[World]:
         identity = await site.identity("gateway", "g")
         asker = await site.identity("fabric", "own")
         liar = Liar(site, identity, asker)
-        authorizer = Authorizer(site.authority.certificate, admit=everybody, metrics=Metrics())
+        authorizer = Authorizer(
+            site.authority.certificate,
+            server=server_identity.spiffe_id,
+            admit=everybody,
+            metrics=Metrics(),
+        )
         server = new_server(Metrics(), authorizer)
         trust_pb2_grpc.add_TrustServicer_to_server(liar, server)
         broker_pb2_grpc.add_BrokerServicer_to_server(liar, server)
@@ -440,11 +447,7 @@ async def test_secret_sealed_to_another_key_is_refused(world: World) -> None:
 def changed(**values: Any) -> broker_pb2.Lease:
     lease = broker_pb2.Lease.FromString(LEASE.SerializeToString())
     for name, value in values.items():
-        lease.ClearField(name)  # type: ignore[arg-type]
-        if isinstance(value, list):
-            getattr(lease, name).extend(value)
-        else:
-            setattr(lease, name, value)
+        setattr(lease, name, value)
     return lease
 
 
@@ -455,10 +458,10 @@ def changed(**values: Any) -> broker_pb2.Lease:
         {"key_epoch": 2},
         {"broker_instance": 2},
         {"start_epoch": 3},
-        {"ranges": []},
-        {"ranges": [*LEASE.ranges] * (LEASE_RANGES_MAX + 1)},
+        {"return_token": b""},
+        {"return_token": bytes(RETURN_TOKEN_BYTES + 1)},
     ],
-    ids=["volume", "key epoch", "broker", "start", "no range", "too many ranges"],
+    ids=["volume", "key epoch", "broker", "start", "no token", "long token"],
 )
 async def test_lease_that_is_not_the_one_asked_for_is_refused(
     world: World, values: dict[str, Any]

@@ -18,6 +18,7 @@ use super::namespace::Namespace;
 use super::reservation::HostId;
 use super::worker::Worker;
 use crate::clock;
+use crate::permit::Permit;
 use crate::storage::connection::Connection;
 use crate::storage::events::EventLog;
 use crate::storage::queues::Queues;
@@ -47,6 +48,8 @@ static NEXT_QUEUE: AtomicU64 = AtomicU64::new(1);
 pub(super) struct Shared {
     pub association: u64,
     pub host_id: HostId,
+    /// Until when the host may act; `None`: nobody's word ends it.
+    pub permit: Option<Arc<Permit>>,
     pub events: EventLog,
     pub refusals: AtomicU64,
     /// When a byte was received last, on any queue.
@@ -97,9 +100,19 @@ pub struct Controller {
 impl Controller {
     /// A controller without queues and namespaces.
     pub fn new(association: u64, host_id: HostId) -> io::Result<Self> {
+        Self::permitted(association, host_id, None)
+    }
+
+    /// The same for a host that may act as long as `permit` holds: queues end with it.
+    pub fn permitted(
+        association: u64,
+        host_id: HostId,
+        permit: Option<Arc<Permit>>,
+    ) -> io::Result<Self> {
         let shared = Shared {
             association,
             host_id,
+            permit,
             events: EventLog::new()?,
             refusals: AtomicU64::new(0),
             received: AtomicU64::new(clock::now()),

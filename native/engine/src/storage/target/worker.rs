@@ -123,9 +123,18 @@ impl Worker {
     }
 
     /// Works until nothing is left to do but wait.
+    ///
+    /// The host's permit is looked at before anything is begun and before anything is answered: once
+    /// it has ended, commands that a store has are completed there and nobody is told.
     fn work(&mut self, connection: &mut Connection) -> Option<Ended> {
         loop {
-            for message in self.mailbox.take() {
+            let messages = self.mailbox.take();
+            if (self.queue.has_event() || !messages.is_empty())
+                && let Some(ended) = self.unpermitted()
+            {
+                return Some(ended);
+            }
+            for message in messages {
                 self.receive(message);
             }
             if let Some(ended) = self.execute_some() {
@@ -140,6 +149,11 @@ impl Worker {
             while let Some(error) = self.queue.next_error() {
                 self.controller.note_error(self.queue_id, error);
             }
+            if self.queue.transmit().pending_bytes() > 0
+                && let Some(ended) = self.unpermitted()
+            {
+                return Some(ended);
+            }
             if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
                 return Some(("", detail));
             }
@@ -148,6 +162,12 @@ impl Worker {
                 return None;
             }
         }
+    }
+
+    /// How the queue ends if its host may not act any more.
+    fn unpermitted(&self) -> Option<Ended> {
+        let permit = self.controller.permit.as_ref().filter(|permit| !permit.holds())?;
+        Some((permit.reason(), "the host may not act any more".into()))
     }
 
     fn may_execute(&mut self) -> bool {

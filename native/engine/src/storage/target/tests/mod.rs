@@ -4,5 +4,6 @@ mod commands;
 mod concurrency;
 pub mod hosts;
 mod lifetime;
+mod permits;
 mod reservations;
 pub mod store;
