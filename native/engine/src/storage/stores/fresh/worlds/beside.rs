@@ -55,9 +55,8 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     life.device.set_beside(Some(Box::new(move || beside.lock().expect("queues").go_on())));
     // Not each wait of the store's thread is at the device: pages of nothing but the others' are
     // waited for, too.
-    let waited_for = Arc::clone(&queues);
-    let land_all = move || waited_for.lock().expect("queues").land_all();
-    life.map.afloat.set_others(Some(Box::new(land_all)));
+    let device = Arc::clone(&life.device);
+    life.map.afloat.set_others(Some(Box::new(move || device.let_others())));
     queues
 }
 
