@@ -86,8 +86,9 @@ impl<P: Place> FreshStore<P> {
     ) -> io::Result<Self> {
         let superblock = Superblock { uuid, seed: random()?, geometry };
         place.check_size(&superblock.geometry)?;
-        let map =
-            Map::create(place.file()?, &superblock, &trust.authority(), trust.anchor.clone())?;
+        let file = place.file()?;
+        file.reserve(superblock.geometry.own_pages())?;
+        let map = Map::create(file, &superblock, &trust.authority(), trust.anchor.clone())?;
         Self::start(place, map)
     }
 
@@ -161,6 +162,7 @@ impl<P: Place> BlockStore for FreshStore<P> {
         }
         let geometry = shared.map.grown_to(block_count)?;
         shared.place.extend(&geometry)?;
+        shared.place.file()?.reserve(geometry.own_pages())?;
         // Its end flushes, and leaves the map to this thread.
         self.journal = None;
         let grown = Arc::get_mut(&mut shared.map).ok_or_else(in_use)?.grow(geometry);

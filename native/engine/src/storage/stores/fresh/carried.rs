@@ -14,10 +14,7 @@ use super::log::{LogPage, Record};
 pub(super) type Places = HashSet<(u64, usize)>;
 
 /// Records on pages before `flushed` whose write had not ended when that was made.
-pub(super) fn unfinished<E: Copy + PartialEq>(
-    log: &[(LogPage<E>, Tag)],
-    flushed: u64,
-) -> Places {
+pub(super) fn unfinished<E: Copy + PartialEq>(log: &[(LogPage<E>, Tag)], flushed: u64) -> Places {
     let mut unfinished = Places::new();
     // Of which block and entry the latest record before here is of a write that had not ended.
     let mut carried: HashMap<u64, Vec<E>> = HashMap::new();
@@ -57,8 +54,7 @@ mod tests {
     /// Places of pages that have these records, one each: block, entry, whether it is carried.
     fn found(records: &[(u64, u8, bool)], flushed: u64) -> Vec<u64> {
         let page = |(number, (lba, entry, is_carried)): (u64, &(u64, u8, bool))| {
-            let records =
-                vec![Record::Entry { lba: *lba, entry: *entry, is_carried: *is_carried }];
+            let records = vec![Record::Entry { lba: *lba, entry: *entry, is_carried: *is_carried }];
             let (flushed, previous) = (0, Tag::default());
             (LogPage { epoch: 1, number, flushed, sequence: 0, previous, records }, previous)
         };

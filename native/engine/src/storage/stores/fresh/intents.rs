@@ -150,12 +150,7 @@ impl<E: Copy + PartialEq> Intents<E> {
 
 impl<E: Copy + PartialEq> Intent<E> {
     /// Adds its records; the log has it from then on.
-    fn record(
-        &mut self,
-        lba: u64,
-        doubtful: &BTreeMap<u64, Vec<E>>,
-        records: &mut Vec<Record<E>>,
-    ) {
+    fn record(&mut self, lba: u64, doubtful: &BTreeMap<u64, Vec<E>>, records: &mut Vec<Record<E>>) {
         let is_logged = std::mem::replace(&mut self.is_logged, true);
         let entries = (lba..).zip(self.entries.iter());
         records.extend(entries.map(|(lba, entry)| {

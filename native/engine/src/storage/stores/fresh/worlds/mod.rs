@@ -405,7 +405,10 @@ impl<F: Workload> World<F> {
 
 /// Lives a world through. Even seeds place blocks, odd ones write them in place.
 fn run(seed: u64) -> Result<Tally, String> {
-    named(seed, || if seed.is_multiple_of(2) { run_of::<Placed>(seed) } else { run_of::<Ivs>(seed) })
+    named(
+        seed,
+        || if seed.is_multiple_of(2) { run_of::<Placed>(seed) } else { run_of::<Ivs>(seed) },
+    )
 }
 
 /// The outcome of a world; if it panics, which one that was.

@@ -44,7 +44,9 @@ impl Watch {
     /// A world that has taken too long.
     fn overdue(&self, now: Instant) -> Option<u64> {
         let is_overdue = |begun: Instant| now.saturating_duration_since(begun) > WORLD_MAX;
-        self.with(|worlds| worlds.iter().find(|(_, begun)| is_overdue(**begun)).map(|(seed, _)| *seed))
+        self.with(|worlds| {
+            worlds.iter().find(|(_, begun)| is_overdue(**begun)).map(|(seed, _)| *seed)
+        })
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
