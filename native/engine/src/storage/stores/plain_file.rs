@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
-use super::pages::{DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
+use super::pages::{BlockFile, DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::ring::{Ended, Io, Ring, event, hush, tell};
 
 /// A file of plain blocks.
@@ -39,6 +39,10 @@ impl PlainFileStore {
 }
 
 impl BlockStore for PlainFileStore {
+    fn reserve(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.device.reserve(blocks)
+    }
+
     fn block_bytes(&self) -> usize {
         PAGE_BYTES
     }

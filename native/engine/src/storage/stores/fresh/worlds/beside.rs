@@ -78,10 +78,8 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
     for error in std::mem::take(&mut queues.refused) {
         life.accept::<()>("something beside the store's thread", Err(error))?;
     }
-    drop(queues);
-    if ended.iter().any(|write| write.is_durable) {
-        life.flush_durable()?;
-    }
+    // What the store's thread is at comes to its end first.
+    life.owes_flush |= ended.iter().any(|write| write.is_durable);
     Ok(())
 }
 

@@ -67,6 +67,8 @@ pub struct Life<F: Workload> {
     pub sent_again: [u64; 2],
     /// Durable writes that were answered.
     pub durable: u64,
+    /// Whether a durable write that ended beside the store's thread waits for its flush.
+    pub owes_flush: bool,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
     /// What scrubs found wrong.
@@ -110,6 +112,7 @@ impl<F: Workload> Life<F> {
             beside: 0,
             sent_again: [0; 2],
             durable: 0,
+            owes_flush: false,
             vouched: Cell::new(0),
             found_by_scrubs: 0,
             growths: 0,
@@ -183,6 +186,9 @@ impl<F: Workload> Life<F> {
         random: &mut ChaCha8Rng,
         version: &mut Version,
     ) -> Result<bool, Violation> {
+        if std::mem::take(&mut self.owes_flush) {
+            return self.flush_durable();
+        }
         let (lba, blocks) = self.range(random);
         let is_free = !self.is_busy(lba, blocks);
         match pick(random, 41) {
