@@ -7,7 +7,6 @@ is no plain access to it.
 import asyncio
 import ipaddress
 import shutil
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.files import keep_reserve
 from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
@@ -330,12 +330,13 @@ class Target(Provider):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        permit: _native.Permit | None,
         is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
 
         Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
-        whose queue it is: `fence_gateway` ends it.
+        whose queue it is: `fence_gateway` ends it, and it does nothing once `permit` doesn't hold.
         """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
@@ -351,7 +352,7 @@ class Target(Provider):
             raise ProtocolError(
                 "queue.epoch", f"association epoch {association_epoch} is older than {newest}"
             )
-        now = time.monotonic()
+        now = monotonic_ns()
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
             wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:
@@ -367,8 +368,9 @@ class Target(Provider):
             association_epoch=association_epoch,
             incarnation=incarnation,
             gateway=gateway,
+            permit=permit,
             is_read_only=is_read_only,
-            expires=now + TICKET_SECONDS,
+            expires=now + round(TICKET_SECONDS * 1e9),
         )
 
     def gateways(self) -> Iterable[PeerIncarnation]:

@@ -1,6 +1,6 @@
-"""A target whose file system is full: what it holds stays readable, and it goes on when there is room.
+"""A target whose file system is full: what it holds is served, and it goes on when there is room.
 
-Each test mounts a small file system of its own for the target's directory, for which it needs root.
+Each test mounts a small file system for the target's directory, for which it needs root.
 """
 
 import asyncio
