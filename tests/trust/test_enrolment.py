@@ -79,8 +79,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
     async with contextlib.AsyncExitStack() as stack:
         store = SqliteStore(tmp_path / "broker.sqlite")
-        stack.push_async_callback(store.close)
         registry = await Registry.open(store, WrappingKey(bytes(32)), node="b1")
+        stack.push_async_callback(registry.close)
         authority = registry.authority
         brokers, addresses = {}, {}
         for name in ("b1", "b2"):
