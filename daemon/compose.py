@@ -18,6 +18,7 @@ from sealane.crypto.certificates import verify_leaf
 from sealane.daemon.authorizations import (
     peer_of,
 )
+from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient
@@ -331,6 +332,7 @@ class Daemon:
                 command_timeout_seconds=config.command_timeout_seconds,
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
+                journals_bytes_max=config.journals_bytes_max,
                 nonce_ledger=Path(ledger) if ledger else None,
             ),
         )
@@ -352,6 +354,7 @@ class Daemon:
             devices=DeviceClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
+            files=AttachmentFiles(Path(self.config.node.state_dir), Path(self.config.node.run_dir)),
         )
         await self._stack.enter_async_context(service.running())
         identity.on_barred.append(service.bar)

@@ -143,6 +143,9 @@ class AttachedPort(Protocol):
     async def detach(self) -> None:
         """Stop the export and its queues."""
 
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, once it is detached and its counters taken."""
+
 
 class GatewayPort(Protocol):
     """The gateway's data path."""
@@ -153,10 +156,17 @@ class GatewayPort(Protocol):
         *,
         counters: Iterable[CounterRange],
         host_nqn: str,
+        secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedPort:
-        """Export `volume` to `host_nqn`; wipes the keys."""
+        """Export `volume` to `host_nqn`, which must prove to know `secret`; wipes the keys."""
+
+    def expect(self, volume_id: str) -> None:
+        """Ask hosts of a volume that isn't exported to come again; until `attach` or `forget`."""
+
+    def forget(self, volume_id: str) -> None:
+        """Send hosts of a volume that isn't exported away."""
 
     async def open_filling(
         self,
@@ -192,6 +202,9 @@ class FillingPort(Protocol):
 
     async def close(self) -> None:
         """Leave the target."""
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, once it is closed and its counters taken."""
 
 
 class JobsPort(Protocol):

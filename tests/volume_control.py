@@ -18,6 +18,7 @@ from brokers import running_broker
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.broker.device_servicer import DevicesServicer
 from sealane.daemon.broker.devices import Devices
@@ -205,7 +206,10 @@ class RecordedAttachment:
     unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
+    host_nqn: str = ""
+    sector_count: int = 0
     detached: asyncio.Event = field(default_factory=asyncio.Event)
+    is_wiped: bool = False
     failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
@@ -240,6 +244,10 @@ class RecordedAttachment:
 
     async def detach(self) -> None:
         self.detached.set()
+
+    async def wipe(self) -> None:
+        assert self.detached.is_set()
+        self.is_wiped = True
 
 
 @dataclass
@@ -280,6 +288,9 @@ class RecordedFilling:
     async def close(self) -> None:
         self.closed = True
 
+    async def wipe(self) -> None:
+        assert self.closed
+
 
 @dataclass
 class RecordingGateway:
@@ -288,6 +299,7 @@ class RecordingGateway:
     fillings: list[RecordedFilling] = field(default_factory=list)
     fill_limit: int = 1 << 40
     fill_failure: Error | None = None
+    expected: set[str] = field(default_factory=set)
 
     async def open_filling(
         self,
@@ -309,6 +321,7 @@ class RecordingGateway:
         *,
         counters: Iterable[CounterRange],
         host_nqn: str,
+        secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> RecordedAttachment:
@@ -319,9 +332,19 @@ class RecordingGateway:
             open_queue,
             [*counters],
             epoch_floor=epoch_floor,
+            secret=secret,
+            host_nqn=host_nqn,
+            sector_count=volume.sector_count,
         )
         self.attached.append(made)
+        self.forget(str(volume.volume_id))
         return made
+
+    def expect(self, volume_id: str) -> None:
+        self.expected.add(volume_id)
+
+    def forget(self, volume_id: str) -> None:
+        self.expected.discard(volume_id)
 
 
 @dataclass
@@ -569,6 +592,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             devices=DeviceClient(config, identities["gateway"]),
             gateway=gateway,
             third_parties=third_parties,
+            files=AttachmentFiles(*gateway_directories(directory)),
         )
         await stack.enter_async_context(volumes.running())
         yield World(
@@ -583,6 +607,14 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             refused,
             refusals,
         )
+
+
+def gateway_directories(directory: Path) -> tuple[Path, Path]:
+    """Return state and run directory of the gateway."""
+    made = directory / "g", directory / "g-run"
+    for each in made:
+        each.mkdir(mode=0o700, exist_ok=True)
+    return made
 
 
 async def create(world: World, request_id: str = "") -> str:

@@ -20,6 +20,7 @@ from attacks.proxy import Link, Proxy
 from attacks.raw_host import RawQueue
 from attacks.rules import Drop, Hold, Rule, is_command, is_response
 from attacks.world import HOST, attempt, pattern
+from attached_hosts import new_secret
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
@@ -98,6 +99,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                     broker_instance=1, start_epoch=1, counter_start=256, counter_end=1 << 36
                 )
             ],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=open_queue,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
@@ -160,7 +160,11 @@ async def make_world(
         keys={1: bytearray(secrets.token_bytes(32))},
     )
     attached = await gateway.attach(
-        key, counters=[lease or counters()], host_nqn=HOST, open_queue=open_queue
+        key,
+        counters=[lease or counters()],
+        secret=new_secret(),
+        host_nqn=HOST,
+        open_queue=open_queue,
     )
     assert not any(key.keys[1])
     made = World(

@@ -18,6 +18,7 @@ use sealane_proto::freshness::milestone::Milestone;
 
 use super::QueueName;
 use super::journal::{Change, Journal, Mark};
+use super::journal_pool::JournalPool;
 use super::ranges::ChangingRanges;
 
 /// What may be submitted.
@@ -90,7 +91,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(journal_bytes_max: usize) -> Self {
+    pub(super) fn new(journal_bytes_max: usize, pool: JournalPool) -> Self {
         Self {
             epoch: 0,
             incarnation: None,
@@ -100,7 +101,7 @@ impl Link {
             must_replay: false,
             must_resend: false,
             replayer: None,
-            journal: Journal::new(journal_bytes_max),
+            journal: Journal::new(journal_bytes_max, pool),
             changing: ChangingRanges::default(),
             is_flushing: false,
             is_room_wanted: false,
@@ -345,7 +346,7 @@ mod tests {
 
     #[test]
     fn an_association_is_lost_once_and_only_a_newer_one_replaces_it() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         assert_eq!(link.phase(), Phase::Lost);
         link.connect(5, &target(1)).unwrap();
         assert_eq!(link.phase(), Phase::Ready);
@@ -365,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_new_incarnation_gets_the_journal_first_then_what_was_on_its_way() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         assert_eq!(link.begin(&[4..5], 10), Begin::Begun);
@@ -384,7 +385,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_replay_starts_again_even_at_the_same_incarnation() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
@@ -400,7 +401,7 @@ mod tests {
 
     #[test]
     fn the_same_incarnation_has_forgotten_nothing() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
@@ -419,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_new_incarnation_must_have_been_asked_for_the_newest_milestone() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &Incarnation { milestone: Some(milestone(3)), ..target(10) }).unwrap();
         flushed(&mut link, 7);
         flushed(&mut link, 5);
@@ -446,7 +447,7 @@ mod tests {
 
     #[test]
     fn overlapping_changes_wait_and_are_woken() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         link.take_wakes();
         assert_eq!(link.begin(&[0..8], 10), Begin::Begun);
@@ -459,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_full_journal_is_flushed_by_one_queue() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         acknowledged(&mut link, 0..1);
         let whole = JOURNAL_BYTES_MIN;
@@ -476,7 +477,7 @@ mod tests {
 
     #[test]
     fn a_journal_that_fills_up_is_flushed_before_changes_wait_for_it() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
@@ -491,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_failed_volume_stays_failed() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         assert!(link.fail() && !link.fail());
         assert_eq!(link.phase(), Phase::Failed);

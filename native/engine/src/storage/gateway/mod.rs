@@ -8,6 +8,7 @@
 mod back;
 mod front;
 mod journal;
+mod journal_pool;
 mod ledger;
 mod link;
 mod load;
@@ -48,6 +49,7 @@ use super::queues::Queues;
 use crate::clock;
 use back::Back;
 use ledger::Ledger;
+pub use journal_pool::JournalPool;
 use link::Link;
 pub use link::{Incarnation, StaleAssociation};
 use queue::GatewayQueue;
@@ -297,6 +299,17 @@ impl GatewayVolume {
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
+        Self::sharing(&JournalPool::default(), keys, format, settings, ledger)
+    }
+
+    /// The same, with a journal that shares `pool` with those of other volumes.
+    pub fn sharing(
+        pool: &JournalPool,
+        keys: KeyRing,
+        format: VolumeFormat,
+        settings: GatewaySettings,
+        ledger: Option<&Path>,
+    ) -> io::Result<Self> {
         let VolumeFormat { block_count, is_fully_sealed, is_read_only } = format;
         let shared = Shared {
             keys,
@@ -304,7 +317,7 @@ impl GatewayVolume {
             settings,
             leased: Mutex::default(),
             ledger: ledger.map(Ledger::open).transpose()?,
-            link: Mutex::new(Link::new(settings.journal_bytes_max)),
+            link: Mutex::new(Link::new(settings.journal_bytes_max, pool.clone())),
             mailboxes: Mutex::default(),
             counters: Counters::default(),
             events: EventLog::new()?,
