@@ -58,9 +58,9 @@ class Disk:
     """`async with client.open(volume) as disk`.
 
     Calls raise UsageError (a range outside the disk, an unaligned write that the controller can't
-    do atomically; `client.forked`: the disk was opened before this process was forked; open its
-    `handle` instead), SectorVerificationError (what is stored isn't what was written; with its LBA),
-    NvmeStatusError (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
+    do atomically; `client.forked`: a parent of this process opened the disk: open its `handle`),
+    SectorVerificationError (what is stored isn't what was written; with its LBA), NvmeStatusError
+    (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
     come back; `disk.contended`: others kept changing the sector). A write that raised or was
     cancelled may have happened, whole or in part. Overlapping calls happen in any order.
 

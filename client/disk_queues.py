@@ -126,10 +126,10 @@ class DiskQueues:
             await association.close()
 
     async def run(self, call: Callable[[VolumeQueue], Awaitable[None]]) -> None:
-        """Make a call on a queue, again if the queue is lost or the answer may be another one later.
+        """Make a call on a queue, again if the queue is lost or the answer allows a retry.
 
-        As a Linux host does (NVMe Base 2.0, 4.2.3.1: "do not retry"), but by time and not by count
-        where what is waited for passes by itself.
+        As a Linux host does ("do not retry", NVMe Base 2.0 §3.3.3.2.1), but by time and not by
+        count where what is waited for passes by itself.
         """
         check_process(self._process, "the disk")
         deadline, backoff, retries = None, Backoff(_PAUSES, random.random), 0
@@ -155,8 +155,6 @@ class DiskQueues:
                 await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
             deadline = deadline or self._deadline()
             if time.monotonic() >= deadline:
-                if isinstance(failure, NvmeStatusError):
-                    raise failure
                 raise self._timed_out() from failure
 
     def _deadline(self) -> float:
@@ -180,8 +178,8 @@ class DiskQueues:
         front = self._front_end
         return UnavailableError(
             "disk.timeout",
-            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached "
-            f"for {self._hold_seconds:g} s",
+            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached, or can't "
+            f"do what it is asked for, for {self._hold_seconds:g} s",
         )
 
     def _lost(self, association: _Association, error: Error) -> None:

@@ -379,9 +379,8 @@ def open_disk(
             hold_seconds=hold_seconds,
         )
     )
-    with running() as loop:
-        with _opened(loop, handle.open()) as opened:
-            yield opened
+    with running() as loop, _opened(loop, handle.open()) as opened:
+        yield opened
 
 
 @contextlib.contextmanager

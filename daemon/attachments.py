@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
@@ -200,18 +200,11 @@ class AttachmentFiles:
                 "attachment.rolled_back",
                 f"{self._files / name} is not what this gateway wrote there last",
             )
-        try:
-            if len(content) > ENTRY_BYTES_MAX or str(uuid.UUID(name)) != name:
-                raise ValueError("too long, or not the name of a volume")
-            file = _File.model_validate_json(content)
-            if file.volume_id != name:
-                raise ValueError("another volume's")
-            sealed = base64.b64decode(file.sealed, validate=True)
-        except (ValidationError, ValueError) as error:
+        kept = _parsed(name, content)
+        if kept is None:
             raise VerificationError(
                 "attachment.malformed", f"{self._files / name} is not an attachment"
-            ) from error
-        kept = SealedAttachment(volume_id=name, key_epoch=file.key_epoch, sealed=sealed)
+            )
         return kept, digest
 
     def _begin_boot(self, digests: Mapping[str, str]) -> None:
@@ -259,6 +252,20 @@ class AttachmentFiles:
 
     def _failed(self, error: OSError) -> UnavailableError:
         return UnavailableError("attachment.file", f"{self._files}: {error.strerror}")
+
+
+def _parsed(name: str, content: bytes) -> SealedAttachment | None:
+    """Parse a file; None if it isn't the attachment of the volume that it is named by."""
+    try:
+        if len(content) > ENTRY_BYTES_MAX or str(uuid.UUID(name)) != name:
+            return None
+        file = _File.model_validate_json(content)
+        sealed = base64.b64decode(file.sealed, validate=True)
+    except ValueError:
+        return None
+    if file.volume_id != name:
+        return None
+    return SealedAttachment(volume_id=name, key_epoch=file.key_epoch, sealed=sealed)
 
 
 def _context(volume_id: str, key_epoch: int, node: str) -> bytes:

@@ -15,10 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
+from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.authorizations import (
     peer_of,
 )
-from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient

@@ -107,6 +107,5 @@ def _is_final(error: Exception) -> bool:
     """Whether the volume can't come back as this attachment, whatever is waited for."""
     return isinstance(error, Error) and (
         error.reason in _FINAL
-        or isinstance(error, VerificationError)
-        and error.reason.startswith(_FINAL_FAMILY)
+        or (isinstance(error, VerificationError) and error.reason.startswith(_FINAL_FAMILY))
     )

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from attached_hosts import new_secret
 from attacks.ledger import Iv, Ledger
 from attacks.pdus import WRITE, Kind
 from attacks.proxy import Link, Proxy
 from attacks.raw_host import RawQueue
 from attacks.rules import Drop, Hold, Rule, is_command, is_response
 from attacks.world import HOST, attempt, pattern
-from attached_hosts import new_secret
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings

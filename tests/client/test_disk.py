@@ -142,7 +142,7 @@ async def test_calls_wait_for_a_front_end_that_comes_back(world: PlainTarget) ->
 
 
 async def test_a_front_end_that_stays_away_is_an_error(world: PlainTarget) -> None:
-    async with world.disk(timeout_seconds=0.2) as disk:
+    async with world.disk(hold_seconds=0.2) as disk:
         await world.stop()
         try:
             with pytest.raises(UnavailableError) as caught:
@@ -194,7 +194,7 @@ async def test_queues_are_bounded(world: PlainTarget) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300)], ids=type
+    "failure", [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300, is_final=False)], ids=type
 )
 async def test_what_keeps_failing_is_an_error(
     world: PlainTarget, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -202,7 +202,7 @@ async def test_what_keeps_failing_is_an_error(
     async def failed(self: VolumeQueue) -> None:
         raise failure
 
-    async with world.disk(timeout_seconds=0.2) as disk:
+    async with world.disk(hold_seconds=0.2) as disk:
         monkeypatch.setattr(VolumeQueue, "flush", failed)
         with pytest.raises(UnavailableError) as caught:
             await disk.flush()
