@@ -58,11 +58,16 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedAttachment:
-    """The same as it is kept. `volume_id` and `key_epoch` say which key opens it, no more."""
+    """The same as it is kept. `volume_id` and `key_epoch` say which key opens it, no more.
+
+    `target_incarnation`: the process of the target that may hold acknowledged writes which nobody
+    flushed; 0: there are none.
+    """
 
     volume_id: str
     key_epoch: int
     sealed: bytes
+    target_incarnation: int = 0
 
 
 class _Content(BaseModel):
@@ -88,6 +93,7 @@ class _File(BaseModel):
     volume_id: str
     key_epoch: Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
     sealed: Annotated[str, Field(max_length=ENTRY_BYTES_MAX)]
+    target_incarnation: Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
 def seal_attachment(
@@ -229,6 +235,7 @@ class AttachmentFiles:
                 "volume_id": kept.volume_id,
                 "key_epoch": kept.key_epoch,
                 "sealed": base64.b64encode(kept.sealed).decode(),
+                "target_incarnation": kept.target_incarnation,
             }
         ).encode()
         try:
@@ -265,7 +272,12 @@ def _parsed(name: str, content: bytes) -> SealedAttachment | None:
         return None
     if file.volume_id != name:
         return None
-    return SealedAttachment(volume_id=name, key_epoch=file.key_epoch, sealed=sealed)
+    return SealedAttachment(
+        volume_id=name,
+        key_epoch=file.key_epoch,
+        sealed=sealed,
+        target_incarnation=file.target_incarnation,
+    )
 
 
 def _context(volume_id: str, key_epoch: int, node: str) -> bytes:

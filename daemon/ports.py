@@ -82,6 +82,9 @@ class QueueGrant:
 ROLLED_BACK: Final = "volume.rolled_back"
 """A target's store lacks what it had flushed when it last told the gateway how far it had come."""
 
+UNFLUSHED_LOST: Final = "volume.unflushed_lost"
+"""The gateway's process and then the target's ended, with acknowledged, unflushed writes."""
+
 VolumeFailure = Literal["gateway.barred", "volume.withdrawn"]
 """Why the control plane ends a volume: it may not act, or may not use the volume any more."""
 
@@ -140,8 +143,14 @@ class AttachedPort(Protocol):
     def fail(self, reason: VolumeFailure, detail: str) -> None:
         """End every command that is or will be under way with an error."""
 
-    async def detach(self) -> None:
-        """Stop the export and its queues."""
+    def settled_incarnation(self) -> int | None:
+        """Return which process of the target alone can lose what is acknowledged from now on.
+
+        None: something acknowledged before isn't durable, or no target is connected.
+        """
+
+    async def detach(self) -> bool:
+        """Stop the export and its queues; whether everything that was acknowledged is durable."""
 
     async def wipe(self) -> None:
         """Wipe the keys and give back all memory, once it is detached and its counters taken."""

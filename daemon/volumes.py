@@ -35,6 +35,7 @@ from sealane.daemon.ports import GatewayPort, ThirdPartyPort
 from sealane.daemon.reattaching import Reattaching
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
 from sealane.daemon.supply import Supply, is_read_only, released_keys
+from sealane.daemon.unflushed import Unflushed
 from sealane.daemon.volume_back_ends import (
     MODE_LOCAL,
     Via,
@@ -341,7 +342,7 @@ class VolumeService:
                 via_traddr=via.traddr,
                 via_trsvcid=via.trsvcid,
             )
-            await self._export(descriptor, attachment, keep=True)
+            await self._export(descriptor, attachment)
             self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
 
@@ -363,7 +364,7 @@ class VolumeService:
                 raise UnavailableError(
                     "volume.filling.state", f"volume {volume_id} is being filled"
                 )
-            await self._export(descriptor, attachment, keep=False)
+            await self._export(descriptor, attachment, kept)
             self.events.report(volume_id, "reattached", detail=attachment.host_nqn)
 
     async def _opened(
@@ -384,14 +385,17 @@ class VolumeService:
             wipe(key)
 
     async def _export(
-        self, descriptor: broker_pb2.VolumeDescriptor, attachment: Attachment, *, keep: bool
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None = None,
     ) -> None:
-        """Export a volume and look after it; `keep`: have the next process export it, too."""
+        """Export a volume, look after it, and have the next process export it, too."""
         volume_id = attachment.volume_id
-        attached, kept = await self._attach(descriptor, attachment)
-        if keep:
+        attached = await self._attach(descriptor, attachment, kept)
+        if kept is None:
             try:
-                await self._files.put(kept)
+                await self._files.put(attached.unflushed.kept)
             except BaseException:
                 await self._let_go(volume_id, attached)
                 raise
@@ -404,9 +408,12 @@ class VolumeService:
             )
 
     async def _attach(
-        self, descriptor: broker_pb2.VolumeDescriptor, attachment: Attachment
-    ) -> tuple[Attached, SealedAttachment]:
-        """Open the back end, fetch lease and key, export the volume and seal its attachment."""
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None,
+    ) -> Attached:
+        """Open the back end, fetch lease and key, export the volume; seal what isn't kept yet."""
         read_only = self.is_read_only(descriptor)
         via = Via(traddr=attachment.via_traddr, trsvcid=attachment.via_trsvcid)
         back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
@@ -415,12 +422,13 @@ class VolumeService:
                 self._counters(descriptor, read_only=read_only) as (leases, counters),
                 released_keys(self._broker, descriptor) as keys,
             ):
-                kept = seal_attachment(
+                kept = kept or seal_attachment(
                     attachment,
                     key=keys[descriptor.key_epoch],
                     key_epoch=descriptor.key_epoch,
                     node=self._identity.node,
                 )
+                unflushed = Unflushed(back_end.open_queue, files=self._files, kept=kept)
                 # A host that comes back must find the size that it knows, also if the volume has
                 # grown meanwhile.
                 volume = volume_key(descriptor, keys, read_only=read_only)
@@ -429,21 +437,21 @@ class VolumeService:
                     counters=counters,
                     host_nqn=attachment.host_nqn,
                     secret=attachment.secret,
-                    open_queue=back_end.open_queue,
+                    open_queue=unflushed,
                     epoch_floor=back_end.epoch_floor,
                 )
         except BaseException:
             await back_end.close()
             raise
-        attached = Attached(
+        return Attached(
             descriptor=descriptor,
             port=port,
             leases=leases,
             host_nqn=attachment.host_nqn,
             back_end=back_end,
+            unflushed=unflushed,
             is_read_only=read_only,
         )
-        return attached, kept
 
     def _counters(
         self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
@@ -474,18 +482,21 @@ class VolumeService:
                 raise UsageError(
                     "volume.detached.state", f"volume {volume_id} is not attached here"
                 )
-            await self._files.remove(volume_id)
+            await attached.unflushed.forget()
             del self._attached[volume_id]
             await self._let_go(volume_id, attached)
             self.events.report(volume_id, "detached")
         return attached.descriptor
 
-    async def _let_go(self, volume_id: str, attached: Attached) -> None:
-        """End an export; nothing of its keys and buffers is left when this returns."""
+    async def _let_go(self, volume_id: str, attached: Attached) -> bool:
+        """End an export; nothing of its keys and buffers is left when this returns.
+
+        Whether everything that was acknowledged is durable.
+        """
         follower = self._followers.pop(volume_id, None)
         if follower is not None:
             follower.cancel()
-        await attached.port.detach()
+        is_durable = await attached.port.detach()
         if not attached.is_read_only:
             await self._leases.keep(
                 attached.descriptor, attached.leases, attached.port.replace_counters()
@@ -493,6 +504,7 @@ class VolumeService:
         await attached.back_end.close()
         self._drain_events(volume_id, attached)
         await attached.port.wipe()
+        return is_durable
 
     async def _leave(self, volume_id: str) -> None:
         """End an export that the next process of this gateway takes up again."""
@@ -500,7 +512,8 @@ class VolumeService:
             attached = self._attached.pop(volume_id, None)
             if attached is not None:
                 self._gateway.expect(volume_id)
-                await self._let_go(volume_id, attached)
+                if await self._let_go(volume_id, attached):
+                    await attached.unflushed.clear()
 
     async def _forsake(self, volume_id: str) -> None:
         """Detach a volume that this gateway may not use any more."""
@@ -524,7 +537,18 @@ class VolumeService:
         while True:
             for volume_id, attached in [*self._attached.items()]:
                 self._drain_events(volume_id, attached)
+                await self._settle(volume_id, attached)
             await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    async def _settle(self, volume_id: str, attached: Attached) -> None:
+        """Keep which process of the target may hold what isn't flushed."""
+        if volume_id in self._changing:
+            return
+        try:
+            with self._change(volume_id):
+                await attached.unflushed.settle(attached.port.settled_incarnation())
+        except UnavailableError as error:
+            get_logger().error("attachment_not_kept", volume_id=volume_id, reason=error.reason)
 
     def _drain_events(self, volume_id: str, attached: Attached) -> None:
         self.events.report_native(volume_id, attached.port.take_events())

@@ -8,7 +8,7 @@ The data path is recorded; `tests/daemon/test_end_to_end.py` has the real one.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -210,6 +210,8 @@ class RecordedAttachment:
     sector_count: int = 0
     detached: asyncio.Event = field(default_factory=asyncio.Event)
     is_wiped: bool = False
+    is_durable: bool = True
+    settled: int | None = None
     failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
@@ -242,8 +244,12 @@ class RecordedAttachment:
     def fail(self, reason: VolumeFailure, detail: str) -> None:
         self.failed = f"{reason}: {detail}"
 
-    async def detach(self) -> None:
+    def settled_incarnation(self) -> int | None:
+        return self.settled
+
+    async def detach(self) -> bool:
         self.detached.set()
+        return self.is_durable
 
     async def wipe(self) -> None:
         assert self.detached.is_set()
@@ -448,6 +454,18 @@ class World:
     refused: dict[str, str]
     """Why the broker authorizes a peer no more, by SPIFFE id."""
     refusals: CallRefusals
+    make_volumes: Callable[[RecordingGateway], VolumeService]
+    life: contextlib.AsyncExitStack
+
+    async def end_gateway(self) -> None:
+        """End the gateway's process in order."""
+        await self.life.aclose()
+
+    async def start_gateway(self) -> None:
+        """Start another one, which has nothing but the files of the one before."""
+        self.gateway = RecordingGateway()
+        self.volumes = self.make_volumes(self.gateway)
+        await self.life.enter_async_context(self.volumes.running())
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -585,16 +603,21 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             evidence="software",
             key_file="/unused",
         )
-        volumes = VolumeService(
-            GatewayConfig(target_node="s", target_address=addresses["target"]),
-            identity=identities["gateway"],
-            broker=BrokerClient(config, identities["gateway"]),
-            devices=DeviceClient(config, identities["gateway"]),
-            gateway=gateway,
-            third_parties=third_parties,
-            files=AttachmentFiles(*gateway_directories(directory)),
-        )
-        await stack.enter_async_context(volumes.running())
+
+        def make_volumes(gateway: RecordingGateway) -> VolumeService:
+            return VolumeService(
+                GatewayConfig(target_node="s", target_address=addresses["target"]),
+                identity=identities["gateway"],
+                broker=BrokerClient(config, identities["gateway"]),
+                devices=DeviceClient(config, identities["gateway"]),
+                gateway=gateway,
+                third_parties=third_parties,
+                files=AttachmentFiles(*gateway_directories(directory)),
+            )
+
+        volumes = make_volumes(gateway)
+        life = await stack.enter_async_context(contextlib.AsyncExitStack())
+        await life.enter_async_context(volumes.running())
         yield World(
             broker,
             storage,
@@ -606,6 +629,8 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             third_parties,
             refused,
             refusals,
+            make_volumes,
+            life,
         )
 
 

@@ -177,8 +177,12 @@ class AttachedVolume(Exported):
         """End every command that is or will be under way with an error."""
         self.native.fail(reason, detail)
 
-    async def detach(self) -> None:
-        """Stop the export and its queues and flush; the key goes with them.
+    def settled_incarnation(self) -> int | None:
+        """Return which process of the target alone can lose what is acknowledged from now on."""
+        return self.native.settled_incarnation
+
+    async def detach(self) -> bool:
+        """Stop the export and its queues and flush; whether all that was acknowledged is durable.
 
         A flush that fails is reported (`journal_dropped`) and doesn't keep the volume: then the
         changes that no host flushed are lost if the target ends before it stores them.
@@ -191,9 +195,11 @@ class AttachedVolume(Exported):
             self._feed.publish(
                 StorageEvent(kind="journal_dropped", reason=error.reason, detail=str(error.args[0]))
             )
+            return False
         finally:
             await self.back_end.close()
             self._feed.close()
+        return True
 
     async def wipe(self) -> None:
         """Wipe the keys and give back all memory, now and not when this object is collected."""

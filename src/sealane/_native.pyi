@@ -860,13 +860,21 @@ class GatewayVolume:
     def fail(
         self,
         reason: Literal[
-            "verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"
+            "verification.limit",
+            "gateway.barred",
+            "volume.withdrawn",
+            "volume.rolled_back",
+            "volume.unflushed_lost",
         ],
         detail: str,
     ) -> None: ...
     # What the next incarnation of the target must have: 32 bytes, or none.
     @property
     def milestone(self) -> bytes: ...
+    # Incarnation of the target that alone can lose what is acknowledged from now on: everything
+    # acknowledged before is durable. None: something isn't, or no target is connected.
+    @property
+    def settled_incarnation(self) -> int | None: ...
     # Since the last byte from the host on any I/O queue of the association; None if it has none.
     def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...

@@ -39,14 +39,15 @@ def test_gateway_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk) ->
         daemons.gateway.kill()
         daemons.gateway.start()
 
+    # Beyond the load's blocks.
     lab.run(
         disk.connect(*PATIENT),
-        "fill z",
+        "write_blocks 8000 32 z",
         f"verify_begin libaio {LOAD}",
         "call restart",
         "verify_end",
         "recovered",
-        "check_fill z",
+        "check_blocks 8000 32 z",
         "verify libaio 4k-64k 16 4",
         "disconnect",
         calls={"restart": restart},

@@ -40,8 +40,13 @@ create_exception!(
 );
 
 /// Why control may fail a volume.
-const FAILURES: [&str; 4] =
-    ["verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"];
+const FAILURES: [&str; 5] = [
+    "verification.limit",
+    "gateway.barred",
+    "volume.withdrawn",
+    "volume.rolled_back",
+    "volume.unflushed_lost",
+];
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -280,6 +285,12 @@ impl GatewayVolume {
     #[getter]
     fn milestone<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(milestone_bytes(py, self.open()?.milestone()))
+    }
+
+    #[getter]
+    fn settled_incarnation(&self) -> Option<u64> {
+        // Of a closed volume there is none.
+        self.open().ok()?.settled_incarnation()
     }
 
     fn idle_ms(&self, association: u64) -> PyResult<Option<u64>> {

@@ -178,6 +178,13 @@ impl Link {
         self.epoch
     }
 
+    /// The incarnation that alone can lose what is acknowledged from now on: nothing acknowledged
+    /// before is unflushed. None: something is, or no target is connected.
+    pub(super) fn settled_incarnation(&self) -> Option<u64> {
+        let is_settled = self.phase() == Phase::Ready && self.journal.is_empty();
+        self.incarnation.filter(|_| is_settled)
+    }
+
     /// Whether a back-end queue of this epoch may still be used.
     pub(super) fn is_live(&self, epoch: u64) -> bool {
         epoch == self.epoch && !self.is_lost && !self.is_failed
@@ -381,6 +388,26 @@ mod tests {
         link.give_up(&[4..5], 10);
         assert_eq!(link.phase(), Phase::Ready);
         assert!(link.take_wakes());
+    }
+
+    #[test]
+    fn an_incarnation_is_settled_when_nothing_of_the_one_before_is_unflushed() {
+        let mut link = Link::new(0, JournalPool::default());
+        assert_eq!(link.settled_incarnation(), None);
+        link.connect(1, &target(10)).unwrap();
+        assert_eq!(link.settled_incarnation(), Some(10));
+        acknowledged(&mut link, 0..1);
+        link.lose(1);
+        link.connect(2, &target(11)).unwrap();
+        assert!(link.claim_replay(queue(1)));
+        assert_eq!(link.settled_incarnation(), None, "it lacks what is being replayed");
+        link.replayed(queue(1));
+        assert_eq!(link.settled_incarnation(), None, "it may lose that again");
+        let mark = link.journal.mark();
+        assert!(link.flushed(2, mark, None));
+        assert_eq!(link.settled_incarnation(), Some(11));
+        link.lose(2);
+        assert_eq!(link.settled_incarnation(), None);
     }
 
     #[test]

@@ -418,6 +418,11 @@ impl GatewayVolume {
         self.shared.link(|link| link.milestone())
     }
 
+    /// The incarnation of the target that has everything acknowledged before durable, if there is one.
+    pub fn settled_incarnation(&self) -> Option<u64> {
+        self.shared.link(|link| link.settled_incarnation())
+    }
+
     /// Gives up the newest association: control lost it.
     pub fn lose_association(&self, reason: &str) {
         let name = QueueName { association: 0, queue_id: 0 };
