@@ -95,12 +95,12 @@ class Reattaching:
                 return
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
+        # What can't be removed is dropped by the next process again.
+        with contextlib.suppress(Error):
+            await self._files.remove(volume_id)
         self._pending.pop(volume_id, None)
         self._gateway.forget(volume_id)
         self._events.report(volume_id, "attachment_dropped", reason=reason)
-        # What can't be removed is refused at the next start again.
-        with contextlib.suppress(Error):
-            await self._files.remove(volume_id)
 
 
 def _is_final(error: Exception) -> bool:

@@ -312,9 +312,10 @@ class BackEnd:
         try:
             return await self._open_queue(queue_id, self._epoch, self._native.milestone)
         except VerificationError as error:
-            for reason in _FATAL:
-                if error.reason == reason:
-                    self._native.fail(reason, str(error))
+            if error.reason == ROLLED_BACK:
+                self._native.fail(ROLLED_BACK, str(error))
+            elif error.reason == UNFLUSHED_LOST:
+                self._native.fail(UNFLUSHED_LOST, str(error))
             raise
 
     async def _connect(self, name: QueueName) -> PreparedQueue:
