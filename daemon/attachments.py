@@ -18,7 +18,7 @@ import secrets
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -192,9 +192,11 @@ class AttachmentFiles:
                     found[name] = self._read(name)
                 except Error as error:
                     self._refused[name] = error
-            if not self._digests.is_dir():
-                self._begin_boot({name: digest for name, (_, digest) in found.items()})
-            return [kept for kept, _ in found.values()]
+            if self._digests.is_dir():
+                return [kept for kept, _ in found.values()]
+            self._begin_boot({name: digest for name, (_, digest) in found.items()})
+            # Hosts ended with the machine: what they didn't flush they know to be uncertain.
+            return [replace(kept, target_incarnation=0) for kept, _ in found.values()]
         except OSError as error:
             raise self._failed(error) from error
 

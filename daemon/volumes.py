@@ -437,7 +437,8 @@ class VolumeService:
                     counters=counters,
                     host_nqn=attachment.host_nqn,
                     secret=attachment.secret,
-                    open_queue=unflushed,
+                    # Who only reads has nothing acknowledged.
+                    open_queue=back_end.open_queue if read_only else unflushed,
                     epoch_floor=back_end.epoch_floor,
                 )
         except BaseException:
