@@ -336,17 +336,11 @@ class Daemon:
                 nonce_ledger=Path(ledger) if ledger else None,
             ),
         )
-        with _listening("gateway.listen", config.listen):
-            await gateway.start()
-        self._stack.push_async_callback(gateway.stop)
-        self.addresses["gateway"] = join_address(*gateway.address)
-        self._observe("gateway", gateway.listener)
         third_parties = ThirdPartyStores(
             [_third_party(party) for party in config.third_party],
             host_nqn=gateway_nqn(identity.node),
             directory=Path(self.config.node.state_dir) / "third-party",
         )
-        await self._stack.enter_async_context(third_parties.running())
         service = VolumeService(
             config,
             identity=identity,
@@ -356,6 +350,13 @@ class Daemon:
             third_parties=third_parties,
             files=AttachmentFiles(Path(self.config.node.state_dir), Path(self.config.node.run_dir)),
         )
+        await service.expect_kept()
+        with _listening("gateway.listen", config.listen):
+            await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        self.addresses["gateway"] = join_address(*gateway.address)
+        self._observe("gateway", gateway.listener)
+        await self._stack.enter_async_context(third_parties.running())
         await self._stack.enter_async_context(service.running())
         identity.on_barred.append(service.bar)
         self._event_logs.append(service.events)

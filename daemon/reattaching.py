@@ -58,7 +58,6 @@ class Reattaching:
     def start(self, kept: Iterable[SealedAttachment]) -> None:
         """Bring these back."""
         for each in kept:
-            self._gateway.expect(each.volume_id)
             self._pending[each.volume_id] = self._tasks.start(
                 self._run(each), name=f"reattach-{each.volume_id}"
             )

@@ -71,6 +71,7 @@ class VolumeService:
         self._broker = broker
         self._gateway = gateway
         self._files = files
+        self._kept: list[SealedAttachment] | None = None
         self._leases = LeaseCache(broker)
         self._back_ends = VolumeBackEnds(
             config,
@@ -110,7 +111,9 @@ class VolumeService:
 
         On the way out every volume is flushed and closed, and stays attached for the next process.
         """
-        self._returning.start(await self._kept())
+        if self._kept is None:
+            await self.expect_kept()
+        self._returning.start(self._kept or ())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             loops = [
@@ -130,14 +133,18 @@ class VolumeService:
                     task.cancel()
                 self._tasks = None
 
-    async def _kept(self) -> list[SealedAttachment]:
-        """Return what an earlier process had attached, and say what of it is not believed."""
-        kept = await self._files.load()
+    async def expect_kept(self) -> None:
+        """Read what an earlier process had attached, and say what of it is not believed.
+
+        Before anything listens: the hosts of these volumes must not be sent away.
+        """
+        self._kept = await self._files.load()
+        for each in self._kept:
+            self._gateway.expect(each.volume_id)
         for name, error in self._files.refused.items():
             get_logger().error(
                 "attachment_refused", volume_id=name, reason=error.reason, message=str(error)
             )
-        return kept
 
     def bar(self, reason: str) -> None:
         """Fail and detach every volume at once: this gateway may not act any more.

@@ -10,6 +10,7 @@ import pytest
 from kills.storage_world import StorageWorld, storage_world
 from patience import PATIENCE_SECONDS
 from sealane.client import Disk, Volume, connect
+from sealane.errors import UnavailableError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController
 from seeds import SEED
@@ -112,6 +113,8 @@ async def test_a_host_is_asked_to_come_again_until_the_target_is_back(tmp_path: 
             await queue.close()
         assert await asyncio.to_thread(world.daemons["g"].stop) == 0
         world.daemons["s"].kill()
+        refusals: list[bool] = []
+        knocking = asyncio.ensure_future(knock(volume, refusals))
         await asyncio.to_thread(world.start, "g")
         async with connect(world.daemons["g"].socket) as client:
             assert (await client.volumes.get(volume.name)).state == "reattaching"
@@ -121,11 +124,23 @@ async def test_a_host_is_asked_to_come_again_until_the_target_is_back(tmp_path: 
                 await stranger.connect()
             assert (caught.value.status, caught.value.is_final) == (0x181, False)
         await asyncio.to_thread(world.start, "s")
-        refusals: list[bool] = []
+        knocking.cancel()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await read_back(volume, refusals):
                 pass
         assert not any(refusals), "never sent away"
+
+
+async def knock(volume: Volume, refusals: list[bool]) -> None:
+    """Connect again and again, from before the gateway listens."""
+    while True:
+        try:
+            async with host_of(volume):
+                pass
+        except NvmeStatusError as error:
+            refusals.append(error.is_final)
+        except UnavailableError:
+            await asyncio.sleep(0)
 
 
 async def read_back(volume: Volume, refusals: list[bool]) -> bool:
