@@ -111,7 +111,7 @@ def seal_attachment(
     )
     nonce = secrets.token_bytes(_NONCE_BYTES)
     context = _context(attachment.volume_id, key_epoch, node)
-    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(attachment.volume_id), node=node)
+    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(attachment.volume_id))
     try:
         text = content.model_dump_json().encode()
         sealed = nonce + AESGCM(bytes(sealing_key)).encrypt(nonce, text, context)
@@ -127,7 +127,7 @@ def open_attachment(kept: SealedAttachment, *, key: bytes | bytearray, node: str
     """
     nonce, sealed = kept.sealed[:_NONCE_BYTES], kept.sealed[_NONCE_BYTES:]
     context = _context(kept.volume_id, kept.key_epoch, node)
-    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(kept.volume_id), node=node)
+    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(kept.volume_id))
     try:
         text = AESGCM(bytes(sealing_key)).decrypt(nonce, sealed, context)
         content = _Content.model_validate_json(text)

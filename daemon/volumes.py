@@ -124,13 +124,17 @@ class VolumeService:
             try:
                 yield
             finally:
+                # They change volumes, too, and a volume that is being changed can't be left.
+                for task in loops:
+                    task.cancel()
+                await asyncio.wait(loops)
                 await self._returning.close()
                 # All at once: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
                 await self._fillings.close()
                 await self._leases.close()
-                for task in loops:
-                    task.cancel()
+                for follower in self._followers.values():
+                    follower.cancel()
                 self._tasks = None
 
     async def expect_kept(self) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.attachments import FILE_NAME
+from sealane.daemon.attachments import (
+    FILE_NAME,
+    Attachment,
+    AttachmentFiles,
+    seal_attachment,
+)
 from sealane.daemon.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from volume_control import (
@@ -155,6 +160,45 @@ async def test_a_changed_file_attaches_nothing(world: World, tmp_path: Path, rea
     await settled(world, volume_id)
     assert not world.gateway.attached
     assert not world.gateway.expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "key_epoch", "reason"),
+    [(2, 1, "attachment.volume"), (1, 99, "attachment.key_epoch"), (1, 1, "")],
+)
+async def test_another_volume_than_its_host_was_given_does_not_come_back(
+    world: World, tmp_path: Path, generation: int, key_epoch: int, reason: str
+) -> None:
+    volume_id = await attached(world)
+    (before,) = world.gateway.attached
+    await world.end_gateway()
+    attachment = Attachment(
+        volume_id=volume_id,
+        host_nqn=HOST,
+        secret=before.secret,
+        generation=generation,
+        sector_count=256,
+        is_read_only=True,
+    )
+    kept = seal_attachment(attachment, key=before.keys[1], key_epoch=key_epoch, node="g")
+    await AttachmentFiles(*gateway_directories(tmp_path)).put(kept)
+    await world.start_gateway()
+    if not reason:
+        await happened(world, volume_id, "reattached")
+        return
+    assert await happened(world, volume_id, "attachment_dropped") == reason
+    assert not world.gateway.attached
+
+
+async def test_who_may_only_read_by_now_does_not_come_back_to_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await attached(world)
+    await world.end_gateway()
+    monkeypatch.setattr("sealane.daemon.volumes.is_read_only", lambda *_: True)
+    await world.start_gateway()
+    assert await happened(world, volume_id, "attachment_dropped") == "attachment.volume"
+    assert not world.gateway.attached
 
 
 async def test_an_attachment_that_cant_be_kept_isnt_made(world: World, tmp_path: Path) -> None:
