@@ -155,6 +155,16 @@ async def test_a_malformed_file_is_refused_and_left_alone(
     assert path.read_bytes() == content
 
 
+async def test_a_long_file_is_refused_unread(directories: tuple[Path, Path]) -> None:
+    files = AttachmentFiles(*directories)
+    await files.load()
+    await files.put(sealed())
+    path = directories[0] / FILE_NAME / VOLUME
+    path.write_bytes(path.read_bytes() + b" " * ENTRY_BYTES_MAX)
+    shutil.rmtree(directories[1] / FILE_NAME)
+    assert await refusals(directories) == ["attachment.malformed"]
+
+
 async def test_a_file_named_by_another_volume_is_refused(directories: tuple[Path, Path]) -> None:
     files = AttachmentFiles(*directories)
     await files.load()
