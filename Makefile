@@ -194,6 +194,10 @@ fuzz: $(STAMP)/fuzz ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (60
 fuzz-short: ## the same for 2 s each, two at a time: what CI runs
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2 --seed $(SEED)"
 
+.PHONY: formal
+formal: $(STAMP)/venv ## prove the protocols in tests/formal with ProVerif
+	$(BIN)/python tests/formal/prove.py
+
 .PHONY: thread-sanitizer
 thread-sanitizer: ## tests of the tree, the leaves and the rings under ThreadSanitizer (a nightly toolchain with rust-src)
 	cd native && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/thread-sanitizer \

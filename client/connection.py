@@ -101,6 +101,8 @@ class Client:
         rate_bits_per_second: int,
         via_addresses: Sequence[str] = (),
         wait_seconds: float = 0.0,
+        peer_tenant: str = "",
+        secret: bytes = b"",
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
         return open_session(
@@ -112,13 +114,28 @@ class Client:
             rate_bits_per_second=rate_bits_per_second,
             via_addresses=via_addresses,
             wait_seconds=wait_seconds,
+            peer_tenant=peer_tenant,
+            secret=secret,
         )
 
     def listen_session(
-        self, display_name: str, *, region_bytes: int
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        peer_nodes: Sequence[str] = (),
+        peer_tenants: Sequence[str] = (),
+        secret: bytes = b"",
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
-        return listen_session(self.sessions, display_name, region_bytes=region_bytes)
+        return listen_session(
+            self.sessions,
+            display_name,
+            region_bytes=region_bytes,
+            peer_nodes=peer_nodes,
+            peer_tenants=peer_tenants,
+            secret=secret,
+        )
 
     async def node(self) -> nodes_pb2.Node:
         """Return what the daemon is, and what its roles show to their peers."""

@@ -42,13 +42,16 @@ async def open_session(
     rate_bits_per_second: int,
     via_addresses: Sequence[str] = (),
     wait_seconds: float = 0.0,
+    peer_tenant: str = "",
+    secret: bytes = b"",
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
 
     `peer_address` is the control address of the peer's fabric, `rate_bits_per_second` what either
     end may send, headers included. `via_addresses`: where the data packets of each path go instead
     of the peer's own addresses (relays); the session has no more paths. `wait_seconds`: how long to
-    try again while nobody listens there.
+    try again while nobody listens there. `peer_tenant`: whose node the peer must be, if not our own
+    tenant's. `secret`: 16 to 64 bytes that the listener has to know, too.
     """
     job_token = await introduce(sessions)
     with sayable(_REQUEST_RANGE):
@@ -60,6 +63,8 @@ async def open_session(
             peer_address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
             via_addresses=via_addresses,
+            peer_tenant=peer_tenant,
+            secret=secret,
         )
     give_up = asyncio.get_running_loop().time() + wait_seconds
     while True:
@@ -77,13 +82,29 @@ async def open_session(
 
 @contextlib.asynccontextmanager
 async def listen_session(
-    sessions: "SessionsAsyncStub", display_name: str, *, region_bytes: int
+    sessions: "SessionsAsyncStub",
+    display_name: str,
+    *,
+    region_bytes: int,
+    peer_nodes: Sequence[str] = (),
+    peer_tenants: Sequence[str] = (),
+    secret: bytes = b"",
 ) -> AsyncIterator[Session]:
-    """Wait for a peer to open a session of this name; close it on leaving the block."""
+    """Wait for a peer to open a session of this name; close it on leaving the block.
+
+    It may be opened from `peer_nodes` (none: any node) of `peer_tenants` (none: our own tenant), by
+    a job that knows `secret` (16 to 64 bytes; empty: any job). Offers of others are refused, and
+    the listener goes on waiting.
+    """
     job_token = await introduce(sessions)
     with sayable(_REQUEST_RANGE):
         request = sessions_pb2.ListenSessionRequest(
-            job_token=job_token, display_name=display_name, region_bytes=region_bytes
+            job_token=job_token,
+            display_name=display_name,
+            region_bytes=region_bytes,
+            peer_nodes=peer_nodes,
+            peer_tenants=peer_tenants,
+            secret=secret,
         )
     with translated(_FABRIC):
         grant = await sessions.ListenSession(request)

@@ -294,6 +294,8 @@ class Client:
         rate_bits_per_second: int,
         via_addresses: Sequence[str] = (),
         wait_seconds: float = 0.0,
+        peer_tenant: str = "",
+        secret: bytes = b"",
     ) -> Iterator[Session]:
         """Open a session to a listener of that name; close it on leaving the block."""
         opening = self._client.open_session(
@@ -304,6 +306,8 @@ class Client:
             rate_bits_per_second=rate_bits_per_second,
             via_addresses=via_addresses,
             wait_seconds=wait_seconds,
+            peer_tenant=peer_tenant,
+            secret=secret,
         )
         with entered_session(self._loop, opening) as session:
             yield session
@@ -320,6 +324,7 @@ class Client:
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
         timeout_seconds: float = 60.0,
+        secret: bytes = b"",
     ) -> Iterator[Group]:
         """Form a group with all members, as `sealane.client.collectives.join`."""
         joining = collectives.join(
@@ -332,14 +337,29 @@ class Client:
             slot_bytes=slot_bytes,
             slots=slots,
             timeout_seconds=timeout_seconds,
+            secret=secret,
         )
         with entered_group(self._loop, joining) as group:
             yield group
 
     @contextlib.contextmanager
-    def listen_session(self, display_name: str, *, region_bytes: int) -> Iterator[Session]:
+    def listen_session(
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        peer_nodes: Sequence[str] = (),
+        peer_tenants: Sequence[str] = (),
+        secret: bytes = b"",
+    ) -> Iterator[Session]:
         """Wait for a peer to open a session of that name; close it on leaving the block."""
-        listening = self._client.listen_session(display_name, region_bytes=region_bytes)
+        listening = self._client.listen_session(
+            display_name,
+            region_bytes=region_bytes,
+            peer_nodes=peer_nodes,
+            peer_tenants=peer_tenants,
+            secret=secret,
+        )
         with entered_session(self._loop, listening) as session:
             yield session
 

@@ -40,6 +40,7 @@ RATE_VARIABLE: Final = "SEALANE_RATE"
 RATE_BITS_PER_SECOND: Final = 1_000_000_000
 ENDED_KEPT: Final = 8
 _NAME_KEY: Final = "sealane/name"
+_SHARED_KEY: Final = "sealane/shared"
 
 _OPERATORS: Final = (
     (dist.ReduceOp.SUM, Operator.SUM),
@@ -372,11 +373,15 @@ async def _join(
     store.set(f"sealane/{rank}", json.dumps(ours))
     if rank == 0:
         store.set(_NAME_KEY, secrets.token_hex(8))
+        store.set(_SHARED_KEY, secrets.token_hex(32))
     # The store's `get` waits, without the loop.
     found = await asyncio.to_thread(
-        lambda: [store.get(key) for key in (_NAME_KEY, *(f"sealane/{n}" for n in range(size)))]
+        lambda: [
+            store.get(key)
+            for key in (_NAME_KEY, _SHARED_KEY, *(f"sealane/{n}" for n in range(size)))
+        ]
     )
-    name, *members = (text.decode() for text in found)
+    name, secret, *members = (text.decode() for text in found)
     return await stack.enter_async_context(
         join(
             client,
@@ -385,6 +390,7 @@ async def _join(
             members=[Member(**json.loads(member)) for member in members],
             rate_bits_per_second=int(os.environ.get(RATE_VARIABLE, RATE_BITS_PER_SECOND)),
             timeout_seconds=seconds,
+            secret=bytes.fromhex(secret),
         )
     )
 

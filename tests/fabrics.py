@@ -109,10 +109,11 @@ def kem(node: str) -> X25519KemKey:
 
 
 def subject(node: str) -> Subject:
+    """Of `x-of-t`: tenant t; of other names: the tenant without a name."""
     return Subject(
         node=node,
         role="fabric",
-        tenant="",
+        tenant=node.rpartition("-of-")[2] if "-of-" in node else "",
         incarnation=bytes(16),
         kem_public_key=kem(node).public_key,
     )

@@ -1,8 +1,9 @@
-"""Keys of a session: offer, transcript, both directions' keys and the confirmation (DESIGN §7).
+"""Keys of a session: offer, transcript, both directions' keys and the confirmation.
 
 Pure: no sockets, no clock. Each side puts together what it sent and what it received; the same
 transcript, and only that, gives the same keys. What mutual TLS proved about both nodes is in it,
 and each end adds a share sealed to the other's attested KEM key (docs/session-establishment.md).
+A secret that only the two jobs know, if they have one, is part of the keys and proved by the offer.
 """
 
 import hmac
@@ -15,16 +16,17 @@ from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
 from sealane.errors import VerificationError
 
-VERSION: Final = 4
+VERSION: Final = 5
 CONNECTION_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 
-_OFFER: Final = "sealane session offer v4"
-_TRANSCRIPT: Final = "sealane session v4"
-_INITIATOR_KEY: Final = "sealane session v4 initiator to responder"
-_RESPONDER_KEY: Final = "sealane session v4 responder to initiator"
-_CONFIRMATION_KEY: Final = "sealane session v4 confirmation"
+_OFFER: Final = "sealane session offer v5"
+_TRANSCRIPT: Final = "sealane session v5"
+_INITIATOR_KEY: Final = "sealane session v5 initiator to responder"
+_RESPONDER_KEY: Final = "sealane session v5 responder to initiator"
+_CONFIRMATION_KEY: Final = "sealane session v5 confirmation"
+_SECRET: Final = b"sealane session secret v5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,29 +149,49 @@ class Established:
     confirmation: bytes
 
 
+def session_secret(secret: bytes) -> bytearray:
+    """Return what a secret of two jobs becomes in the exchange, 32 bytes; the caller wipes it."""
+    return bytearray(hmac.digest(secret, _SECRET, "sha256"))
+
+
+def prove_secret(secret: bytearray, offer: SessionOffer) -> bytes:
+    """Return the initiator's proof for this offer that its job knows the secret, 32 bytes."""
+    return hmac.digest(secret, offer.encode(), "sha256")
+
+
+def check_secret(secret: bytearray, offer: SessionOffer, proof: bytes) -> None:
+    """VerificationError `session.secret.mismatch` unless the offer's initiator knows the secret."""
+    if not hmac.compare_digest(prove_secret(secret, offer), proof):
+        raise VerificationError(
+            "session.secret.mismatch", "the peer's job doesn't know the secret of this session"
+        )
+
+
 def derive(
     exchange: Exchange,
     transcript: Transcript,
     *,
     initiator_share: bytearray,
     responder_share: bytearray,
+    secret: bytearray | None,
     is_initiator: bool,
 ) -> Established:
     """Derive both keys and the confirmation MAC. Wipes both shares.
 
-    Raises VerificationError for an unusable public key.
+    `secret` is what the jobs' own became (`session_secret`). Raises VerificationError for an
+    unusable public key.
     """
     encoded = transcript.encode()
     peer = transcript.public_key if is_initiator else transcript.offer.public_key
-    shares = initiator_share + responder_share
+    shares = initiator_share + responder_share + (secret or b"")
     try:
         forward, backward, confirming = (
             exchange.derive(peer, encoded, label, also=shares)
             for label in (_INITIATOR_KEY, _RESPONDER_KEY, _CONFIRMATION_KEY)
         )
     finally:
-        for secret in (shares, initiator_share, responder_share):
-            wipe(secret)
+        for used in (shares, initiator_share, responder_share):
+            wipe(used)
     try:
         confirmation = hmac.digest(confirming, encoded, "sha256")
     finally:

@@ -287,10 +287,13 @@ async def join(
     slots: int = SLOTS,
     timeout_seconds: float = 60.0,
     route: Route | None = None,
+    secret: bytes = b"",
 ) -> AsyncIterator[Group]:
     """Form a group of that name with all members; leave it at the end of the block.
 
-    All ranks call it with the same arguments but for `rank` and `client`. `slots` messages of
+    All ranks call it with the same arguments but for `rank` and `client`. A session is accepted
+    only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all
+    members know, also keeps out other jobs there. `slots` messages of
     `slot_bytes` are under way to the next rank, most: at least the rate times the round trip keeps
     the path full. `timeout_seconds`: for joining, and for each operation that names no other.
     """
@@ -303,6 +306,7 @@ async def join(
         slots=slots,
         timeout_seconds=timeout_seconds,
         route=route,
+        secret=secret,
     )
     group = Group(client, name, rank, members, terms)
     try:

@@ -26,6 +26,8 @@ class Member:
     node: str
     address: str
     """Its control address, host:port."""
+    tenant: str = ""
+    """Whose node it is; empty: the tenant of whoever joins."""
 
 
 Route = Callable[[str, Member], Awaitable[str]]
@@ -42,6 +44,8 @@ class Terms:
     slots: int
     timeout_seconds: float
     route: Route | None
+    secret: bytes
+    """What every member knows and nobody else; empty: the certificates of the nodes suffice."""
 
     @property
     def region_bytes(self) -> int:
@@ -100,7 +104,9 @@ class GroupSessions:
         terms, size = self._terms, len(self._members)
         after, before = (self._rank + 1) % size, (self._rank - 1) % size
         async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(self._listen(f"{self._name}/{before}-{self._rank}"))
+            listening = tasks.create_task(
+                self._listen(f"{self._name}/{before}-{self._rank}", before)
+            )
             opening = tasks.create_task(self._open(f"{self._name}/{self._rank}-{after}", after))
         outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
         await inbox.open()
@@ -155,10 +161,17 @@ class GroupSessions:
             for session in self._sessions:
                 session.close()
 
-    async def _listen(self, display_name: str) -> Session:
-        terms = self._terms
+    async def _listen(self, display_name: str, peer: int) -> Session:
+        terms, member = self._terms, self._members[peer]
         session = await self._stack.enter_async_context(
-            listen_session(self._client.sessions, display_name, region_bytes=terms.region_bytes)
+            listen_session(
+                self._client.sessions,
+                display_name,
+                region_bytes=terms.region_bytes,
+                peer_nodes=[member.node],
+                peer_tenants=[member.tenant] if member.tenant else (),
+                secret=terms.secret,
+            )
         )
         return self._taken(session)
 
@@ -175,6 +188,8 @@ class GroupSessions:
                 rate_bits_per_second=terms.rate_bits_per_second,
                 via_addresses=via,
                 wait_seconds=terms.timeout_seconds,
+                peer_tenant=member.tenant,
+                secret=terms.secret,
             )
         )
         return self._taken(session)
@@ -190,7 +205,8 @@ class GroupSessions:
     async def _connect_pair(self, peer: int) -> Pair:
         low, high = sorted((self._rank, peer))
         name = f"{self._name}/pair/{low}-{high}"
-        session = await (self._open(name, peer) if self._rank == low else self._listen(name))
+        is_opener = self._rank == low
+        session = await (self._open(name, peer) if is_opener else self._listen(name, peer))
         return await Pair.over(session, self._terms)
 
 

@@ -20,8 +20,10 @@ from sealane.transport.establish import (
     SessionOffer,
     Shown,
     Transcript,
+    check_secret,
     confirm,
     derive,
+    prove_secret,
 )
 
 
@@ -39,6 +41,8 @@ class Offer:
     data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the responder's KEM key, for all of the above and both ends' identities."""
+    secret_proof: bytes
+    """MAC of the same under the secret of both jobs; empty if they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +102,11 @@ class Initiation:
         units: tuple[int, ...],
         rate_bits_per_second: int,
         data_addresses: tuple[str, ...],
+        secret: bytearray | None,
     ) -> None:
         self._exchange = Exchange()
         self._kem = kem
+        self._secret = secret
         self._check_result = check_result
         self._share = new_share()
         self._signed = SessionOffer(
@@ -126,6 +132,7 @@ class Initiation:
             rate_bits_per_second=rate_bits_per_second,
             data_addresses=data_addresses,
             sealed_share=_sealed_to(responder, self._share, self._signed),
+            secret_proof=b"" if secret is None else prove_secret(secret, self._signed),
         )
 
     def keys(self, answer: Answer) -> SessionKeys:
@@ -143,6 +150,7 @@ class Initiation:
                 transcript,
                 initiator_share=self._share,
                 responder_share=open_share(answer.sealed_share, transcript, key=self._kem),
+                secret=self._secret,
                 is_initiator=True,
             )
         finally:
@@ -161,12 +169,15 @@ def respond(
     kem: KemKey,
     units: tuple[int, ...],
     data_addresses: tuple[str, ...],
+    secret: bytearray | None,
 ) -> tuple[Answer, SessionKeys]:
     """Answer an offer of `initiator`, who showed `initiator_shown`.
 
-    `own_certificate` is the thumbprint of our leaf, SHA-256 (DER), which `own_result` names.
+    `own_certificate` is the thumbprint of our leaf, SHA-256 (DER), which `own_result` names;
+    `secret` what the secret of our job became, if it has one.
 
-    VerificationError: `secret.sealed` for a share that it didn't seal to us for this,
+    VerificationError: `session.secret.mismatch` if the initiator's job doesn't know the secret,
+    `secret.sealed` for a share that it didn't seal to us for this,
     `session.establish.version` or `.malformed`, `exchange.share.low_order`.
     """
     signed = SessionOffer(
@@ -182,6 +193,9 @@ def respond(
         rate_bits_per_second=offer.rate_bits_per_second,
         addresses=offer.data_addresses,
     )
+    # First: who doesn't know it costs no private key's work.
+    if secret is not None:
+        check_secret(secret, signed, offer.secret_proof)
     initiator_share = open_share(offer.sealed_share, signed, key=kem)
     responder_share = new_share()
     try:
@@ -204,6 +218,7 @@ def respond(
             transcript,
             initiator_share=initiator_share,
             responder_share=responder_share,
+            secret=secret,
             is_initiator=False,
         )
     finally:

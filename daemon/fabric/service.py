@@ -18,6 +18,7 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.admission import Admission, admission
 from sealane.daemon.fabric.drain import Drain
 from sealane.daemon.fabric.establishment import (
     Answer,
@@ -37,7 +38,7 @@ from sealane.daemon.fabric.snapshots import Snapshots
 from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
@@ -90,6 +91,7 @@ class _Target:
     address: str
     rate_bits_per_second: int
     via_addresses: tuple[str, ...]
+    admission: Admission
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -141,10 +143,31 @@ class FabricService:
                 await self._draining.close()
                 await self._planning.close()
 
-    async def listen(self, *, job_token: bytes, display_name: str, region_bytes: int) -> Grant:
-        """Wait until a peer opens a session of this name; cancel to stop waiting."""
+    async def listen(
+        self,
+        *,
+        job_token: bytes,
+        display_name: str,
+        region_bytes: int,
+        peer_tenants: tuple[str, ...] = (),
+        peer_nodes: tuple[str, ...] = (),
+        secret: bytes = b"",
+    ) -> Grant:
+        """Wait until a peer opens a session of this name; cancel to stop waiting.
+
+        The peer is one of `peer_nodes` (none: any) of `peer_tenants` (none: our own), whose job
+        knows `secret`. Offers of others are refused, and the listener goes on waiting.
+        """
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
+        with admission(
+            own_tenant=self._own().tenant, tenants=peer_tenants, nodes=peer_nodes, secret=secret
+        ) as admitted:
+            return await self._listen(job_token, display_name, region_bytes, admitted)
+
+    async def _listen(
+        self, job_token: bytes, display_name: str, region_bytes: int, admitted: Admission
+    ) -> Grant:
         while True:
             self.drain.check()
             job = self.jobs.of(job_token)
@@ -155,7 +178,12 @@ class FabricService:
             # The offer decides if the unit is not fixed.
             unit_bytes = self.settings.unit_bytes or UNIT_BYTES
             session = self._register(
-                job, display_name, region_bytes, is_initiator=False, unit_bytes=unit_bytes
+                job,
+                display_name,
+                region_bytes,
+                is_initiator=False,
+                unit_bytes=unit_bytes,
+                admitted=admitted,
             )
             try:
                 await session.wait_begun()
@@ -182,12 +210,15 @@ class FabricService:
         peer_address: str,
         rate_bits_per_second: int,
         via_addresses: tuple[str, ...] = (),
+        peer_tenant: str = "",
+        secret: bytes = b"",
     ) -> Grant:
-        """Open a session to a listener of that name at the peer.
+        """Open a session to a listener of that name at the peer, a node of `peer_tenant` (our own).
 
-        Raises UsageError for values out of range, UnavailableError if a limit is reached, the peer
-        has no listener or the path is not validated in time, VerificationError if the exchange was
-        tampered with.
+        `secret`: what the listener's job has to know. Raises UsageError for values out of range,
+        UnavailableError if a limit is reached, the peer has no listener (for us) or the path is not
+        validated in time, VerificationError if the exchange was tampered with, the peer is another
+        tenant's or its job has another secret.
         """
         self.drain.check()
         job = self.jobs.of(job_token)
@@ -198,15 +229,28 @@ class FabricService:
         self._limits.check_peer_address(peer_address)
         if via_addresses:
             check_addresses(via_addresses, "session.via_address.malformed")
-        target = _Target(
-            node=peer_node,
-            address=peer_address,
-            rate_bits_per_second=rate_bits_per_second,
-            via_addresses=via_addresses,
-        )
-        units = self._units(via_addresses[0] if via_addresses else peer_address)
+        tenants = (peer_tenant,) if peer_tenant else ()
+        with admission(
+            own_tenant=self._own().tenant, tenants=tenants, nodes=(), secret=secret
+        ) as admitted:
+            target = _Target(
+                node=peer_node,
+                address=peer_address,
+                rate_bits_per_second=rate_bits_per_second,
+                via_addresses=via_addresses,
+                admission=admitted,
+            )
+            return await self._open(job, display_name, region_bytes, target)
+
+    async def _open(self, job: Job, display_name: str, region_bytes: int, target: _Target) -> Grant:
+        units = self._units(target.via_addresses[0] if target.via_addresses else target.address)
         session = self._register(
-            job, display_name, region_bytes, is_initiator=True, unit_bytes=units[0]
+            job,
+            display_name,
+            region_bytes,
+            is_initiator=True,
+            unit_bytes=units[0],
+            admitted=target.admission,
         )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
@@ -240,24 +284,35 @@ class FabricService:
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
         session = self._listener(offer.display_name)
-        if session is None:
+        if session is None or not session.admission.takes(
+            peer.subject, display_name=offer.display_name
+        ):
+            # Who may not use a listener is not told that there is one.
             raise UnavailableError(
                 "session.listener.absent",
                 f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
             )
+        admitted = session.admission
         certificate, result = self._own_result()
-        answer, keys = await asyncio.to_thread(
-            respond,
-            offer,
-            initiator=peer.subject,
-            initiator_shown=peer.shown,
-            own=self._own(),
-            own_certificate=certificate,
-            own_result=result,
-            kem=self._kem,
-            units=units,
-            data_addresses=session.data_addresses[: len(offer.data_addresses)],
-        )
+        try:
+            answer, keys = await asyncio.to_thread(
+                respond,
+                offer,
+                initiator=peer.subject,
+                initiator_shown=peer.shown,
+                own=self._own(),
+                own_certificate=certificate,
+                own_result=result,
+                kem=self._kem,
+                units=units,
+                data_addresses=session.data_addresses[: len(offer.data_addresses)],
+                secret=admitted.secret,
+            )
+        except VerificationError as error:
+            admitted.note_stranger(
+                peer.subject, display_name=offer.display_name, reason=error.reason
+            )
+            raise
         start = Start(
             keys=keys,
             units=units,
@@ -314,6 +369,12 @@ class FabricService:
     async def _initiate(self, session: Session, target: "_Target", units: tuple[int, ...]) -> None:
         """Exchange keys with the peer and start the worker."""
         async with self._reach_peer(target.address, target.node) as link:
+            if not target.admission.admits(link.subject):
+                raise VerificationError(
+                    "session.peer.tenant",
+                    f"{target.node} is of tenant {link.subject.tenant!r}; to open a session to "
+                    "another tenant, name it",
+                )
             initiation = await asyncio.to_thread(
                 Initiation,
                 display_name=session.identity.display_name,
@@ -325,6 +386,7 @@ class FabricService:
                 units=units,
                 rate_bits_per_second=target.rate_bits_per_second,
                 data_addresses=session.data_addresses[: len(target.via_addresses) or None],
+                secret=target.admission.secret,
             )
             offer = initiation.offer
             answer = await link.establish(offer)
@@ -393,6 +455,7 @@ class FabricService:
         *,
         is_initiator: bool,
         unit_bytes: int,
+        admitted: Admission,
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region_bytes=region_bytes)
@@ -417,7 +480,7 @@ class FabricService:
             is_initiator=is_initiator,
             unit_bytes=unit_bytes,
         )
-        session = Session(identity, endpoint, job=job, on_closed=self._retire)
+        session = Session(identity, endpoint, job=job, admission=admitted, on_closed=self._retire)
         self._sessions[identity.name] = session
         job.regions[identity.name] = region_bytes
         return session

@@ -94,6 +94,7 @@ def establish_request(offer: Offer) -> sessions_pb2.EstablishRequest:
         rate_bits_per_second=offer.rate_bits_per_second,
         data_addresses=offer.data_addresses,
         sealed_share=offer.sealed_share,
+        secret_proof=offer.secret_proof,
     )
 
 
@@ -126,6 +127,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
+                peer_tenants=tuple(request.peer_tenants),
+                peer_nodes=tuple(request.peer_nodes),
+                secret=request.secret,
             )
         )
 
@@ -142,6 +146,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 peer_address=request.peer_address,
                 rate_bits_per_second=request.rate_bits_per_second,
                 via_addresses=tuple(request.via_addresses),
+                peer_tenant=request.peer_tenant,
+                secret=request.secret,
             )
         )
 
@@ -221,6 +227,7 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             rate_bits_per_second=request.rate_bits_per_second,
             data_addresses=tuple(request.data_addresses),
             sealed_share=request.sealed_share,
+            secret_proof=request.secret_proof,
         )
         answer = await self._service.answer(offer, peer=self._identify(context))
         return sessions_pb2.EstablishResponse(

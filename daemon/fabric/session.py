@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
+from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError
@@ -89,11 +90,14 @@ class Session:
         endpoint: SessionEndpoint,
         *,
         job: Job,
+        admission: Admission,
         on_closed: "Callable[[Session], None]",
     ) -> None:
         self.identity = identity
         self.job = job
         """Whose it is, and with whose end it ends."""
+        self.admission = admission
+        """Who may be at the other end."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_addresses = tuple(endpoint.local_addresses)

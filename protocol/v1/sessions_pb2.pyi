@@ -313,20 +313,34 @@ class ListenSessionRequest(message.Message):
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     REGION_BYTES_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
+    PEER_NODES_FIELD_NUMBER: builtins.int
+    PEER_TENANTS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     job_token: builtins.bytes
     """got at the ring socket: whose the session is"""
+    secret: builtins.bytes
+    """16 to 64 bytes that the opener's job has to know; empty: nothing"""
+    @builtins.property
+    def peer_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Who may open it, by certificate: these nodes (none: any) of these tenants (none: this fabric's)."""
+
+    @builtins.property
+    def peer_tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
         display_name: builtins.str = ...,
         region_bytes: builtins.int = ...,
         job_token: builtins.bytes = ...,
+        peer_nodes: abc.Iterable[builtins.str] | None = ...,
+        peer_tenants: abc.Iterable[builtins.str] | None = ...,
+        secret: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "region_bytes", b"region_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +355,8 @@ class OpenSessionRequest(message.Message):
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     VIA_ADDRESSES_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
+    PEER_TENANT_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     peer_node: builtins.str
@@ -350,6 +366,10 @@ class OpenSessionRequest(message.Message):
     """wire bits, headers included; at most the operator's rate_max"""
     job_token: builtins.bytes
     """got at the ring socket: whose the session is"""
+    peer_tenant: builtins.str
+    """empty: this fabric's own"""
+    secret: builtins.bytes
+    """16 to 64 bytes that the listener's job has to know; empty: nothing"""
     @builtins.property
     def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Where the data packets of each path go instead of the address that the peer announces (relays).
@@ -366,10 +386,12 @@ class OpenSessionRequest(message.Message):
         rate_bits_per_second: builtins.int = ...,
         via_addresses: abc.Iterable[builtins.str] | None = ...,
         job_token: builtins.bytes = ...,
+        peer_tenant: builtins.str = ...,
+        secret: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "via_addresses", b"via_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +674,7 @@ class EstablishRequest(message.Message):
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     DATA_ADDRESSES_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
+    SECRET_PROOF_FIELD_NUMBER: builtins.int
     version: builtins.int
     display_name: builtins.str
     connection_id: builtins.bytes
@@ -663,6 +686,8 @@ class EstablishRequest(message.Message):
     rate_bits_per_second: builtins.int
     sealed_share: builtins.bytes
     """32 bytes, HPKE to the responder's attested KEM key"""
+    secret_proof: builtins.bytes
+    """32 bytes: the initiator's job knows the listener's secret; or empty"""
     @builtins.property
     def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """candidates, falling"""
@@ -683,10 +708,11 @@ class EstablishRequest(message.Message):
         rate_bits_per_second: builtins.int = ...,
         data_addresses: abc.Iterable[builtins.str] | None = ...,
         sealed_share: builtins.bytes = ...,
+        secret_proof: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_addresses", b"data_addresses", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_addresses", b"data_addresses", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "sealed_share", b"sealed_share", "secret_proof", b"secret_proof", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,7 @@ def session_over(endpoint: FakeEndpoint) -> Session:
         IDENTITY,
         endpoint,  # type: ignore[arg-type]
         job=None,  # type: ignore[arg-type]
+        admission=None,  # type: ignore[arg-type]
         on_closed=lambda _: None,
     )
 

@@ -12,8 +12,11 @@ from sealane.transport.establish import (
     SessionOffer,
     Shown,
     Transcript,
+    check_secret,
     confirm,
     derive,
+    prove_secret,
+    session_secret,
 )
 
 SHARES = (b"i" * 32, b"r" * 32)
@@ -56,12 +59,14 @@ def derived(
     *,
     is_initiator: bool,
     shares: tuple[bytes, bytes] = SHARES,
+    secret: bytearray | None = None,
 ) -> Established:
     return derive(
         exchange,
         transcript,
         initiator_share=bytearray(shares[0]),
         responder_share=bytearray(shares[1]),
+        secret=secret,
         is_initiator=is_initiator,
     )
 
@@ -97,13 +102,41 @@ def test_shares_are_wiped_and_count() -> None:
     transcript = make(left, right)
     ours, theirs = bytearray(SHARES[0]), bytearray(SHARES[1])
     initiator = derive(
-        left, transcript, initiator_share=ours, responder_share=theirs, is_initiator=True
+        left,
+        transcript,
+        initiator_share=ours,
+        responder_share=theirs,
+        secret=None,
+        is_initiator=True,
     )
     assert ours == theirs == bytes(32)
     for shares in ((b"x" * 32, SHARES[1]), (SHARES[0], b"x" * 32), SHARES[::-1]):
         other = derived(right, transcript, is_initiator=False, shares=shares)
         assert other.confirmation != initiator.confirmation
         assert other.keys.send != initiator.keys.receive
+
+
+def test_a_secret_of_the_jobs_is_part_of_the_keys_and_proved_for_one_offer() -> None:
+    left, right = Exchange(), Exchange()
+    transcript = make(left, right)
+    ours, other = session_secret(b"s" * 16), session_secret(b"t" * 16)
+    initiator = derived(left, transcript, is_initiator=True, secret=ours)
+    assert confirm(
+        initiator, derived(right, transcript, is_initiator=False, secret=ours).confirmation
+    )
+    for theirs in (other, None):
+        established = derived(right, transcript, is_initiator=False, secret=theirs)
+        assert established.confirmation != initiator.confirmation
+    proof = prove_secret(ours, transcript.offer)
+    check_secret(ours, transcript.offer, proof)
+    for secret, offer, shown in (
+        (other, transcript.offer, proof),
+        (ours, replace(transcript.offer, nonce=b"j" * 32), proof),
+        (ours, transcript.offer, b""),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            check_secret(secret, offer, shown)
+        assert caught.value.reason == "session.secret.mismatch"
 
 
 def changed(value: Any, name: str) -> Any:

@@ -447,6 +447,7 @@ async def _session_keys(
         units=(UNIT_BYTES,),
         rate_bits_per_second=1_000_000,
         data_addresses=("127.0.0.1:9",),
+        secret=None,
     )
     try:
         while True:

@@ -1,0 +1,98 @@
+"""Who may be at the other end of a session: tenants, nodes, and a secret that both jobs know.
+
+Tenant and node are those of the peer's certificate. The secret is the jobs' own, for what
+certificates can't tell apart: two jobs of one tenant on one node, the members of a group.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sealane.crypto.certificates import NAME_PATTERN, Subject
+from sealane.crypto.exchange import wipe
+from sealane.daemon.logs import get_logger
+from sealane.errors import UsageError
+from sealane.transport.establish import session_secret
+
+NAMES_MAX: Final = 1024
+"""Nodes, and tenants, that one listener may name."""
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 64
+STRANGERS_LOGGED_MAX: Final = 64
+"""Strangers that one listener logs; the rest it refuses without a word."""
+_SHOWN_MAX: Final = 80
+
+
+class Admission:
+    """Whom one call to open or listen admits. Use `admission()`: it wipes the secret."""
+
+    def __init__(
+        self, *, tenants: Iterable[str], nodes: Iterable[str], secret: bytearray | None
+    ) -> None:
+        self._tenants = frozenset(tenants)
+        self._nodes = frozenset(nodes)
+        self.secret = secret
+        """What both jobs' secret becomes (32 bytes); None if they have none."""
+        self._strangers: set[tuple[str, str]] = set()
+
+    def admits(self, peer: Subject) -> bool:
+        """Return whether a peer with this certificate may be the other end."""
+        return peer.tenant in self._tenants and (not self._nodes or peer.node in self._nodes)
+
+    def takes(self, peer: Subject, *, display_name: str) -> bool:
+        """Return whether a peer that offers this session is admitted; log it if not."""
+        is_admitted = self.admits(peer)
+        if not is_admitted:
+            self.note_stranger(peer, display_name=display_name, reason="session.peer.refused")
+        return is_admitted
+
+    def note_stranger(self, peer: Subject, *, display_name: str, reason: str) -> None:
+        """Log a refusal: each peer once for a reason, STRANGERS_LOGGED_MAX in all."""
+        stranger = (peer.spiffe_id, reason)
+        if stranger in self._strangers or len(self._strangers) >= STRANGERS_LOGGED_MAX:
+            return
+        self._strangers.add(stranger)
+        get_logger().warning(
+            "session_offer_refused",
+            peer=peer.spiffe_id,
+            tenant=peer.tenant,
+            display_name=display_name,
+            reason=reason,
+        )
+
+
+@contextmanager
+def admission(
+    *, own_tenant: str, tenants: Iterable[str], nodes: Iterable[str], secret: bytes
+) -> Iterator[Admission]:
+    """Admit `nodes` (none named: any) of `tenants` (none named: our own) who know `secret`.
+
+    UsageError `session.peers.malformed`, `session.secret.length`.
+    """
+    tenants, nodes = [*tenants], [*nodes]
+    for what, names in (("tenants", tenants), ("nodes", nodes)):
+        if len(names) > NAMES_MAX:
+            raise UsageError(
+                "session.peers.malformed", f"{len(names)} {what}; allowed: {NAMES_MAX}"
+            )
+        for name in names:
+            if NAME_PATTERN.fullmatch(name) is None:
+                raise UsageError(
+                    "session.peers.malformed", f"{name[:_SHOWN_MAX]!r} is no name among {what}"
+                )
+    if secret and not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise UsageError(
+            "session.secret.length",
+            f"a secret of {len(secret)} bytes; allowed: none, or {SECRET_BYTES_MIN} to "
+            f"{SECRET_BYTES_MAX}",
+        )
+    made = Admission(
+        tenants=tenants or [own_tenant],
+        nodes=nodes,
+        secret=session_secret(secret) if secret else None,
+    )
+    try:
+        yield made
+    finally:
+        if made.secret is not None:
+            wipe(made.secret)
