@@ -371,10 +371,6 @@ class VolumeService:
                     "attachment.volume",
                     f"volume {volume_id} is not what its host was given: attach it again",
                 )
-            if descriptor.filling_gateway:
-                raise UnavailableError(
-                    "volume.filling.state", f"volume {volume_id} is being filled"
-                )
             await self._export(descriptor, attachment, kept)
             self.events.report(volume_id, "reattached", detail=attachment.host_nqn)
 

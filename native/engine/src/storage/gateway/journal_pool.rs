@@ -47,9 +47,8 @@ impl JournalPool {
 
     /// Takes so many bytes, or none of them.
     pub(super) fn take(&self, bytes: usize) -> bool {
-        let within = |taken: usize| {
-            taken.checked_add(bytes).filter(|taken| *taken <= self.shared.bytes_max)
-        };
+        let within =
+            |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= self.shared.bytes_max);
         self.shared.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
