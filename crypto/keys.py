@@ -85,6 +85,21 @@ def derive_tree_secret(
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
 
 
+def derive_anchor_key(
+    device_secret: bytes | bytearray, *, device_id: uuid.UUID, kind: str
+) -> bytearray:
+    """Derive the key under which a device's anchor records are (docs/anchors.md).
+
+    Each kind of anchor has a key of its own: a record can't be taken from one to another.
+    """
+    if len(device_secret) != KEY_BYTES:
+        raise UsageError(
+            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+        )
+    info = fields("sealane anchor record key v1", device_id.bytes, kind.encode())
+    return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
+
+
 class KeyWrapper(Protocol):
     """Wraps keys for storage, bound to what they are for. Blocking: a module may be far away."""
 

@@ -4,6 +4,10 @@ A target serves a gateway's queues, and a fabric its sessions, only while the br
 this incarnation of the peer may act. What it says is signed and answers a nonce of ours; it counts
 from the moment the nonce was sent, so that nobody gains time by delaying or repeating an answer.
 When the time is over, or the broker says no, `lost` ends what the peer has here.
+
+The bound itself is kept by the engine: what works for a peer has the peer's `permit`, and does
+nothing once that has ended. Here it is only ever extended, after a verified answer, or taken back.
+A stopped event loop or a frozen process extends nothing.
 """
 
 import asyncio
@@ -11,9 +15,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cryptography import x509
 
+from sealane import _native
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import monotonic_ns
@@ -24,7 +30,7 @@ from sealane.protocol.v1 import trust_pb2
 from sealane.transport.tasks import TaskOwner
 
 AUTHORIZATION_SECONDS: Final = 30.0
-"""An I/O queue outlives its gateway's last authorization by no more than this (DESIGN §6)."""
+"""An I/O queue outlives its gateway's last authorization by no more than this."""
 PEERS_MAX: Final = 16384
 PEERS_PER_CALL_MAX: Final = 1024
 REFUSED_VOLUMES_MAX: Final = 64
@@ -99,6 +105,8 @@ class Authorizations:
         # When the nonce was sent that was answered with yes, and with no.
         self._granted: dict[PeerIncarnation, int] = {}
         self._refused: dict[PeerIncarnation, tuple[int, str]] = {}
+        # Each lives as long as somebody works under it.
+        self._permits: WeakValueDictionary[PeerIncarnation, _native.Permit] = WeakValueDictionary()
         self._asking: dict[PeerIncarnation, asyncio.Future[None]] = {}
         self._ending: set[PeerIncarnation] = set()
         self._tasks = TaskOwner()
@@ -117,6 +125,19 @@ class Authorizations:
         """Whether the peer may begin something now."""
         sent = self._granted.get(peer)
         return sent is not None and self._now_ns() - sent < self._fresh_ns
+
+    def permit(self, peer: PeerIncarnation) -> _native.Permit:
+        """Return until when the peer may act: its own as long as anybody holds it.
+
+        It ends `keep_seconds` after the question that was last answered with yes, or with a no.
+        """
+        permit = self._permits.get(peer)
+        if permit is None:
+            permit = self._permits[peer] = _native.Permit()
+            sent = self._granted.get(peer)
+            if sent is not None:
+                permit.extend(sent + self._keep_ns)
+        return permit
 
     async def require(self, peer: PeerIncarnation) -> None:
         """Return if the peer may act, asking the broker unless it has just said so.
@@ -142,6 +163,11 @@ class Authorizations:
         await asyncio.shield(asking)
         if not self.is_fresh(peer):
             raise _refusal(peer, self._refused[peer][1] if peer in self._refused else STALE)
+
+    async def permitted(self, peer: PeerIncarnation) -> tuple[PeerIncarnation, _native.Permit]:
+        """Return the peer and its permit once it may act. Errors as `require`."""
+        await self.require(peer)
+        return peer, self.permit(peer)
 
     async def admit(
         self,
@@ -198,6 +224,9 @@ class Authorizations:
                 self._refuse(peer, sent, reason)
             elif sent > self._refused.get(peer, (-1, ""))[0]:
                 self._granted[peer] = max(sent, self._granted.get(peer, sent))
+                permit = self._permits.get(peer)
+                if permit is not None:
+                    permit.extend(sent + self._keep_ns)
 
     def _check_guesses(self, peer: PeerIncarnation) -> None:
         """Stop asking about volumes for a peer that was refused many of them lately."""
@@ -218,6 +247,9 @@ class Authorizations:
         # An older yes that is still on its way must not undo it.
         self._refused[peer] = (sent, reason)
         self._granted.pop(peer, None)
+        permit = self._permits.get(peer)
+        if permit is not None:
+            permit.take_back(reason)
         self._end(peer, reason)
 
     async def _keep_ending(self) -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
-from sealane.crypto.lease import LEASE_RANGES_MAX, CounterRange, Lease
+from sealane.crypto.lease import RETURN_TOKEN_BYTES, CounterRange, Lease
 from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
@@ -185,24 +184,22 @@ class BrokerClient:
         named = (lease.volume_id, lease.key_epoch, lease.broker_instance, lease.start_epoch)
         if (
             named != (descriptor.volume_id, descriptor.key_epoch, *arena)
-            or not 1 <= len(lease.ranges) <= LEASE_RANGES_MAX
+            or len(lease.return_token) != RETURN_TOKEN_BYTES
         ):
             raise LeaseError("lease.mismatch", "the lease is not the one that was asked for")
         return Lease(
             lease_id=lease.lease_id,
-            ranges=tuple(
-                CounterRange(
-                    broker_instance=lease.broker_instance,
-                    start_epoch=lease.start_epoch,
-                    counter_start=counters.counter_start,
-                    counter_end=counters.counter_end,
-                )
-                for counters in lease.ranges
+            counters=CounterRange(
+                broker_instance=lease.broker_instance,
+                start_epoch=lease.start_epoch,
+                counter_start=lease.counter_start,
+                counter_end=lease.counter_end,
             ),
+            return_token=lease.return_token,
         )
 
-    async def return_lease(self, volume_id: str, lease: Lease, touched: Sequence[int]) -> int:
-        """Give back each range of `lease` from `touched` on; returns the counters taken back."""
+    async def return_lease(self, volume_id: str, lease: Lease, touched: int) -> int:
+        """Return `lease` from the counter `touched` on; returns how many counters that is."""
         broker_instance, start_epoch = lease.arena
         request = broker_pb2.ReturnLeaseRequest(
             volume_id=volume_id,
@@ -210,6 +207,7 @@ class BrokerClient:
             start_epoch=start_epoch,
             lease_id=lease.lease_id,
             touched=touched,
+            return_token=lease.return_token,
         )
         answer = await self._brokers.call(
             lambda channel: BrokerStub(channel).ReturnLease(request, timeout=_CALL_SECONDS)

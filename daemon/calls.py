@@ -1,8 +1,9 @@
 """What every gRPC call passes: authorization, correlation id, error mapping, metrics.
 
 Authorization is per call, because gRPC checks certificates only at the handshake: TLS 1.3, a leaf
-of this broker that has not expired, a role that the method's row in `ALLOWED_ROLES` names, and the
-server's own admission, which knows who was revoked. A stream is checked again while it lasts.
+of this broker that has not expired, a role that the method's row in `ALLOWED_ROLES` names, a proof
+that the call comes from the process that attested, and the server's own admission, which knows who
+was revoked. A stream is checked again while it lasts.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -22,7 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.attestation.ear import AttestationResult, verify_result
+from sealane.crypto.call_proof import request_digest
 from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
+from sealane.daemon.call_keys import CallKeys
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
@@ -32,6 +36,7 @@ from sealane.protocol.status import REASON_KEY, one_line, status_of
 _GATEWAY: Final = frozenset({"gateway"})
 _TARGET: Final = frozenset({"target"})
 _STORAGE: Final = frozenset({"gateway", "target"})
+_NODES: Final = frozenset({"gateway", "target", "fabric"})
 
 # A method of the mutual-TLS servers that has no row is refused.
 ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
@@ -62,8 +67,15 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/ChangeJob": _GATEWAY,
     "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
     "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
-    "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),
+    "/sealane.v1.Trust/AuthorizePeers": frozenset({"gateway", "target", "fabric"}),
+    "/sealane.v1.CallKeys/GetCallKey": _NODES,
 }
+UNPROVED: Final = frozenset({"/sealane.v1.CallKeys/GetCallKey"})
+"""Methods that a leaf and its TLS key suffice for: they tell no secret and change nothing.
+
+All others need a proof under the caller's call key."""
+PROOF_KEY: Final = "sealane-proof-bin"
+"""Metadata of every call that needs it: the proof (sealane.crypto.call_proof)."""
 RESULT_KEY: Final = "sealane-token"
 VERIFIER_KEY: Final = "sealane-verifier-bin"
 """Metadata of every call: the attestation result, and the certificate of the key that signed it."""
@@ -92,7 +104,12 @@ class TlsOnly:
     def __init__(self, *, refused: Refused = no_record) -> None:
         self._refused = refused
 
-    async def authorize(self, method: str, context: Context) -> None:
+    async def authorize(
+        self,
+        method: str,
+        context: Context,
+        digest: bytes,  # noqa: ARG002 - who has no certificate proves nothing
+    ) -> None:
         """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
         try:
             _check_tls(context.auth_context())
@@ -100,14 +117,22 @@ class TlsOnly:
             await self._refused(method, UNKNOWN_CALLER, error.reason)
             raise
 
+    async def reauthorize(self, method: str, context: Context) -> None:
+        """Check the same of a stream under way."""
+        await self.authorize(method, context, b"")
+
 
 class Authorizer:
-    """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
+    """Checks callers of the mutual-TLS server of SPIFFE id `server`, by the broker's trust anchor.
+
+    Callers prove their calls with the keys of `call_keys`.
+    """
 
     def __init__(
         self,
         anchor: x509.Certificate,
         *,
+        server: str,
         admit: Admit,
         metrics: Metrics,
         refused: Refused = no_record,
@@ -116,19 +141,43 @@ class Authorizer:
         self._admit = admit
         self._metrics = metrics
         self._refused = refused
+        self.call_keys = CallKeys(server)
 
-    async def authorize(self, method: str, context: Context) -> None:
-        """Raise VerificationError if the caller may not call `method`; `refused` is told first."""
+    async def authorize(self, method: str, context: Context, digest: bytes) -> None:
+        """Raise VerificationError if the caller may not call `method`; `refused` is told first.
+
+        `digest` is of the request as it came. The proof of the call is spent.
+        """
+
+        def prove(caller: Subject) -> None:
+            if method not in UNPROVED:
+                proof = dict(context.invocation_metadata() or ()).get(PROOF_KEY)
+                self.call_keys.check(caller, proof, method=method, request_digest=digest)
+
+        await self._authorize(method, context, prove)
+
+    async def reauthorize(self, method: str, context: Context) -> None:
+        """Raise VerificationError if the caller of a stream under way may not have it any longer.
+
+        Its proof was spent when it began.
+        """
+        await self._authorize(method, context, lambda _: None)
+
+    async def _authorize(
+        self, method: str, context: Context, prove: Callable[[Subject], None]
+    ) -> None:
         subject = UNKNOWN_CALLER
         try:
             caller = self.caller(context)
             subject = caller.spiffe_id
-            await self._check(method, caller, context)
+            await self._check(method, caller, context, prove)
         except VerificationError as error:
             await self._refused(method, subject, error.reason)
             raise
 
-    async def _check(self, method: str, caller: Subject, context: Context) -> None:
+    async def _check(
+        self, method: str, caller: Subject, context: Context, prove: Callable[[Subject], None]
+    ) -> None:
         allowed = ALLOWED_ROLES.get(method, frozenset())
         if caller.role not in allowed:
             raise VerificationError(
@@ -136,7 +185,9 @@ class Authorizer:
                 f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
             )
         leaf = _leaf_of(context)
-        if await self._admit(caller, leaf, self._result(caller, leaf, context)):
+        result = self._result(caller, leaf, context)
+        prove(caller)
+        if await self._admit(caller, leaf, result):
             context.set_trailing_metadata(((ATTEST_AGAIN_KEY, "1"),))
 
     def _result(
@@ -245,6 +296,27 @@ def verified_result(token: str, verifier: bytes) -> AttestationResult:
     return verify_result(token, verifier_key=key)
 
 
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A request, and the digest of the bytes that it came as."""
+
+    message: Any
+    digest: bytes
+
+
+def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], _Received]:
+    """Return a deserializer that keeps the digest of what it is given.
+
+    A message that is serialized again needn't give the same bytes.
+    """
+
+    def receive(encoded: bytes) -> _Received:
+        message = encoded if deserialize is None else deserialize(encoded)
+        return _Received(message, request_digest(encoded))
+
+    return receive
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary-unary and unary-stream method of a server.
 
@@ -273,25 +345,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._stream(method, correlation, handler.unary_stream),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=_receiving(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._unary(method, correlation, handler.unary_unary),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_receiving(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
     def _unary(
         self, method: str, correlation: str, behavior: Callable[[Any, Context], Awaitable[Any]]
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def answer(request: Any, context: Context) -> Any:
+    ) -> Callable[[_Received, Context], Awaitable[Any]]:
+        async def answer(received: _Received, context: Context) -> Any:
             started = time.perf_counter()
             with structlog.contextvars.bound_contextvars(correlation_id=correlation, method=method):
                 try:
                     if self._authorizer is not None:
-                        await self._authorizer.authorize(method, context)
-                    response = await behavior(request, context)
+                        await self._authorizer.authorize(method, context, received.digest)
+                    response = await behavior(received.message, context)
                 except grpc.aio.AbortError:
                     self._count(method, "ABORTED")
                     raise
@@ -308,11 +380,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _stream(
         self, method: str, correlation: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]
-    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
+    ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
+        async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
             log = get_logger().bind(correlation_id=correlation, method=method)
+            responses = behavior(received.message, context)
             try:
-                async for response in self._checked(method, context, behavior(request, context)):
+                async for response in self._checked(method, context, received.digest, responses):
                     yield response
             except grpc.aio.AbortError:
                 self._count(method, "ABORTED")
@@ -328,14 +401,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     async def _checked(
-        self, method: str, context: Context, responses: AsyncIterator[Any]
+        self, method: str, context: Context, digest: bytes, responses: AsyncIterator[Any]
     ) -> AsyncIterator[Any]:
         """Yield `responses` while the caller may have them."""
         if self._authorizer is None:
             async for response in responses:
                 yield response
             return
-        await self._authorizer.authorize(method, context)
+        await self._authorizer.authorize(method, context, digest)
         checked = time.monotonic()
         waiting: asyncio.Future[Any] | None = None
         try:
@@ -344,7 +417,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 left = checked + STREAM_CHECK_SECONDS - time.monotonic()
                 await asyncio.wait({waiting}, timeout=max(left, 0))
                 if time.monotonic() >= checked + STREAM_CHECK_SECONDS:
-                    await self._authorizer.authorize(method, context)
+                    await self._authorizer.reauthorize(method, context)
                     checked = time.monotonic()
                 if waiting.done():
                     done, waiting = waiting, None

@@ -3,21 +3,23 @@
 gRPC has no hook to verify a server's certificate, so each channel trusts exactly the leaves that
 the broker names for that peer and nothing else; the broker itself is known by the trust anchor. A
 channel is replaced, never changed: when our own certificate was renewed, when the peer's was, or
-when its connection is lost. Calls under way end on the channel they began on.
+when its connection is lost. Calls under way end on the channel they began on. Each call carries the
+proof that it is ours (sealane.daemon.call_proofs).
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealane.crypto.certificates import server_name
+from sealane.crypto.certificates import server_name, spiffe_id
+from sealane.daemon.call_proofs import CallProofs, ChannelProofs
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import CORRELATION_KEY
 from sealane.errors import UnavailableError
@@ -43,6 +45,7 @@ _SETTLED: Final = {
     grpc.ChannelConnectivity.SHUTDOWN,
 }
 
+_Message = TypeVar("_Message")
 FindPeer = Callable[[str, str], Awaitable[Sequence[x509.Certificate]]]
 """(node, role) → the leaves that peer may show, newest first, verified; empty: any of the broker's.
 UnavailableError `peer.unattested` if it may not be talked to."""
@@ -79,7 +82,10 @@ class _Peer:
 
 
 class Channels:
-    """The channels of one role. `own` is asked each time: it changes with every renewal."""
+    """The channels of one role. `own` is asked each time: it changes with every renewal.
+
+    `proofs` proves what is called, and is closed with the channels.
+    """
 
     def __init__(
         self,
@@ -87,11 +93,13 @@ class Channels:
         *,
         anchor: x509.Certificate,
         find_peer: FindPeer,
+        proofs: CallProofs,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._own = own
         self._anchor_pem = anchor.public_bytes(Encoding.PEM)
         self._find_peer = find_peer
+        self._proofs = proofs
         self._now_ns = now_ns
         self._peers: dict[tuple[str, str, str], _Peer] = {}
         self._open: set[Connection] = set()
@@ -129,6 +137,7 @@ class Channels:
             peer.connection = None
         self._peers.clear()
         await asyncio.gather(*map(self._close, [*self._open]))
+        self._proofs.close()
 
     async def _current(self, address: str, node: str, role: str) -> Connection:
         key = (address, node, role)
@@ -166,7 +175,7 @@ class Channels:
         if before is not None and is_same and not self._is_lost(before):
             before.checked_ns = self._now_ns()
             return before
-        connection = self._opened(address, server_name(node, role), pins)
+        connection = self._opened(address, node, role, pins)
         while not await _is_connected(connection.channel):
             # The peer may have got another leaf since; a failure for any other reason is for the
             # call to report.
@@ -174,7 +183,7 @@ class Channels:
             if found == connection.pins:
                 break
             await self._close(connection)
-            connection = self._opened(address, server_name(node, role), found)
+            connection = self._opened(address, node, role, found)
         peer.connection = connection
         await self._retire(before)
         return connection
@@ -193,7 +202,9 @@ class Channels:
             # The broker is away: what it said last holds until it expires, which TLS checks.
             return before.pins
 
-    def _opened(self, address: str, name: str, pins: tuple[x509.Certificate, ...]) -> Connection:
+    def _opened(
+        self, address: str, node: str, role: str, pins: tuple[x509.Certificate, ...]
+    ) -> Connection:
         own = self._own()
         roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchor_pem
         credentials = grpc.ssl_channel_credentials(
@@ -201,7 +212,13 @@ class Channels:
         )
         now = self._now_ns()
         connection = Connection(
-            channel=open_channel(address, name, credentials, own.metadata),
+            channel=open_channel(
+                address,
+                server_name(node, role),
+                credentials,
+                own.metadata,
+                proofs=self._proofs.interceptors(spiffe_id(node, role)),
+            ),
             own=own,
             pins=pins,
             checked_ns=now,
@@ -234,9 +251,11 @@ def open_channel(
     name: str,
     credentials: grpc.ChannelCredentials,
     metadata: tuple[tuple[str, str | bytes], ...] = (),
+    *,
+    proofs: ChannelProofs | None = None,
 ) -> grpc.aio.Channel:
     """Open a TLS channel whose server's certificate must have the DNS name `name`."""
-    return grpc.aio.secure_channel(
+    channel = grpc.aio.secure_channel(
         address,
         credentials,
         options=[
@@ -244,8 +263,40 @@ def open_channel(
             ("grpc.ssl_target_name_override", name),
             ("grpc.default_authority", name),
         ],
-        interceptors=[_UnaryMetadata(metadata), _StreamMetadata(metadata)],
+        interceptors=[
+            _UnaryMetadata(metadata),
+            _StreamMetadata(metadata),
+            *(proofs.both() if proofs is not None else ()),
+        ],
     )
+    if proofs is not None:
+        proofs.channel = channel
+    return channel
+
+
+async def until(
+    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", end: asyncio.Future[None]
+) -> AsyncIterator[_Message]:
+    """Yield the messages of a response stream until it ends or `end` is done; ends the call."""
+    messages = aiter(stream)
+    following: asyncio.Future[_Message] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(messages))
+            either: set[asyncio.Future[Any]] = {following, end}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                message = following.result()
+            except StopAsyncIteration:
+                return
+            yield message
+    finally:
+        stream.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
 
 
 async def _is_connected(channel: grpc.aio.Channel) -> bool:

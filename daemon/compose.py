@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,21 +17,18 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
 from sealane.daemon.attachments import AttachmentFiles
-from sealane.daemon.authorizations import (
-    peer_of,
-)
+from sealane.daemon.authorizations import peer_of
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
-from sealane.daemon.clock import utc_now
+from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.config import (
     BrokerConfig,
     Config,
     FabricConfig,
     GatewayConfig,
     TargetConfig,
-    ThirdPartyConfig,
 )
 from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.enrolled import EnrolledRoles
@@ -49,7 +47,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, claimed_state
+from sealane.daemon.runtime import Reloaded, RunDirectory, claimed_state
 from sealane.daemon.scrub_schedule import keep_jobs
 from sealane.daemon.servers import (
     bind_tcp,
@@ -62,14 +60,14 @@ from sealane.daemon.servers import (
 from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
+from sealane.daemon.storage.subsystems import PlainSubsystems
 from sealane.daemon.storage.target import KEPT_STORES, Target
 from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService
 from sealane.daemon.storage_servicer import StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
-from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
+from sealane.daemon.target_device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.third_parties import third_party_of
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -82,11 +80,9 @@ from sealane.protocol.v1 import (
     volumes_pb2_grpc,
 )
 from sealane.transport.establish import Shown
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.handshake import Digests
 
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
-_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 
 async def serve(
@@ -107,9 +103,15 @@ async def serve(
         stack.enter_context(claimed_state(Path(config.node.state_dir)))
         await daemon.start(run_directory)
         daemon.spawn("watchdog", notifier.keep_watchdog())
-        run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
+        write_ready = partial(
+            run_directory.write_ready, node=config.node.name, addresses=daemon.addresses
+        )
+        write_ready()
         if hangup is not None and reread is not None:
-            daemon.spawn("reload", daemon.keep_reloaded(hangup, reread))
+            daemon.spawn(
+                "reload",
+                daemon.keep_reloaded(hangup, reread, lambda reload: write_ready(reload=reload)),
+            )
         notifier.ready(f"serving as {', '.join(config.roles)}")
         get_logger().info("ready", roles=config.roles, addresses=daemon.addresses)
         try:
@@ -192,12 +194,12 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        directory, device, catalogue = None, None, None
+        directory, device, catalogue, reopen = None, None, None, None
         if config.store in KEPT_STORES:
             directory = Path(self.config.target_directory)
             client = DeviceClient(self._enrolled.config, identity)
             # Before the target, so that it is let go after all that the target still writes.
-            device, catalogue = await self._stack.enter_async_context(
+            device, catalogue, reopen = await self._stack.enter_async_context(
                 opened_device(
                     config,
                     directory=directory,
@@ -241,7 +243,13 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -253,12 +261,22 @@ class Daemon:
         await self._stack.enter_async_context(running(server))
         # Opening large volumes takes a while: who asks meanwhile hears how far it is.
         await service.restore()
-        if device is not None:
-            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
+        if device is not None and reopen is not None:
+            self.spawn(
+                "target-device",
+                keep_served(
+                    device,
+                    reopen,
+                    client=client,
+                    trust=trust,
+                    authorizations=authorizations,
+                    service=service,
+                ),
+            )
         self.spawn("target-events", service.poll_events())
         reports = None
         if device is not None:
-            reports = FindingReports(partial(client.report_findings, device.served))
+            reports = FindingReports(report_of(client, device))
         self.spawn(
             "target-jobs",
             keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
@@ -299,14 +317,21 @@ class Daemon:
     def _observe(self, name: str, listener: Listener) -> None:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
-    async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
+    async def keep_reloaded(
+        self,
+        hangup: asyncio.Event,
+        reread: Callable[[], Config],
+        tell: Callable[[Reloaded], None],
+    ) -> None:
         """Apply plain subsystems, collateral and policy each time the files are to be read again.
 
-        A file with a fault, or a store that can't be opened, changes nothing and is logged.
+        A file with a fault, or a store that can't be opened, changes nothing and is logged. `tell`
+        hears how each reload ended.
         """
         while True:
             await hangup.wait()
             hangup.clear()
+            began = monotonic_ns()
             try:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
@@ -316,15 +341,24 @@ class Daemon:
                     await offer_policy(self._verifier.keeper, config.broker)
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
+                tell(
+                    Reloaded(
+                        began_ns=began,
+                        reason=error.reason,
+                        message=str(error.args[0]),
+                        exit_code=error.exit_code,
+                    )
+                )
                 continue
             get_logger().info("reloaded")
+            tell(Reloaded(began_ns=began))
 
     async def _start_gateway(self, config: GatewayConfig) -> None:
-        identity, _ = await self._enrolled.enrol("gateway")
+        identity, trust = await self._enrolled.enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
-        ledger = os.environ.get(_LEDGER_VARIABLE)
-        if ledger:
-            get_logger().warning("nonce_ledger_is_on", path=ledger)
+        ledgers = os.environ.get(_LEDGER_VARIABLE)
+        if ledgers:
+            get_logger().warning("nonce_ledger_is_on", path=ledgers)
         gateway = Gateway(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -333,13 +367,17 @@ class Daemon:
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
                 journals_bytes_max=config.journals_bytes_max,
-                nonce_ledger=Path(ledger) if ledger else None,
+                nonce_ledgers=Path(ledgers) if ledgers else None,
             ),
         )
+        own = peer_of(identity.subject)
         third_parties = ThirdPartyStores(
-            [_third_party(party) for party in config.third_party],
+            [third_party_of(party) for party in config.third_party],
             host_nqn=gateway_nqn(identity.node),
             directory=Path(self.config.node.state_dir) / "third-party",
+            authorized=lambda volume_id: authorizations.permitted(
+                replace(own, volume_id=str(volume_id))
+            ),
         )
         service = VolumeService(
             config,
@@ -357,8 +395,17 @@ class Daemon:
         self.addresses["gateway"] = join_address(*gateway.address)
         self._observe("gateway", gateway.listener)
         await self._stack.enter_async_context(third_parties.running())
-        await self._stack.enter_async_context(service.running())
+        # First, so that hosts are told that the gateway is barred, and not that a queue was lost.
         identity.on_barred.append(service.bar)
+        # Its own authorization, for what it has at third parties.
+        authorizations = self._enrolled.authorize_peers(
+            identity,
+            trust.authorize,
+            uses=third_parties.target.gateways,
+            lost=third_parties.target.fence_gateway,
+            fresh_seconds=config.authorization_seconds,
+        )
+        await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
         self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
@@ -401,9 +448,10 @@ class Daemon:
             own_result=lambda: own_result(identity.own),
             kem=identity.keys.kem,
             reach_peer=reach_over(connect_peer),
+            permit=lambda peer: authorizations.permit(peer),  # noqa: PLW0108 - made below
         )
-        await self._stack.enter_async_context(service.running())
-        self._fabric = service
+        # First, so that peers are told that this fabric is barred, and not that they are refused.
+        identity.on_barred.append(service.bar)
         authorizations = self._enrolled.authorize_peers(
             identity,
             trust.authorize,
@@ -411,14 +459,21 @@ class Daemon:
             lost=service.end_peer,
             keep_seconds=config.trust_grace_seconds,
         )
-        identity.on_barred.append(service.bar)
+        await self._stack.enter_async_context(service.running())
+        self._fabric = service
         snapshots = service.snapshots
         self.spawn("session-statistics", snapshots.keep())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
         self.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
         self.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
 
         def identify(context: Any) -> Peer:
             return Peer(
@@ -470,26 +525,6 @@ class Daemon:
         self._stack.push_async_callback(healthy.enter_graceful_shutdown)
         for log in self._event_logs:
             self._stack.callback(log.close)
-
-
-def _third_party(config: ThirdPartyConfig) -> ThirdParty:
-    key = f"gateway.third_party {config.name}"
-    secret = read_dhchap(config.dhchap_key_file, f"{key} dhchap_key_file")
-    controller_secret = read_dhchap(
-        config.dhchap_controller_key_file, f"{key} dhchap_controller_key_file"
-    )
-    traddr, trsvcid = split_address(config.address)
-    return ThirdParty(
-        name=config.name,
-        traddr=traddr,
-        trsvcid=trsvcid,
-        subsystem_nqn=config.subsystem_nqn,
-        namespace_id=config.namespace_id,
-        credentials=None
-        if secret is None
-        else Credentials(secret=secret, controller_secret=controller_secret),
-        digests=Digests(header=config.digests, data=config.digests),
-    )
 
 
 @contextlib.contextmanager

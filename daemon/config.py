@@ -262,6 +262,9 @@ class GatewayConfig(Section):
     listen: LoopbackAddress = "127.0.0.1:4421"
     target_node: NodeName
     target_address: PeerAddress
+    authorization_seconds: Annotated[int, Field(ge=3, le=int(AUTHORIZATION_SECONDS))] = int(
+        AUTHORIZATION_SECONDS
+    )
     command_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20
@@ -298,7 +301,7 @@ class FabricConfig(Section):
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=PLANNED_LOSS_MAX)] = 1e-5
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
-    trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
+    trust_grace_seconds: Annotated[int, Field(ge=3, le=86_400)] = 3600
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10
 
     @field_validator("paths")

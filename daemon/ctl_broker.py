@@ -69,6 +69,5 @@ def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:
         "granted": lease.grant_time.ToDatetime(),
         "GiB": round(lease.counters * _BLOCK_BYTES / (1 << 30)),
         "GiB returned": round(lease.returned * _BLOCK_BYTES / (1 << 30)),
-        "ranges": lease.ranges,
         "state": lease.state,
     }

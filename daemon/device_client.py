@@ -34,6 +34,7 @@ class OpenedDevice:
     served: ServedDevice
     is_initial: bool
     records: Mapping[str, Anchored]
+    floor: int
     secret: bytearray
 
 
@@ -91,6 +92,7 @@ class DeviceClient:
             served=ServedDevice(device_id=device_id, fencing_epoch=state.fencing_epoch),
             is_initial=state.is_initial,
             records=records,
+            floor=state.floor,
             secret=secret,
         )
 
@@ -141,7 +143,7 @@ class DeviceClient:
 
 def _records(state: devices_pb2.DeviceState) -> dict[str, Anchored]:
     try:
-        return {r.name: Anchored(number=r.number, blob=r.blob) for r in state.records}
+        return {r.name: Anchored(number=r.number, blob=r.blob, mac=r.mac) for r in state.records}
     except UsageError as error:
         raise VerificationError(
             "device.state.malformed", "the broker's records can't be of an anchor"
@@ -153,4 +155,5 @@ def _message(change: Change) -> devices_pb2.AnchorChange:
     if change.record is not None:
         message.number = change.record.number
         message.blob = change.record.blob
+        message.mac = change.record.mac
     return message

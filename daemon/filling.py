@@ -153,7 +153,7 @@ class Fillings:
                         if leases.needs_refill(port.counters_remaining()):
                             granted = await self._broker.lease(descriptor)
                             leases.add(granted)
-                            port.add_counters(granted.ranges)
+                            port.add_counters([granted.counters])
                 finally:
                     await port.close()
                     self._events.report_native(volume_id, port.take_events())

@@ -20,8 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, verify_leaf
+from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.daemon.call_proofs import CallProofs
 from sealane.daemon.channels import Channels, Connection, FindPeer, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
@@ -36,7 +37,14 @@ _SPACING_SECONDS: Final = 1.0
 REVOKED: Final = "node.revoked"
 POLICY_CHANGED: Final = "attestation.policy.changed"
 # Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
-_OUTDATED: Final = {REVOKED, POLICY_CHANGED, "certificate.expired", "token.expired"}
+_OUTDATED: Final = {
+    REVOKED,
+    POLICY_CHANGED,
+    "certificate.expired",
+    "node.superseded",
+    "node.unknown",
+    "token.expired",
+}
 # Not about us: the challenge ran out on its way.
 STALE: Final = "attestation.nonce.stale"
 
@@ -103,7 +111,12 @@ class Identity:
         """How leaves of peers are found; whoever has a broker to ask sets it."""
         self.on_barred: list[Callable[[str], None]] = []
         """Told the reason each time the verifier refuses this role."""
-        self.channels = Channels(self._current, anchor=anchor, find_peer=self._find_peer)
+        self.proofs = CallProofs(
+            caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
+        )
+        self.channels = Channels(
+            self._current, anchor=anchor, find_peer=self._find_peer, proofs=self.proofs
+        )
         self._obtain = obtain
         self._metrics = metrics
         self._own: Own | None = None
@@ -116,6 +129,11 @@ class Identity:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
+
+    @property
+    def spiffe_id(self) -> str:
+        """Who this role is, to its peers."""
+        return spiffe_id(self.node, self.role)
 
     @property
     def broker_key(self) -> ec.EllipticCurvePublicKey:
@@ -220,12 +238,15 @@ class Identity:
     async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
         """Wait until another certificate took the place of `leaf`; False: not in that time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._replaced:
-                await self._replaced.wait_for(
-                    lambda: self._own is not None and self._own.leaf != leaf
-                )
+            async with asyncio.timeout(seconds):
+                await self.replaced(leaf)
                 return True
         return False
+
+    async def replaced(self, leaf: x509.Certificate) -> None:
+        """Return when another certificate took the place of `leaf`."""
+        async with self._replaced:
+            await self._replaced.wait_for(lambda: self._own is not None and self._own.leaf != leaf)
 
     def note(self, error: Error) -> None:
         """Attest again soon if a peer's refusal says that our certificate no longer counts."""
@@ -244,6 +265,22 @@ class Identity:
         """
         async with self.connection(address, node, role) as connection:
             yield connection.channel
+
+    @contextlib.asynccontextmanager
+    async def stream_channel(
+        self, address: str, node: str, role: str
+    ) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Use the channel for a stream that may outlast our certificate.
+
+        Servers end a call with the leaf that it began with. When the future that comes with the
+        channel is done, another certificate took its place: it is time to begin the stream again.
+        """
+        async with self.connection(address, node, role) as connection:
+            renewed = asyncio.ensure_future(self.replaced(connection.own.leaf))
+            try:
+                yield connection.channel, renewed
+            finally:
+                renewed.cancel()
 
     @contextlib.asynccontextmanager
     async def connection(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:

@@ -1,8 +1,9 @@
-"""A gateway's leases between grant and return (DESIGN §6).
+"""A gateway's leases between grant and return.
 
 A lease is kept when its volume is detached and used again at the next attach, so that a job that
-comes back costs the broker nothing. What is evicted, and everything at the end, is given back as
-far as no queue was given it. Nothing is ever written down: what a killed gateway held is burned.
+comes back costs the broker nothing. What is evicted, and everything at the end, is returned as far
+as no queue was given it: it no longer counts against the limit of the key epoch. Nothing is ever
+written down: what a killed gateway held is burned.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ class LeaseCache:
         holder = LeaseHolder()
         lease = await self._broker.lease(descriptor)
         holder.add(lease)
-        return holder, [*lease.ranges]
+        return holder, [lease.counters]
 
     @contextlib.asynccontextmanager
     async def taken(self, descriptor: broker_pb2.VolumeDescriptor) -> AsyncIterator[Taken]:
@@ -88,12 +89,12 @@ class LeaseCache:
     ) -> None:
         """Give back what of a volume's leases is left in `counters`; the rest is burned."""
         for lease, touched in holder.untouched(counters):
-            if all(mark == r.counter_end for mark, r in zip(touched, lease.ranges, strict=True)):
+            if touched == lease.counters.counter_end:
                 continue
             try:
                 returned = await self._broker.return_lease(volume_id, lease, touched)
             except Error as error:
-                # Burned: nobody else is ever granted these counters, so nothing else is to be done.
+                # Burned: nobody is ever granted these counters again, so there is nothing to do.
                 get_logger().warning(
                     "lease_burned",
                     volume_id=volume_id,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from sealane import __version__
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.broker.assembly import check_policy_file
+from sealane.daemon.check import check_start, load_checked
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.ctl_output import system_refused
-from sealane.daemon.logs import get_logger, set_up_logs
+from sealane.daemon.logs import get_logger, priority, set_up_logs
 from sealane.daemon.process import forbid_inspection
+from sealane.daemon.reload import reload
 from sealane.errors import Error
 
 
@@ -25,16 +26,16 @@ def main(arguments: list[str] | None = None) -> int:
         if options.print_config:
             print(config.to_json())
             return 0
-        if options.check:
-            if config.broker is not None:
-                check_policy_file(config.broker)
+        if options.reload:
+            reload(config)
             return 0
-        return run(config, options.config)
+        check_start(config)
+        return 0 if options.check else run(config, options.config)
     except* (Error, OSError) as group:
         error = first_error(group)
     if isinstance(error, OSError):
         return system_refused("sealaned", error)
-    print(f"sealaned: {error}", file=sys.stderr)
+    print(f"{priority('error')}sealaned: {error}", file=sys.stderr)
     return error.exit_code
 
 
@@ -66,7 +67,7 @@ async def _serve_until_signal(config: Config, path: Path) -> None:
         loop.add_signal_handler(number, stop)
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    await serve(config, hangup=hangup, reread=lambda: load_config(path))
+    await serve(config, hangup=hangup, reread=lambda: load_checked(path))
 
 
 def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:
@@ -89,7 +90,16 @@ def _parser() -> OneLineParser:
         help="configuration (default: %(default)s)",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="check the configuration and end")
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="check the configuration, and the files and directories that it names, and end",
+    )
+    what.add_argument(
+        "--reload",
+        action="store_true",
+        help="have the running daemon read its files again, wait and say how that ended",
+    )
     what.add_argument(
         "--print-config", action="store_true", help="print every setting as JSON and end"
     )

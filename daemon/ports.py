@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.jobs import Job, JobKind, JobOrder
 from sealane.daemon.volume_device import OpenDevice
@@ -356,12 +357,14 @@ class TargetPort(Protocol):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        permit: _native.Permit | None,
         is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s; wipes the secret.
 
         Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
-        whose queue it is: None if nobody's authorization can end it.
+        whose queue it is, and `permit` until when it may act: None if nobody's
+        authorization can end it.
         """
 
     def gateways(self) -> Iterable[PeerIncarnation]:

@@ -94,6 +94,7 @@ class QueueAdmission:
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
             gateway=gateway,
+            permit=self._authorizations.permit(gateway),
             is_read_only=request.read_only,
         )
         traddr, trsvcid = self._target.address

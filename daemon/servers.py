@@ -9,9 +9,11 @@ from typing import Final
 
 import grpc
 
+from sealane.daemon.call_keys import CallKeysServicer
 from sealane.daemon.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import calls_pb2_grpc
 
 DRAIN_SECONDS: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -34,11 +36,19 @@ def join_address(host: str, port: int) -> str:
 
 
 def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grpc.aio.Server:
-    """Return a server whose every call passes `CallInterceptor`; None is for the Unix socket."""
-    return grpc.aio.server(
+    """Return a server whose every call passes `CallInterceptor`; None is for the Unix socket.
+
+    One with an `Authorizer` also gives its callers the keys to prove their calls with.
+    """
+    server = grpc.aio.server(
         interceptors=[CallInterceptor(metrics, authorizer)],
         options=server_options(is_local=authorizer is None),
     )
+    if isinstance(authorizer, Authorizer):
+        calls_pb2_grpc.add_CallKeysServicer_to_server(
+            CallKeysServicer(authorizer.call_keys, authorizer.caller), server
+        )
+    return server
 
 
 def server_options(*, is_local: bool) -> list[tuple[str, int]]:

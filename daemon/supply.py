@@ -110,7 +110,7 @@ class Supply:
             return
         attached.leases.add(granted)
         if self._attached.get(volume_id) is attached:
-            attached.port.add_counters(granted.ranges)
+            attached.port.add_counters([granted.counters])
 
     async def _follow(self, volume_id: str, attached: Attached) -> None:
         """Do as the volume's descriptor says by now."""
@@ -145,7 +145,7 @@ class Supply:
         if lease is not None:
             holder, old = LeaseHolder(), attached.leases
             holder.add(lease)
-            unused = attached.port.replace_counters(lease.ranges)
+            unused = attached.port.replace_counters([lease.counters])
             attached.leases = holder
             await self._leases.give_back(volume_id, old, unused)
 

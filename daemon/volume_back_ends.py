@@ -15,6 +15,7 @@ import grpc
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
+from sealane.daemon.anchors.authentic import AuthenticAnchor
 from sealane.daemon.anchors.broker import BrokerAnchor
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.clock import utc_now
@@ -199,6 +200,13 @@ class VolumeBackEnds:
         config = self._config
         return self._identity.channel(config.target_address, config.target_node, "target")
 
+    def target_stream(
+        self,
+    ) -> contextlib.AbstractAsyncContextManager[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Call the target's control side for a stream: see `Identity.stream_channel`."""
+        config = self._config
+        return self._identity.stream_channel(config.target_address, config.target_node, "target")
+
     def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
         """Return what opens a volume on a third party as a device, if brokers keep its anchor."""
         if not descriptor.device_id:
@@ -207,11 +215,23 @@ class VolumeBackEnds:
 
     async def _open_device(self, device_id: uuid.UUID) -> VolumeDevice:
         opened = await self._devices.open(device_id, anchor="broker", found=())
-        # The store has a key of its own, of the volume's.
-        wipe(opened.secret)
         served = opened.served
+        try:
+            anchor = AuthenticAnchor(
+                BrokerAnchor(
+                    opened.records,
+                    floor=opened.floor,
+                    advance=partial(self._devices.advance, served),
+                ),
+                device_id=device_id,
+                kind="broker",
+                secret=opened.secret,
+            )
+        finally:
+            # The store has a key of its own, of the volume's.
+            wipe(opened.secret)
         return VolumeDevice(
-            BrokerAnchor(opened.records, advance=partial(self._devices.advance, served)),
+            anchor,
             is_believed=opened.is_initial,
             tell_anchored=partial(self._devices.confirm, served),
             tell_closed=partial(self._devices.close, served),

@@ -103,7 +103,7 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
             )
         reason = f"peer.{code.name.lower()}"
     family = _FAMILY_OF_CODE.get(code, Error)
-    if reason.startswith("lease."):
+    if family is UnavailableError and reason.startswith("lease."):
         family = LeaseError
     return family(reason, _first_line(error.details()) or f"{peer} answered {code.name}")
 

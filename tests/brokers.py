@@ -8,6 +8,7 @@ from sealane.crypto.audit import GENESIS, Detail, Outcome
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
@@ -90,3 +91,8 @@ async def running_broker(
         await service.close()
     finally:
         await store.close()
+
+
+def token_of(broker: BrokerService, lease: SignedLease) -> bytes:
+    """Return the token that is sealed inside a lease which the broker has just granted."""
+    return broker.leases.arena._held[lease.lease_id].lease.return_token

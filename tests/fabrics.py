@@ -13,6 +13,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from patience import PATIENCE_SECONDS
+from permits import permitted
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.calls import CallInterceptor
@@ -165,6 +166,7 @@ async def fabric(
         own_result=lambda: (certificate_digest(name), result(name)),
         kem=kem(name),
         reach_peer=reach,
+        permit=lambda _: permitted(),
     )
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)

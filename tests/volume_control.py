@@ -552,6 +552,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         stack.push_async_callback(refusals.close)
         authorizer = Authorizer(
             broker.authority.certificate,
+            server=identities["broker"].spiffe_id,
             admit=everybody,
             metrics=metrics,
             refused=refusals.note,
@@ -583,7 +584,12 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         )
         storage_server = new_server(
             metrics,
-            Authorizer(broker.authority.certificate, admit=authorizations.admit, metrics=metrics),
+            Authorizer(
+                broker.authority.certificate,
+                server=identities["target"].spiffe_id,
+                admit=authorizations.admit,
+                metrics=metrics,
+            ),
         )
         storage_pb2_grpc.add_StorageServicer_to_server(
             StorageServicer(storage, authorizer), storage_server

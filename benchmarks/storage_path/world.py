@@ -15,6 +15,7 @@ from benchmarks.storage.cells import Cell, Sample
 from benchmarks.storage_path.drive import Drive
 
 from sealane import _native
+from sealane.daemon.clock import monotonic_ns
 from sealane.protocol.nvme.constants import (
     FRONT_TRANSFER_BYTES,
     H2C_DATA_BYTES,
@@ -30,6 +31,7 @@ FRONT_END: Final = "front end"
 SYSTEMS: Final = (PLAIN, SECURE, FRONT_END)
 WARM_UP_SECONDS: Final = 0.15
 PREFILL_BYTES: Final = 128 << 10
+_LONG_NS: Final = 10**9 * 86_400
 _BLOCK_BYTES: Final = 4096
 _EPOCH: Final = 1
 _INCARNATION: Final = 1
@@ -97,7 +99,12 @@ class World:
         span_bytes: int,
         drive: Drive | None = None,
         directory: Path | None = None,
+        permitted: bool = True,
     ) -> None:
+        """`permitted`: the target looks at its host's permit, as a real one does."""
+        self._permit: _native.Permit | None = _native.Permit() if permitted else None
+        if self._permit is not None:
+            self._permit.extend(monotonic_ns() + _LONG_NS)
         self._stack = stack
         self._local = stack.enter_context(contextlib.ExitStack())
         self._span_bytes = span_bytes
@@ -190,7 +197,11 @@ class World:
             # It goes with the namespace.
             path.unlink()
         controller = _native.Controller(
-            association=1, host_nqn=_HOST_NQN, host_id=bytes(16), controller_id=1
+            association=1,
+            host_nqn=_HOST_NQN,
+            host_id=bytes(16),
+            controller_id=1,
+            permit=self._permit if sealed else None,
         )
         controller.set_namespaces([(NAMESPACE_ID, namespace, "optimized")])
         self._stack.callback(namespace.close)

@@ -11,8 +11,11 @@ Advance = Callable[[Sequence[Change]], Awaitable[None]]
 class BrokerAnchor:
     """Anchors at every group commit. Made with what the brokers said when the device was opened."""
 
-    def __init__(self, records: Mapping[str, Anchored], *, advance: Advance) -> None:
+    def __init__(
+        self, records: Mapping[str, Anchored], *, floor: int = 0, advance: Advance
+    ) -> None:
         self._records = dict(records)
+        self._floor = floor
         self._advance = advance
 
     @property
@@ -20,11 +23,16 @@ class BrokerAnchor:
         """What is anchored, as far as it was answered."""
         return self._records
 
+    @property
+    def floor(self) -> int:
+        """See `Anchor.floor`."""
+        return self._floor
+
     async def advance(self, changes: Sequence[Change]) -> None:
         """See `Anchor.advance`; whoever lost the device gets VerificationError `device.…`."""
-        after = changed(self._records, changes)
+        after = changed(self._records, changes, floor=self._floor)
         await self._advance(changes)
-        self._records = after
+        self._records, self._floor = after
 
     async def close(self) -> None:
         """Nothing is held."""

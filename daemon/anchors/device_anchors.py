@@ -8,7 +8,7 @@ the next call. What a call's outcome is unknown of is asked for again until it i
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sealane.daemon.anchors.anchor import CHANGES_MAX, FAILED, Anchor, Anchored, Change
@@ -49,7 +49,8 @@ class DeviceAnchors:
         self._spacing_seconds = spacing_seconds
         self._timeout_seconds = timeout_seconds
         self._lost = lost
-        self._records = dict(anchor.records)
+        self._records = {name: _bare(record) for name, record in anchor.records.items()}
+        self._floor = anchor.floor
         self._queued: dict[str, _Wanted] = {}
         self._sending: dict[str, _Wanted] = {}
         self._failure: Error | None = None
@@ -62,6 +63,19 @@ class DeviceAnchors:
         """Return the number and the blob that record `name` is anchored with, if it is."""
         record = self._records.get(name)
         return None if record is None else (record.number, record.blob)
+
+    def base(self, name: str) -> int:
+        """Return the number that the next state of a record has to be above.
+
+        Of a record that isn't there: above those of all that are gone or about to go.
+        """
+        newest = self._queued.get(name) or self._sending.get(name)
+        record = self._records.get(name) if newest is None else newest.record
+        if record is not None:
+            return record.number
+        told = {**self._sending, **self._queued}
+        going = [self._reached(each) for each, wanted in told.items() if wanted.record is None]
+        return max(self._floor, *going, 0)
 
     async def advance(self, name: str, number: int, blob: bytes, *, at_once: bool = False) -> None:
         """Anchor `blob` (1…128 bytes) as the state `number` (1…2^64 - 1, growing) of a record.
@@ -120,7 +134,7 @@ class DeviceAnchors:
         newest = self._queued.get(name) or self._sending.get(name)
         before = self._records.get(name) if newest is None else newest.record
         # Checks the name and that the number grows, before anything is queued.
-        Change(name=name, expected=0 if before is None else before.number, record=record)
+        Change(name=name, expected=self._expected(name, before, record), record=record)
         wanted = self._queued.setdefault(name, _Wanted(record=record))
         wanted.record = record
         if at_once:
@@ -175,7 +189,7 @@ class DeviceAnchors:
             await self._repeat(changes)
         for change in changes:
             if change.record is None:
-                del self._records[change.name]
+                self._floor = max(self._floor, self._records.pop(change.name).number)
             else:
                 self._records[change.name] = change.record
         sent, self._sending = self._sending, {}
@@ -195,6 +209,19 @@ class DeviceAnchors:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
 
+    def _expected(self, name: str, before: Anchored | None, record: Anchored | None) -> int:
+        """Return what the next state of a record has to be above, so far as it has to be."""
+        if before is None and record is None:
+            return 0
+        return self.base(name) if before is None else before.number
+
+    def _reached(self, name: str) -> int:
+        """Return the highest number that a record may have by now."""
+        sending = self._sending.get(name)
+        if sending is None or sending.record is None:
+            return self._number(name)
+        return sending.record.number
+
     def _number(self, name: str) -> int:
         record = self._records.get(name)
         return 0 if record is None else record.number
@@ -209,6 +236,11 @@ class DeviceAnchors:
         for wanted in (*self._sending.values(), *self._queued.values()):
             _resolve(wanted, self._failure)
         self._sending, self._queued = {}, {}
+
+
+def _bare(record: Anchored) -> Anchored:
+    """Return what was told: the MAC is the anchor's business."""
+    return replace(record, mac=b"")
 
 
 def _awaited(wanted: _Wanted) -> asyncio.Future[None]:

@@ -60,10 +60,16 @@ class FileAnchor:
         """See `Anchor.records`."""
         return self._current().records
 
+    @property
+    def floor(self) -> int:
+        """See `Anchor.floor`."""
+        return self._current().floor
+
     async def advance(self, changes: Sequence[Change]) -> None:
         """Replace the file."""
         current = self._current()
-        after = Content(count=current.count + 1, records=changed(current.records, changes))
+        records, floor = changed(current.records, changes, floor=current.floor)
+        after = Content(count=current.count + 1, records=records, floor=floor)
         await asyncio.to_thread(self._write, after)
 
     async def close(self) -> None:

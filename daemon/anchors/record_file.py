@@ -12,24 +12,27 @@ from sealane.daemon.anchors.anchor import FAILED, RECORDS_MAX, U64_MAX, Anchored
 from sealane.daemon.files import FILE_BYTES_MAX, read_bounded, write_durably
 from sealane.errors import UnavailableError, VerificationError
 
-_LABEL: Final = "sealane anchor v2"
+_LABEL: Final = "sealane anchor v3"
 _MAC_BYTES: Final = 32
+_HEAD_FIELDS: Final = 3
 _NUMBER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """All records of a device, and the count that makes them current."""
+    """All records of a device, the count that makes them current, and the anchor's floor."""
 
     count: int
     records: Mapping[str, Anchored]
+    floor: int = 0
 
 
 class RecordFile:
     """Authenticated for one device, replaced as a whole and durably. Its calls block.
 
-    `F("sealane anchor v2", device id (16), count (8), records…)` ‖ HMAC-SHA256; a record is the
-    length of its name (1), the name, its number (8) and its blob.
+    `F("sealane anchor v3", device id (16), count (8), floor (8), records…)` ‖ HMAC-SHA256; a record
+    is the length of its name (1), the name, its number (8), the length of its MAC (1), the MAC and
+    its blob.
     """
 
     def __init__(self, path: Path, *, device_id: UUID, key: bytes | bytearray) -> None:
@@ -78,24 +81,27 @@ class RecordFile:
 def encode_content(content: Content, *, device_id: UUID) -> bytes:
     """Return what stands before the MAC: the one encoding of `content`."""
     parts = [_encode(name, content.records[name]) for name in sorted(content.records)]
-    return fields(_LABEL, device_id.bytes, _u64(content.count), *parts)
+    return fields(_LABEL, device_id.bytes, _u64(content.count), _u64(content.floor), *parts)
 
 
 def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
     """Undo `encode_content`; ValueError if `encoded` is none of its."""
-    parts = parse_fields(_LABEL, encoded, count_max=2 + RECORDS_MAX)
-    if parts is None or len(parts) < 2:
+    parts = parse_fields(_LABEL, encoded, count_max=_HEAD_FIELDS + RECORDS_MAX)
+    if parts is None or len(parts) < _HEAD_FIELDS:
         raise ValueError("not the fields of an anchor")
-    records = dict(map(_decode, parts[2:]))
-    content = Content(count=int.from_bytes(parts[1], "big"), records=records)
-    if content.count > U64_MAX or encode_content(content, device_id=device_id) != encoded:
+    count, floor = (int.from_bytes(part, "big") for part in parts[1:_HEAD_FIELDS])
+    records = dict(map(_decode, parts[_HEAD_FIELDS:]))
+    content = Content(count=count, records=records, floor=floor)
+    is_long = max(count, floor) > U64_MAX
+    if is_long or encode_content(content, device_id=device_id) != encoded:
         raise ValueError("another device's, or not the one encoding of its content")
     return content
 
 
 def _encode(name: str, record: Anchored) -> bytes:
     encoded = name.encode("ascii")
-    return bytes([len(encoded)]) + encoded + _u64(record.number) + record.blob
+    mac = bytes([len(record.mac)]) + record.mac
+    return bytes([len(encoded)]) + encoded + _u64(record.number) + mac + record.blob
 
 
 def _decode(part: bytes) -> tuple[str, Anchored]:
@@ -103,9 +109,16 @@ def _decode(part: bytes) -> tuple[str, Anchored]:
     if not part:
         raise ValueError("an empty record")
     name_end = 1 + part[0]
-    blob_start = name_end + _NUMBER_BYTES
-    number = int.from_bytes(part[name_end:blob_start], "big")
-    return part[1:name_end].decode("ascii"), Anchored(number=number, blob=part[blob_start:])
+    mac_start = name_end + _NUMBER_BYTES + 1
+    if len(part) < mac_start:
+        raise ValueError("a record without a number")
+    blob_start = mac_start + part[mac_start - 1]
+    record = Anchored(
+        number=int.from_bytes(part[name_end : mac_start - 1], "big"),
+        blob=part[blob_start:],
+        mac=part[mac_start:blob_start],
+    )
+    return part[1:name_end].decode("ascii"), record
 
 
 def _u64(value: int) -> bytes:

@@ -68,7 +68,7 @@ class TpmAnchor:
             stack.callback(anchor.release)
             if path.exists():
                 raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
-            anchor._commit({}, count=anchor._counter.increment() + 1)
+            anchor._commit({}, count=anchor._counter.increment() + 1, floor=0)
             stack.pop_all()
         return anchor
 
@@ -92,11 +92,16 @@ class TpmAnchor:
         """See `Anchor.records`."""
         return self._current().records
 
+    @property
+    def floor(self) -> int:
+        """See `Anchor.floor`."""
+        return self._current().floor
+
     async def advance(self, changes: Sequence[Change]) -> None:
         """Write the file, then increment."""
         current = self._current()
-        after = changed(current.records, changes)
-        await asyncio.to_thread(self._commit, after, count=current.count + 1)
+        records, floor = changed(current.records, changes, floor=current.floor)
+        await asyncio.to_thread(self._commit, records, count=current.count + 1, floor=floor)
 
     async def close(self) -> None:
         """Wipe the key and let the next owner have it; the TPM's connection is the caller's."""
@@ -126,12 +131,12 @@ class TpmAnchor:
             )
         if content.count == count + 1:
             self._increment_to(content.count)
-        self._commit(content.records, count=content.count + 1)
+        self._commit(content.records, count=content.count + 1, floor=content.floor)
 
-    def _commit(self, records: Mapping[str, Anchored], *, count: int) -> None:
+    def _commit(self, records: Mapping[str, Anchored], *, count: int, floor: int) -> None:
         # Until the counter is known to have got there, the anchor is in neither state.
         self._content = None
-        content = Content(count=count, records=records)
+        content = Content(count=count, records=records, floor=floor)
         self._file.write(content)
         self._increment_to(count)
         self._content = content

@@ -10,12 +10,13 @@ from sealane.daemon.anchors.anchor import Anchored
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.devices import (
     FENCE,
-    GATEWAY_FENCE,
     anchor_records,
     check_node,
     check_room,
+    drop_anchor,
 )
 from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.membership import unseen_node
 from sealane.daemon.broker.records import (
     DeviceRecord,
     DeviceRequestRecord,
@@ -24,7 +25,7 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
 )
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.calls import page_limit
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
@@ -135,13 +136,17 @@ class DeviceBooks:
         await self._cover(revision)
         await self._note("device.init", device_id=str(device_id), node=owner, anew=True)
 
-    async def move(self, device_id: uuid.UUID, node: str) -> None:
+    async def move(self, device_id: uuid.UUID, node: str, *, unseen: bool = False) -> None:
         """Give a device, with its volumes, to another node; the old owner is refused from now on.
 
-        Asked again after it was cut short, it ends what it began.
+        Asked again after it was cut short, it ends what it began. UsageError `node.not_found` if
+        the node never attested in the device's role, unless it may be `unseen`.
         """
         check_node(node)
         stored = await self._known(device_id)
+        role = stored.record.role
+        if not unseen and await self._registry.nodes.get(f"{role}/{node}") is None:
+            raise unseen_node(node, [role])
         if stored.record.owner != node and not stored.record.is_volume:
             await check_room(self._registry, node)
         revision, _ = await self._change(
@@ -201,8 +206,7 @@ class DeviceBooks:
         """Return the opening that a move or the like ends, with the time by which it has."""
         if record.opening is None:
             return None
-        fence = GATEWAY_FENCE if record.is_volume else FENCE
-        until = record.opening.until or self._now() + fence
+        until = record.opening.until or self._now() + FENCE
         return record.opening.model_copy(update={"until": until})
 
     async def _known(self, device_id: uuid.UUID) -> Stored[DeviceRecord]:
@@ -273,10 +277,10 @@ class DeviceBooks:
         await self._registry.settle(attempt)
 
     async def _drop_anchor(self, device_id: uuid.UUID) -> None:
-        records = await anchor_records(self._registry, device_id)
-        keys = [self._registry.anchors.key(f"{device_id}/{name}") for name, _ in records]
-        for start in range(0, len(keys), COMMIT_CHANGES_MAX):
-            await self._registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
+        """Remove its records; nobody has it open, so nobody makes others meanwhile."""
+        stored = await self._registry.devices.get(str(device_id))
+        if stored is not None:
+            await drop_anchor(self._registry, stored.record)
 
     async def _note(self, kind: str, **detail: str | bool) -> None:
         await self.audit.record(kind, subject="operator", outcome="done", reason="", **detail)

@@ -138,7 +138,9 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
         return devices_pb2.DeviceDetails(
             device=_message(entry),
             records=[
-                devices_pb2.AnchorRecord(name=name, number=record.number, blob=record.blob)
+                devices_pb2.AnchorRecord(
+                    name=name, number=record.number, blob=record.blob, mac=record.mac
+                )
                 for name, record in records
             ],
             volumes=[str(volume_id) for volume_id in volumes],
@@ -170,7 +172,9 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
     ) -> empty_pb2.Empty:
         """Give a device to another node."""
         async with self._recorded("device.move", device_id=request.device_id, node=request.node):
-            await self._books.move(_device_id(request.device_id), request.node)
+            await self._books.move(
+                _device_id(request.device_id), request.node, unseen=request.unseen
+            )
         return empty_pb2.Empty()
 
     async def ForgetDevice(
@@ -188,7 +192,7 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
 def _change(message: devices_pb2.AnchorChange) -> Change:
     record = None
     if message.number:
-        record = Anchored(number=message.number, blob=message.blob)
+        record = Anchored(number=message.number, blob=message.blob, mac=message.mac)
     return Change(name=message.name, expected=message.expected_number, record=record)
 
 

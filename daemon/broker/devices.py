@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from sealane.crypto.certificates import LIFETIME, NAME_PATTERN, SKEW, Subject
+from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.daemon.anchors.anchor import (
@@ -38,10 +38,10 @@ from sealane.daemon.broker.records import (
     Stored,
 )
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
 from sealane.daemon.clock import utc_now
-from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, OWNER_REFUSED
+from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, MOVED, OWNER_REFUSED
 from sealane.daemon.jobs import REASON_MAX, REASONS_MAX, JobKind
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -52,9 +52,8 @@ DeviceInit = Literal["first-come", "authorized"]
 DEVICES_PER_NODE_MAX: Final = 16
 FOUND_MAX: Final = 1024
 FENCE: Final = dt.timedelta(seconds=AUTHORIZATION_SECONDS) + SKEW
-"""After this a target that hears nothing has stopped, by any broker's clock."""
-GATEWAY_FENCE: Final = LIFETIME + SKEW
-"""The same for a gateway: it stops when its certificate ends."""
+"""After this who served it has stopped, by any broker's clock: its engine does nothing without an
+authorization, which it isn't given any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +135,9 @@ class Devices:
             return await self._opened(stored.record, caller, kind, compares=compares)
 
         record = await self._registry.settle(attempt)
+        if not record.is_initialised:
+            # What is found is believed, and nothing that an earlier time has left.
+            record = await drop_anchor(self._registry, record)
         opened = await self._release(record, caller, request_id)
         await self.audit.record(
             "device.open",
@@ -178,17 +180,23 @@ class Devices:
             compares = [self._registry.devices.unchanged(stored.name, stored)]
             puts: dict[str, bytes] = {}
             deletes: list[str] = []
+            floor = stored.record.anchor_floor
+            gone = floor
             for name, change, before in zip(names, changes, found, strict=True):
-                if not change.is_due(_anchored(before)):
+                if not change.is_due(_anchored(before), floor=floor):
                     continue
                 compares.append(table.unchanged(name, before))
                 if change.record is None:
+                    # Its number stays taken: nothing of that age is anchored again.
+                    gone = max(gone, 0 if before is None else before.record.number)
                     deletes.append(table.key(name))
                     continue
                 if before is None:
                     await self._check_volume(stored.record, change.name)
-                record = AnchorRecord(number=change.record.number, blob=change.record.blob)
-                puts |= table.sealed(name, record)
+                puts |= table.sealed(name, _stored(change.record))
+            if gone > floor:
+                after = stored.record.model_copy(update={"anchor_floor": gone})
+                puts |= self._registry.devices.sealed(stored.name, after)
             if not puts and not deletes:
                 return True
             return None if await self._registry.commit(compares, puts, deletes) is None else True
@@ -234,7 +242,7 @@ class Devices:
     async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
         """Raise VerificationError unless the caller's opening of the device still counts.
 
-        `device.owner.refused`, `device.forgotten`, `device.fenced`.
+        `device.owner.refused`, `device.forgotten`, `device.moved`, `device.fenced`.
         """
         await self._held(caller, device_id, fencing_epoch)
 
@@ -325,9 +333,12 @@ class Devices:
             fencing_epoch=record.fencing_epoch,
             is_initial=not record.is_initialised,
             records=[
-                devices_pb2.AnchorRecord(name=name, number=each.number, blob=each.blob)
+                devices_pb2.AnchorRecord(
+                    name=name, number=each.number, blob=each.blob, mac=each.mac
+                )
                 for name, each in await anchor_records(self._registry, record.device_id)
             ],
+            floor=record.anchor_floor,
         ).SerializeToString(deterministic=True)
         secret = self._registry.device_secret(record)
         try:
@@ -359,15 +370,15 @@ class Devices:
         _check_owner(stored.record, caller)
         opening = stored.record.opening
         # One that was ended doesn't count again when its node owns the device once more.
-        if (
-            opening is None
-            or opening.until is not None
-            or not _is_of(opening, caller, fencing_epoch)
-        ):
+        if opening is None or not _is_of(opening, caller, fencing_epoch):
             raise VerificationError(
                 FENCED,
                 f"fencing epoch {fencing_epoch} of device {device_id} is over: it was opened "
                 "again, closed or moved",
+            )
+        if opening.until is not None:
+            raise VerificationError(
+                MOVED, f"device {device_id} was moved away and back: it must be opened again"
             )
         return stored
 
@@ -422,10 +433,32 @@ async def anchor_records(registry: Registry, device_id: uuid.UUID) -> list[tuple
             within=within, after=after, limit=PAGE_ENTRIES_MAX
         )
         for each in page:
-            record = Anchored(number=each.record.number, blob=each.record.blob)
-            found.append((each.name.removeprefix(within), record))
+            found.append((each.name.removeprefix(within), _kept(each.record)))
             after = each.name
     return found
+
+
+async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:
+    """Remove all records of a device's anchor; their numbers stay taken. Returns the device's.
+
+    VerificationError `device.fenced` if the device was changed since `record`.
+    """
+    table, name = registry.devices, str(record.device_id)
+    records = await anchor_records(registry, record.device_id)
+    if not records:
+        return record
+    stored = await table.get(name)
+    if stored is None or stored.record != record:
+        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+    floor = max(record.anchor_floor, *(each.number for _, each in records))
+    after = record.model_copy(update={"anchor_floor": floor})
+    # The numbers first: a crash in between leaves records that the next call removes.
+    if await registry.commit([table.unchanged(name, stored)], table.sealed(name, after)) is None:
+        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+    keys = [registry.anchors.key(f"{name}/{each}") for each, _ in records]
+    for start in range(0, len(keys), COMMIT_CHANGES_MAX):
+        await registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
+    return after
 
 
 def check_node(node: str) -> None:
@@ -464,4 +497,12 @@ def _kind(anchor: str) -> AnchorKind:
 def _anchored(stored: Stored[AnchorRecord] | None) -> Anchored | None:
     if stored is None:
         return None
-    return Anchored(number=stored.record.number, blob=stored.record.blob)
+    return _kept(stored.record)
+
+
+def _kept(record: AnchorRecord) -> Anchored:
+    return Anchored(number=record.number, blob=record.blob, mac=record.mac)
+
+
+def _stored(record: Anchored) -> AnchorRecord:
+    return AnchorRecord(number=record.number, blob=record.blob, mac=record.mac)

@@ -1,22 +1,24 @@
-"""Grants counter leases out of the arena of this start, and takes back what was not used.
+"""Grants counter leases out of the arena of this start, and ends those that are returned.
 
 The books are the registry's; what a lease is, `sealane.crypto.lease` says.
 """
 
 import asyncio
 import hashlib
+import secrets
+import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
-from sealane.crypto.lease import Arena, Lease
+from sealane.crypto.lease import RETURN_TOKEN_BYTES, Arena, Lease
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import GrantRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.volume_access import secret_context, writable_volume
+from sealane.daemon.calls import parse_uuid
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -105,7 +107,11 @@ class Leases:
 
     async def _granted(self, caller: Subject, context: Context) -> SignedLease:
         """Take counters out of the arena, enter them in the books, seal them."""
-        granted = self.arena.grant(incarnation=caller.incarnation)
+        granted = self.arena.grant(
+            volume_id=uuid.UUID(context.volume_id),
+            incarnation=caller.incarnation,
+            return_token=secrets.token_bytes(RETURN_TOKEN_BYTES),
+        )
 
         async def attempt() -> VolumeRecord | None:
             # A volume deleted, or given a new key epoch, in between gets no lease of the old one.
@@ -116,7 +122,8 @@ class Leases:
                 broker_instance=self.arena.broker_instance,
                 start_epoch=self.arena.start_epoch,
                 lease_id=granted.lease_id,
-                ranges=tuple((r.counter_start, r.counter_end) for r in granted.ranges),
+                counter_start=granted.counters.counter_start,
+                counter_end=granted.counters.counter_end,
                 volume_id=volume.record.volume_id,
                 key_epoch=context.key_epoch,
                 recipient=caller.spiffe_id,
@@ -147,7 +154,8 @@ class Leases:
             key_epoch=context.key_epoch,
             start_epoch=self.arena.start_epoch,
             lease_id=granted.lease_id,
-            ranges=[f"{r.counter_start}-{r.counter_end}" for r in granted.ranges],
+            counter_start=granted.counters.counter_start,
+            counter_end=granted.counters.counter_end,
             incarnation=caller.incarnation,
         )
         self._metrics.broker.leases_granted.inc()
@@ -168,24 +176,32 @@ class Leases:
         volume_id: str,
         arena: tuple[int, int],
         lease_id: int,
-        touched: Sequence[int],
+        touched: int,
+        return_token: bytes,
     ) -> int:
-        """Take back what the caller never touched of a lease; returns how many counters.
+        """End a lease of the caller's from the counter `touched` on; returns how many that is.
 
-        LeaseError `lease.return.…`; a lease of another start of a broker stays burned.
+        They no longer count against the limit of the key epoch, and are never granted again.
+        LeaseError or VerificationError `lease.return.…`; a lease of another start of a broker
+        stays burned.
         """
         if arena != (self.arena.broker_instance, self.arena.start_epoch):
             raise LeaseError(
                 "lease.return.arena", f"lease {lease_id} is of another start of a broker"
             )
-        self.arena.report(lease_id, touched, incarnation=caller.incarnation)
-        # A late retry must not be told counters that may soon be somebody else's.
+        # First: nothing is changed, here or in the books, for a return that doesn't match.
+        counters = self.arena.give_back(
+            lease_id,
+            touched,
+            volume_id=parse_uuid(volume_id, what="volume id"),
+            incarnation=caller.incarnation,
+            return_token=return_token,
+        )
+        # A late retry of the grant gets another lease: what of this one was left is not counted.
         for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
             del self._grants[asked]
-        # The books first: what they call returned may be lost, what is granted again must be there.
         if not await self._registry.record_return(arena, lease_id, touched):
             raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
-        counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
         await self._audit.record(
             "lease.return",
             subject=caller.spiffe_id,
@@ -213,9 +229,8 @@ def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> byte
         key_epoch=key_epoch,
         broker_instance=broker_instance,
         start_epoch=start_epoch,
-        ranges=[
-            broker_pb2.CounterRange(counter_start=r.counter_start, counter_end=r.counter_end)
-            for r in granted.ranges
-        ],
+        counter_start=granted.counters.counter_start,
+        counter_end=granted.counters.counter_end,
         lease_id=granted.lease_id,
+        return_token=granted.return_token,
     ).SerializeToString()

@@ -103,14 +103,20 @@ class Membership:
     ) -> bool:
         """Raise VerificationError unless the caller may act: it attested, and under this policy.
 
-        `node.revoked` since `leaf`, `attestation.policy.changed`. True: it should attest again.
+        `node.revoked` since `leaf`, `node.superseded` by a later process, `node.unknown` to the
+        store, `attestation.policy.changed`. True: it should attest again.
         """
         is_outdated = self._check_policy(result.policy_version, now_ns=monotonic_ns())
         stored = await self._stored(caller.node, caller.role)
         record = stored.record if stored else None
         _check_not_revoked(record, issued=leaf.not_valid_before_utc + SKEW)
-        if record is not None and record.incarnation == caller.incarnation:
-            _check_not_refused(record, result.policy_version)
+        if record is None:
+            raise VerificationError(UNKNOWN, f"no attestation of {caller.spiffe_id} is known")
+        if record.incarnation != caller.incarnation:
+            raise VerificationError(
+                SUPERSEDED, f"another process has attested as {caller.spiffe_id} since"
+            )
+        _check_not_refused(record, result.policy_version)
         return is_outdated
 
     async def attested(
@@ -244,16 +250,22 @@ class Membership:
             ],
         ).SerializeToString(deterministic=True)
 
-    async def revoke(self, node: str, role: str, *, reason: str) -> None:
-        """Revoke one role of a node, or all (""), also one that never attested."""
+    async def revoke(self, node: str, role: str, *, reason: str, unseen: bool = False) -> None:
+        """Revoke one role of a node, or all ("").
+
+        UsageError `node.not_found` if it never attested in any of them, unless it may be `unseen`.
+        """
         if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
             raise UsageError(
                 "node.revocation.reason",
                 f"a reason of {len(reason)} characters; allowed: at most {REASON_CHARACTERS_MAX} "
                 "printable ones",
             )
+        roles = _roles(node, role)
+        if not unseen and not any([await self._stored(node, each) for each in roles]):
+            raise unseen_node(node, roles)
         revocation = Revocation(reason=reason, revoked_at=self._now())
-        for each in _roles(node, role):
+        for each in roles:
             await self._change(node, each, {"revocation": revocation, "restored_at": None})
             await self._audit.record(
                 "node.revoked",
@@ -268,13 +280,14 @@ class Membership:
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
 
     async def restore(self, node: str, role: str) -> None:
-        """Let a node attest again; what it was issued until now stays refused."""
-        for each in _roles(node, role):
-            stored = await self._stored(node, each)
-            if stored is None or stored.record.revocation is None:
-                if role:
-                    raise UsageError("node.not_found", f"{each} {node[:80]} is not revoked")
-                continue
+        """Let a node attest again; what it was issued until now stays refused.
+
+        UsageError `node.not_found` if it isn't revoked.
+        """
+        roles = [each for each in _roles(node, role) if await self._is_revoked(node, each)]
+        if not roles:
+            raise UsageError("node.not_found", f"{role or 'node'} {node} is not revoked")
+        for each in roles:
             await self._change(node, each, {"revocation": None, "restored_at": self._now()})
             await self._audit.record(
                 "node.restored", subject="operator", outcome="done", node=node, role=each
@@ -295,7 +308,9 @@ class Membership:
         try:
             node, role = parse_spiffe_id(peer.spiffe_id)
             stored = await self._stored(node, role)
-            if stored is None or PEER_ROLES.get(role) != caller.role:
+            # Everybody may ask about itself: a gateway does, where no target of ours bounds it.
+            is_self = peer.spiffe_id == caller.spiffe_id
+            if stored is None or not (is_self or PEER_ROLES.get(role) == caller.role):
                 return UNKNOWN
             return self._standing(stored.record, peer.incarnation) or (
                 await self._volume_refusal(caller, stored.record.tenant, peer)
@@ -334,6 +349,10 @@ class Membership:
         _check_not_refused(record, record.policy_version)
         return ""
 
+    async def _is_revoked(self, node: str, role: str) -> bool:
+        stored = await self._stored(node, role)
+        return stored is not None and stored.record.revocation is not None
+
     async def _stored(self, node: str, role: str) -> Stored[NodeRecord] | None:
         return await self._registry.nodes.get(_name(node, role))
 
@@ -349,6 +368,15 @@ class Membership:
 
         # A store that is put back must not bring a revoked node back with it.
         await self._cover(await self._registry.settle(attempt))
+
+
+def unseen_node(node: str, roles: Sequence[str]) -> UsageError:
+    """Make the error about a node that never attested."""
+    return UsageError(
+        "node.not_found",
+        f"no node {node!r} has attested as {' or '.join(roles)} at these brokers: sealanectl node "
+        "list shows those that have, --unseen takes one that has not yet",
+    )
 
 
 def _name(node: str, role: str) -> str:

@@ -83,7 +83,7 @@ async def _open_store(
         return await EtcdStore.open(
             config.etcd.endpoints,
             writer=instance_name(config.instance),
-            credentials=_credentials(config.etcd),
+            credentials=etcd_credentials(config.etcd),
         )
     store = SqliteStore(state / STORE_NAME)
     try:
@@ -94,7 +94,8 @@ async def _open_store(
     return store
 
 
-def _credentials(config: EtcdConfig) -> grpc.ChannelCredentials | None:
+def etcd_credentials(config: EtcdConfig) -> grpc.ChannelCredentials | None:
+    """Read the files of mutual TLS to the members; None: the configuration names none."""
     if config.ca_file is None or config.certificate_file is None or config.key_file is None:
         return None
     return grpc.ssl_channel_credentials(

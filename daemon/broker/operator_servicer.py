@@ -77,7 +77,6 @@ def _entry(record: GrantRecord, served: set[tuple[int, int]]) -> operator_pb2.Le
         counters=record.counters,
         returned=record.returned,
         state=state,
-        ranges=len(record.ranges),
     )
 
 

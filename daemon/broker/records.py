@@ -21,10 +21,9 @@ from sealane.crypto.lease import (
     EPOCH_COUNTERS_MAX,
     INSTANCE_MAX,
     LEASE_COUNTERS,
-    LEASE_RANGES_MAX,
     START_EPOCH_MAX,
 )
-from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, U64_MAX, AnchorKind
+from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX, AnchorKind
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import LeaseError, UsageError, VerificationError
 
@@ -253,24 +252,23 @@ Counter = Annotated[int, Field(ge=1, le=COUNTER_END)]
 
 
 class GrantRecord(Record):
-    """A lease: half-open ranges of counters of one arena, to one incarnation of a gateway.
+    """A lease: a half-open range of counters of one arena, to one incarnation of a gateway.
 
-    `touched` has the first counter of each range that came back; None: nothing came back yet. A
-    lease of an arena that isn't served any more, or of an incarnation that is gone, is burned.
+    `touched` is the first counter that came back; None: nothing came back yet. A lease of an arena
+    that isn't served any more, or of an incarnation that is gone, is burned.
     """
 
     broker_instance: BrokerInstance
     start_epoch: StartEpoch
     lease_id: Annotated[int, Field(ge=1)]
-    ranges: Annotated[
-        tuple[tuple[Counter, Counter], ...], Field(min_length=1, max_length=LEASE_RANGES_MAX)
-    ]
+    counter_start: Counter
+    counter_end: Counter
     volume_id: uuid.UUID
     key_epoch: KeyEpoch
     recipient: str
     incarnation: bytes
     granted_at: dt.datetime
-    touched: tuple[Counter, ...] | None = None
+    touched: Counter | None = None
 
     @property
     def name(self) -> str:
@@ -280,14 +278,12 @@ class GrantRecord(Record):
     @property
     def counters(self) -> int:
         """How many counters were granted."""
-        return sum(end - start for start, end in self.ranges)
+        return self.counter_end - self.counter_start
 
     @property
     def returned(self) -> int:
         """How many of them came back."""
-        if self.touched is None:
-            return 0
-        return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
+        return 0 if self.touched is None else self.counter_end - self.touched
 
 
 class Opening(Record):
@@ -317,6 +313,8 @@ class DeviceRecord(Record):
     opened_at: dt.datetime | None = None
     is_forgotten: bool = False
     is_volume: bool = False
+    anchor_floor: Annotated[int, Field(ge=0, le=U64_MAX)] = 0
+    """The highest number of a record of its anchor that is gone: those stay taken."""
 
     @property
     def role(self) -> str:
@@ -344,6 +342,8 @@ class AnchorRecord(Record):
 
     number: Annotated[int, Field(ge=1, le=U64_MAX)]
     blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]
+    mac: Annotated[bytes, Field(max_length=MAC_BYTES)] = b""
+    """Of the device's owner, who checks it."""
 
 
 class PolicyRecord(Record):

@@ -347,17 +347,18 @@ class Registry(Tables):
             )
         return revision is not None
 
-    async def record_return(
-        self, arena: tuple[int, int], lease_id: int, touched: Sequence[int]
-    ) -> bool:
-        """Enter in the books that a lease came back; False: it had, or it was never granted."""
+    async def record_return(self, arena: tuple[int, int], lease_id: int, touched: int) -> bool:
+        """Enter in the books that a lease came back; False: it had, or it was never granted.
+
+        The caller has made sure that its holder returns it: what came back counts as never used.
+        """
         name = grant_name(arena, lease_id)
 
         async def attempt() -> bool | None:
             stored = await self.grants.get(name)
             if stored is None or stored.record.touched is not None:
                 return False
-            record = stored.record.model_copy(update={"touched": tuple(touched)})
+            record = stored.record.model_copy(update={"touched": touched})
             compares = [self.grants.unchanged(name, stored)]
             puts = self.grants.sealed(name, record)
             volume = await self.volumes.get(str(record.volume_id))

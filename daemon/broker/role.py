@@ -139,10 +139,12 @@ async def _serve(
     stack.push_async_callback(refusals.close)
     authorizer = Authorizer(
         authority.certificate,
+        server=identity.spiffe_id,
         admit=verifier.membership.admit,
         metrics=metrics,
         refused=refusals.note,
     )
+    stack.callback(authorizer.call_keys.close)
     open_server = new_server(metrics, TlsOnly(refused=refusals.note))
     attestation_pb2_grpc.add_AttestationServicer_to_server(
         AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server

@@ -232,7 +232,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.ReturnLeaseRequest,
         context: Context,
     ) -> broker_pb2.ReturnLeaseResponse:
-        """Take counters back."""
+        """End a lease."""
         caller = self._caller(context)
         async with self._recorded(
             "lease.return",
@@ -247,7 +247,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 volume_id=request.volume_id,
                 arena=(request.broker_instance, request.start_epoch),
                 lease_id=request.lease_id,
-                touched=[*request.touched],
+                touched=request.touched,
+                return_token=request.return_token,
             )
         return broker_pb2.ReturnLeaseResponse(counters=counters)
 

@@ -25,13 +25,18 @@ def open_driver(config: EnrolmentConfig, *, tcti: str) -> Driver:
         return _open_tpm2(config.tpm2, tcti)
     if config.evidence == "tsm":
         return TsmDriver(ReportTree(Path(config.tsm.reports)))
+    return software_driver(config)
+
+
+def software_driver(config: EnrolmentConfig) -> SoftwareDriver:
+    """Read the attestation key; UsageError if its file holds none, or is open to others."""
     path = str(config.key_file)
     key = read_secret(path, key="enrolment.key_file")
     return SoftwareDriver(SoftwareKey.parse(key, source=f"enrolment.key_file {path}"))
 
 
 def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:
-    certificates = _endorsement_certificates(config.endorsement_certificates)
+    certificates = endorsement_certificates(config.endorsement_certificates)
     tpm = open_tpm(tcti)
     from sealane.daemon.evidence.tpm2 import Tpm2Driver  # noqa: PLC0415 - an extra
 
@@ -48,7 +53,8 @@ def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:
         raise
 
 
-def _endorsement_certificates(path: str | None) -> list[bytes]:
+def endorsement_certificates(path: str | None) -> list[bytes]:
+    """Read the certificates of the endorsement key as DER; UsageError if they are none."""
     if path is None:
         return []
     key = "enrolment.tpm2.endorsement_certificates"

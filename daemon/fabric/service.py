@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sealane._native import SessionEndpoint
+from sealane._native import Permit, SessionEndpoint
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
@@ -109,7 +109,9 @@ class FabricService:
         own_result: Callable[[], tuple[bytes, Result]],
         kem: KemKey,
         reach_peer: ReachPeer,
+        permit: Callable[[PeerIncarnation], Permit],
     ) -> None:
+        """Serve sessions with peers as long as they may act, which `permit` of each says."""
         self.settings = settings
         """What the operator allows."""
         self._own = own
@@ -117,6 +119,7 @@ class FabricService:
         """The thumbprint of our leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
+        self._permit = permit
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self.grants = Grants(settings.ring_socket, timeout_seconds=settings.grant_timeout_seconds)
@@ -322,6 +325,7 @@ class FabricService:
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             is_initiator=False,
+            permit=self._permit(peer_of(peer.subject)),
         )
         # Refused if another offer, or the listener's end, came first.
         session.begin(_agreed(session, peer.subject, offer), start)
@@ -411,6 +415,7 @@ class FabricService:
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             is_initiator=True,
+            permit=self._permit(peer_of(link.subject)),
         )
         session.begin(_agreed(session, link.subject, offer), start)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sealane._native import SessionEndpoint
+from sealane._native import Permit, SessionEndpoint
 from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.ports import PeerIncarnation
@@ -68,6 +68,8 @@ class Start:
     idle_timeout_seconds: float
     reordering_micros: int
     is_initiator: bool
+    permit: Permit
+    """Until when the peer may act: the worker ends the session with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,8 @@ class Session:
         self._last_statistics: dict[str, int] = {}
         self._last_paths: list[PathReport] = []
         self._is_begun = False
+        self._permit: Permit | None = None
+        """Held while the worker has it: nobody extends one that nobody holds."""
         self._changed = asyncio.Event()
         """Of the next state; each state has its own."""
         asyncio.get_running_loop().add_reader(endpoint.fileno(), self._observe)
@@ -132,6 +136,7 @@ class Session:
                 idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
                 reordering_ns=start.reordering_micros * 1000,
                 initiator=start.is_initiator,
+                permit=start.permit,
             )
         except OSError as error:
             # Some of it may be made: it is not tried again.
@@ -147,6 +152,7 @@ class Session:
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
         self._is_begun = True
+        self._permit = start.permit
         self._become(State.ESTABLISHING)
 
     def statistics(self) -> dict[str, int]:
@@ -238,6 +244,7 @@ class Session:
             return
         asyncio.get_running_loop().remove_reader(endpoint.fileno())
         endpoint.close()
+        self._permit = None
         self.close_reason = reason
         self._become(State.CLOSED)
         self._on_closed(self)

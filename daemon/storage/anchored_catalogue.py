@@ -71,8 +71,10 @@ class AnchoredCatalogue:
         what is anchored.
         """
         self._anchors = anchors
+        self._begun.clear()
+        self._unsettled.clear()
         kept = anchors.current(CATALOGUE)
-        self._number = 0 if kept is None else kept[0]
+        self._number = anchors.base(CATALOGUE)
         states = await asyncio.to_thread(self._states)
         matching = [s for s in states if is_believed or (kept is not None and s.blob == kept[1])]
         if not matching:

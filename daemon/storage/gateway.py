@@ -66,7 +66,8 @@ class GatewaySettings:
     `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
     long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
     `journals_bytes_max`: those of all volumes together, beyond the 1 MiB that each may have;
-    `nonce_ledger`: file for a record of every seal (tests only: it holds hashes of plaintext).
+    `nonce_ledgers`: directory with a record of every seal, a file for each volume (tests only: it
+    holds hashes of plaintext).
     """
 
     command_timeout_seconds: float = 30.0
@@ -74,7 +75,7 @@ class GatewaySettings:
     journal_bytes_max: int = 64 << 20
     journals_bytes_max: int = 1 << 30
     commands_per_key_max: int = 1 << 48
-    nonce_ledger: Path | None = None
+    nonce_ledgers: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,9 +221,15 @@ class AttachedVolume(Exported):
         """Stop the association's queues, wait for what they have at the target, and leave it."""
         try:
             await asyncio.to_thread(self.native.close_queues, association_id)
+            # What they said at their end is no word of queues that may follow under their names.
+            self._feed.drain()
         finally:
             # Also when a second cancellation comes while the queues drain.
             await self.back_end.close_association(association_id)
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Leave the target on behalf of a queue that is over."""
+        self.back_end.close_queue(QueueName(association_id=association_id, queue_id=queue_id))
 
     def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
         """Every host must authenticate; only the one the volume is attached to can."""
@@ -404,6 +411,7 @@ class Gateway(Provider):
         self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
     ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
         newest = max(volume.keys)
+        ledgers = self._settings.nonce_ledgers
         native = _native.GatewayVolume(
             volume_id=volume.volume_id.bytes,
             generation=volume.generation,
@@ -415,7 +423,7 @@ class Gateway(Provider):
             hold_seconds=self._settings.hold_seconds,
             journal_bytes_max=self._settings.journal_bytes_max,
             commands_per_key_max=self._settings.commands_per_key_max,
-            nonce_ledger=self._settings.nonce_ledger,
+            nonce_ledger=None if ledgers is None else ledgers / str(volume.volume_id),
             fully_sealed=volume.fully_sealed,
             read_only=volume.read_only,
             journal_pool=self._journals,

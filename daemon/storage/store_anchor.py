@@ -23,17 +23,23 @@ class StoreAnchor:
         """Take up the record that a device has of the volume.
 
         `rarely`: the anchor wears out, and hears of checkpoints, not of every flush. `believed`:
-        an operator takes what is found, where nothing is anchored.
+        an operator takes what is found, where nothing is anchored. VerificationError
+        `store.rolled_back`: what is anchored isn't the state of its number.
         """
         self._anchors = anchors
         self._name = volume_record(volume_id)
         latest = self._anchors.current(self._name)
-        self.native = _native.StoreAnchor(
-            latest=None if latest is None else latest[1],
-            every_commit=not rarely,
-            timeout_seconds=ANCHOR_SECONDS + _MARGIN_SECONDS,
-            believed=believed,
-        )
+        try:
+            self.native = _native.StoreAnchor(
+                latest=latest,
+                base=self._anchors.base(self._name),
+                every_commit=not rarely,
+                timeout_seconds=ANCHOR_SECONDS + _MARGIN_SECONDS,
+                believed=believed,
+            )
+        except _native.StoreRefusedError as error:
+            reason, text = error.args
+            raise VerificationError(reason, f"{self._name}: {text}") from error
         self._tasks = TaskOwner()
         self._fd = self.native.fd()
         asyncio.get_running_loop().add_reader(self._fd, self._look)

@@ -6,7 +6,6 @@ is no plain access to it.
 
 import asyncio
 import ipaddress
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.jobs import Job
 from sealane.daemon.ports import ROLLED_BACK, PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
@@ -293,12 +293,13 @@ class Target(Provider):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        permit: _native.Permit | None,
         is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
 
         Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
-        whose queue it is: `fence_gateway` ends it.
+        whose queue it is: `fence_gateway` ends it, and it does nothing once `permit` doesn't hold.
         """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
@@ -314,7 +315,7 @@ class Target(Provider):
             raise ProtocolError(
                 "queue.epoch", f"association epoch {association_epoch} is older than {newest}"
             )
-        now = time.monotonic()
+        now = monotonic_ns()
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
             wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:
@@ -330,8 +331,9 @@ class Target(Provider):
             association_epoch=association_epoch,
             incarnation=incarnation,
             gateway=gateway,
+            permit=permit,
             is_read_only=is_read_only,
-            expires=now + TICKET_SECONDS,
+            expires=now + round(TICKET_SECONDS * 1e9),
         )
 
     def gateways(self) -> Iterable[PeerIncarnation]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
@@ -62,8 +62,11 @@ class Ticket:
     association_epoch: int
     incarnation: int
     gateway: PeerIncarnation | None
+    permit: _native.Permit | None
+    """Until when the gateway may act; None: nobody's word ends it."""
     is_read_only: bool
-    expires: float
+    expires: int
+    """Nanoseconds of `monotonic_ns`."""
     is_void: bool = False
 
 
@@ -118,6 +121,8 @@ class _Served:
     fence: Fence
     epoch: int
     gateway: PeerIncarnation | None
+    permit: _native.Permit | None
+    """Held as long as the queues work under it: nobody extends one that nobody holds."""
     is_read_only: bool
 
 
@@ -163,7 +168,7 @@ class TargetSubsystem(Exported):
         found = None
         for known in list(self.tickets):
             ticket = self.tickets[known]
-            if ticket.expires <= time.monotonic():
+            if ticket.expires <= monotonic_ns():
                 wipe(self.tickets.pop(known).secret)
             elif hmac.compare_digest(known, presented):
                 found = self.tickets.pop(known)
@@ -181,7 +186,7 @@ class TargetSubsystem(Exported):
     def _forget_idle(self) -> None:
         """Forget the gateway that was admitted first of those without queues or tickets."""
         busy = {id(served.fence) for served in self.served.values()}
-        now = time.monotonic()
+        now = monotonic_ns()
         busy |= {id(ticket.fence) for ticket in self.tickets.values() if ticket.expires > now}
         idle = next((fence for fence in self.fences.values() if id(fence) not in busy), None)
         if idle is None:
@@ -213,6 +218,7 @@ class TargetSubsystem(Exported):
                 host_id=association.host_id.bytes,
                 controller_id=association.controller_id,
                 read_only=ticket.is_read_only,
+                permit=ticket.permit,
             )
             controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
             served = _Served(
@@ -220,11 +226,16 @@ class TargetSubsystem(Exported):
                 fence=ticket.fence,
                 epoch=ticket.association_epoch,
                 gateway=ticket.gateway,
+                permit=ticket.permit,
                 is_read_only=ticket.is_read_only,
             )
             self.served[association.association_id] = served
             self.feed.add(controller)
-        elif (served.gateway, served.is_read_only) != (ticket.gateway, ticket.is_read_only):
+        elif (served.gateway, served.permit, served.is_read_only) != (
+            ticket.gateway,
+            ticket.permit,
+            ticket.is_read_only,
+        ):
             # An association lives by one authorization and may do what that one says.
             raise UnavailableError("queue.association", "the association has another access")
         served.epoch = ticket.association_epoch
@@ -290,6 +301,12 @@ class TargetSubsystem(Exported):
         if served is not None:
             self.feed.remove(served.controller)
             self.past_refusals += served.controller.refusals()
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Nothing of a queue is kept here: its keys went with it, its ticket when it was admitted.
+
+        The association stands for its gateway, and is fenced with it, as long as it lasts.
+        """
 
     async def close(self, *, keep: bool) -> None:
         """Stop and drain every queue and let the store go; `keep`: with all that was written."""

@@ -13,13 +13,13 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import TICKET_BYTES
 from sealane.daemon.anchors.anchor import volume_record
-from sealane.daemon.ports import QueueGrant
+from sealane.daemon.ports import PeerIncarnation, QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.store_anchor import StoreAnchor
 from sealane.daemon.storage.target import Target
@@ -31,6 +31,13 @@ from sealane.errors import Error, UnavailableError, UsageError, VerificationErro
 from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
+OwnAuthorization: TypeAlias = Callable[
+    [uuid.UUID], Awaitable[tuple[PeerIncarnation, _native.Permit]]
+]
+"""Returns this gateway's own use of a volume, and until when it may; raises if it may not.
+
+No target of ours stands between a gateway and a third party: its own authorization is the bound.
+"""
 _SECRET_BYTES: Final = 32
 _STORE: Final = "third_party.store"
 
@@ -121,6 +128,7 @@ class ThirdPartyVolume:
                 self._epoch = association_epoch
                 self._is_fresh = False
             target = self._stores.target
+            gateway, permit = await self._stores.authorized(self._volume_id)
             target.require_milestone(self._volume_id, milestone)
             ticket = secrets.token_bytes(TICKET_BYTES)
             secret = secrets.token_bytes(_SECRET_BYTES)
@@ -132,7 +140,8 @@ class ThirdPartyVolume:
                 secret=bytearray(secret),
                 association_epoch=association_epoch,
                 incarnation=self._incarnation,
-                gateway=None,
+                gateway=gateway,
+                permit=permit,
             )
             traddr, trsvcid = target.address
             return QueueGrant(
@@ -230,11 +239,15 @@ class ThirdPartyStores:
         *,
         host_nqn: str,
         directory: Path,
+        authorized: OwnAuthorization,
         keep_alive_ms: int = KEEP_ALIVE_MS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """Serve volumes on `parties` as long as this gateway may use them: `authorized` says so."""
         self._parties = {party.name: party for party in parties}
         self._directory = directory
+        self.authorized = authorized
+        """Asked before each queue."""
         self._keep_alive_ms = keep_alive_ms
         self._sleep = sleep
         self.host_nqn = host_nqn

@@ -467,27 +467,6 @@ class SealedLease(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class CounterRange(message.Message):
-    DESCRIPTOR: descriptor.Descriptor
-
-    COUNTER_START_FIELD_NUMBER: builtins.int
-    COUNTER_END_FIELD_NUMBER: builtins.int
-    counter_start: builtins.int
-    counter_end: builtins.int
-    """exclusive"""
-    def __init__(
-        self,
-        *,
-        counter_start: builtins.int = ...,
-        counter_end: builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["counter_end", b"counter_end", "counter_start", b"counter_start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-@typing.final
 class Lease(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -495,18 +474,23 @@ class Lease(message.Message):
     KEY_EPOCH_FIELD_NUMBER: builtins.int
     BROKER_INSTANCE_FIELD_NUMBER: builtins.int
     START_EPOCH_FIELD_NUMBER: builtins.int
-    RANGES_FIELD_NUMBER: builtins.int
+    COUNTER_START_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
+    COUNTER_END_FIELD_NUMBER: builtins.int
+    RETURN_TOKEN_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     key_epoch: builtins.int
     broker_instance: builtins.int
     """16 bit"""
     start_epoch: builtins.int
     """24 bit"""
+    counter_start: builtins.int
     lease_id: builtins.int
     """unique within the arena"""
-    @builtins.property
-    def ranges(self) -> containers.RepeatedCompositeFieldContainer[CounterRange]: ...
+    counter_end: builtins.int
+    """exclusive"""
+    return_token: builtins.bytes
+    """16 random bytes"""
     def __init__(
         self,
         *,
@@ -514,12 +498,14 @@ class Lease(message.Message):
         key_epoch: builtins.int = ...,
         broker_instance: builtins.int = ...,
         start_epoch: builtins.int = ...,
-        ranges: abc.Iterable[CounterRange] | None = ...,
+        counter_start: builtins.int = ...,
         lease_id: builtins.int = ...,
+        counter_end: builtins.int = ...,
+        return_token: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "key_epoch", b"key_epoch", "lease_id", b"lease_id", "ranges", b"ranges", "start_epoch", b"start_epoch", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "counter_end", b"counter_end", "counter_start", b"counter_start", "key_epoch", b"key_epoch", "lease_id", b"lease_id", "return_token", b"return_token", "start_epoch", b"start_epoch", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,14 +518,14 @@ class ReturnLeaseRequest(message.Message):
     START_EPOCH_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
     TOUCHED_FIELD_NUMBER: builtins.int
+    RETURN_TOKEN_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     broker_instance: builtins.int
     start_epoch: builtins.int
     lease_id: builtins.int
-    @builtins.property
-    def touched(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """for each range: the first counter that was never handed out"""
-
+    touched: builtins.int
+    """the first counter that was never handed out"""
+    return_token: builtins.bytes
     def __init__(
         self,
         *,
@@ -547,11 +533,12 @@ class ReturnLeaseRequest(message.Message):
         broker_instance: builtins.int = ...,
         start_epoch: builtins.int = ...,
         lease_id: builtins.int = ...,
-        touched: abc.Iterable[builtins.int] | None = ...,
+        touched: builtins.int = ...,
+        return_token: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "lease_id", b"lease_id", "start_epoch", b"start_epoch", "touched", b"touched", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "lease_id", b"lease_id", "return_token", b"return_token", "start_epoch", b"start_epoch", "touched", b"touched", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,14 +169,16 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GrantLease(self, request, context):
-        """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena.
+        """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
+        arena. No counter is ever granted twice for one volume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReturnLease(self, request, context):
-        """Takes back what the holder never touched: once, to the arena it came from.
+        """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
+        Once, at the start of the broker that granted it, with the token from inside the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,9 +52,13 @@ class BrokerStub:
     GetVolumeKey: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
-    """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
+    arena. No counter is ever granted twice for one volume.
+    """
     ReturnLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]
-    """Takes back what the holder never touched: once, to the arena it came from."""
+    """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
+    Once, at the start of the broker that granted it, with the token from inside the lease.
+    """
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
@@ -79,9 +83,13 @@ class BrokerAsyncStub(BrokerStub):
     GetVolumeKey: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]  # type: ignore[assignment]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
-    """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
+    arena. No counter is ever granted twice for one volume.
+    """
     ReturnLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]  # type: ignore[assignment]
-    """Takes back what the holder never touched: once, to the arena it came from."""
+    """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
+    Once, at the start of the broker that granted it, with the token from inside the lease.
+    """
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
     """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
@@ -169,7 +177,9 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.GrantLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SealedLease, _abc.Awaitable[_broker_pb2.SealedLease]]:
-        """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+        """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
+        arena. No counter is ever granted twice for one volume.
+        """
 
     @_abc_1.abstractmethod
     def ReturnLease(
@@ -177,6 +187,8 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.ReturnLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ReturnLeaseResponse, _abc.Awaitable[_broker_pb2.ReturnLeaseResponse]]:
-        """Takes back what the holder never touched: once, to the arena it came from."""
+        """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
+        Once, at the start of the broker that granted it, with the token from inside the lease.
+        """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,22 +26,26 @@ class AnchorRecord(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
+    MAC_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"catalogue", "volume/<UUID>" """
     number: builtins.int
     """grows"""
     blob: builtins.bytes
     """1 to 128 bytes, opaque"""
+    mac: builtins.bytes
+    """32 bytes, by the device's secret: brokers don't check it"""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         number: builtins.int = ...,
         blob: builtins.bytes = ...,
+        mac: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "name", b"name", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "mac", b"mac", "name", b"name", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,10 +117,13 @@ class DeviceState(message.Message):
     FENCING_EPOCH_FIELD_NUMBER: builtins.int
     IS_INITIAL_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
+    FLOOR_FIELD_NUMBER: builtins.int
     device_id: builtins.str
     fencing_epoch: builtins.int
     is_initial: builtins.bool
     """what the target found is believed, and to be anchored and confirmed"""
+    floor: builtins.int
+    """numbers of new records are above it"""
     @builtins.property
     def records(self) -> containers.RepeatedCompositeFieldContainer[AnchorRecord]:
         """with the anchor "broker": all of them"""
@@ -128,10 +135,11 @@ class DeviceState(message.Message):
         fencing_epoch: builtins.int = ...,
         is_initial: builtins.bool = ...,
         records: abc.Iterable[AnchorRecord] | None = ...,
+        floor: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "fencing_epoch", b"fencing_epoch", "is_initial", b"is_initial", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "fencing_epoch", b"fencing_epoch", "floor", b"floor", "is_initial", b"is_initial", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,12 +258,14 @@ class AnchorChange(message.Message):
     EXPECTED_NUMBER_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
+    MAC_FIELD_NUMBER: builtins.int
     name: builtins.str
     expected_number: builtins.int
     """0: there is no such record"""
     number: builtins.int
     """0: the record goes"""
     blob: builtins.bytes
+    mac: builtins.bytes
     def __init__(
         self,
         *,
@@ -263,10 +273,11 @@ class AnchorChange(message.Message):
         expected_number: builtins.int = ...,
         number: builtins.int = ...,
         blob: builtins.bytes = ...,
+        mac: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "expected_number", b"expected_number", "name", b"name", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "expected_number", b"expected_number", "mac", b"mac", "name", b"name", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,17 +443,21 @@ class MoveDeviceRequest(message.Message):
 
     DEVICE_ID_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    UNSEEN_FIELD_NUMBER: builtins.int
     device_id: builtins.str
     node: builtins.str
+    unseen: builtins.bool
+    """the node may never have attested in the role that serves the device"""
     def __init__(
         self,
         *,
         device_id: builtins.str = ...,
         node: builtins.str = ...,
+        unseen: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "node", b"node", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

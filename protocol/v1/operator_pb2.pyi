@@ -120,7 +120,6 @@ class LeaseEntry(message.Message):
     COUNTERS_FIELD_NUMBER: builtins.int
     RETURNED_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
-    RANGES_FIELD_NUMBER: builtins.int
     broker_instance: builtins.int
     start_epoch: builtins.int
     lease_id: builtins.int
@@ -136,7 +135,6 @@ class LeaseEntry(message.Message):
     """of them"""
     state: builtins.str
     """"out": its holder may use it; "returned"; "burned": its arena is served no more."""
-    ranges: builtins.int
     @builtins.property
     def grant_time(self) -> timestamp_pb2.Timestamp: ...
     def __init__(
@@ -153,10 +151,9 @@ class LeaseEntry(message.Message):
         counters: builtins.int = ...,
         returned: builtins.int = ...,
         state: builtins.str = ...,
-        ranges: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["grant_time", b"grant_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "counters", b"counters", "grant_time", b"grant_time", "incarnation", b"incarnation", "key_epoch", b"key_epoch", "lease_id", b"lease_id", "ranges", b"ranges", "recipient", b"recipient", "returned", b"returned", "start_epoch", b"start_epoch", "state", b"state", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "counters", b"counters", "grant_time", b"grant_time", "incarnation", b"incarnation", "key_epoch", b"key_epoch", "lease_id", b"lease_id", "recipient", b"recipient", "returned", b"returned", "start_epoch", b"start_epoch", "state", b"state", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -53,7 +53,8 @@ class SessionEndpoint:
     # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
     # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
     # memories anew: ValueError once the job has its descriptors. As many paths as there are
-    # addresses; sockets beyond those are closed.
+    # addresses; sockets beyond those are closed. The session ends when `permit` doesn't hold; None:
+    # nobody's word ends it.
     def start(
         self,
         *,
@@ -67,6 +68,7 @@ class SessionEndpoint:
         initiator: bool,
         reordering_ns: int = 0,
         units: list[int] | None = None,
+        permit: Permit | None = None,
     ) -> None: ...
     # Final once it is established.
     @property
@@ -86,6 +88,18 @@ class SessionEndpoint:
     def fileno(self) -> int: ...
     # The reason id is what `state` and the job's ring then say, unless it had ended by itself.
     def close(self, reason: str = "session.closed.requested") -> None: ...
+
+@final
+class Permit:
+    # Until when one peer may act, shared with every thread of the engine that works for it. Begins
+    # ended.
+    def __new__(cls) -> Self: ...
+    # Nanoseconds on CLOCK_BOOTTIME; an earlier time than it has changes nothing.
+    def extend(self, until_ns: int) -> None: ...
+    # At once, whatever time it had left; the reason id is what its users then end with.
+    def take_back(self, reason: str) -> None: ...
+    @property
+    def holds(self) -> bool: ...
 
 @final
 class Region:
@@ -472,16 +486,19 @@ class StoreRefusedError(OSError):
 class StoreAnchor:
     """The anchor of one store: what is to be anchored out, whether it was in.
 
-    `latest`: what it was advanced to last (65 bytes), None if never. `every_commit`: it is advanced
+    `latest`: number and state (65 bytes) that it was advanced to last, None if never: then `base`
+    is the number that the first state follows. `every_commit`: it is advanced
     with each flush, else with checkpoints, at the start and at the end. A flush waits
     `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
-    it was anchored and this anchor knows nothing of it.
+    this anchor knows nothing of it. StoreRefusedError `store.rolled_back`: the state isn't the one
+    of that number.
     """
 
     def __new__(
         cls,
         *,
-        latest: bytes | None,
+        latest: tuple[int, bytes] | None,
+        base: int,
         every_commit: bool,
         timeout_seconds: float,
         believed: bool = False,
@@ -691,7 +708,8 @@ class ReservationState(TypedDict):
 class Controller:
     """Every I/O queue of one association. `host_id` has 16 bytes.
 
-    `read_only`: commands that change blocks end with Namespace is Write Protected.
+    `read_only`: commands that change blocks end with Namespace is Write Protected. Its queues begin
+    and answer nothing once `permit` doesn't hold, and end; None: nothing ends them.
     """
 
     def __new__(
@@ -702,6 +720,7 @@ class Controller:
         host_id: bytes,
         controller_id: int,
         read_only: bool = False,
+        permit: Permit | None = None,
     ) -> Controller: ...
     @property
     def association(self) -> int: ...

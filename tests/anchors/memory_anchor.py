@@ -13,6 +13,7 @@ class MemoryAnchor:
 
     def __init__(self) -> None:
         self.records: Mapping[str, Anchored] = {}
+        self.floor = 0
         self.calls: list[list[Change]] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -27,17 +28,19 @@ class MemoryAnchor:
         await self.open.wait()
         if self.errors and not self.loses_answers:
             raise self.errors.pop(0)
-        self.records = changed(self.records, changes)
+        self.records, self.floor = changed(self.records, changes, floor=self.floor)
         if self.errors:
             raise self.errors.pop(0)
 
     async def close(self) -> None:
         self.is_closed = True
 
-    async def hold(self, anchors: DeviceAnchors) -> "asyncio.Future[None]":
+    async def hold(
+        self, anchors: DeviceAnchors, name: str = CATALOGUE, number: int = 1
+    ) -> "asyncio.Future[None]":
         """Begin a call that does not come back before `open` is set."""
         self.open.clear()
         self.called.clear()
-        task = asyncio.ensure_future(anchors.advance(CATALOGUE, 1, b"held"))
+        task = asyncio.ensure_future(anchors.advance(name, number, b"held"))
         await self.called.wait()
         return task

@@ -13,6 +13,7 @@ from sealane.crypto.encoding import fields
 from sealane.daemon.anchors.anchor import (
     CATALOGUE,
     CHANGES_MAX,
+    NUMBER_STEP_MAX,
     Anchor,
     Anchored,
     Change,
@@ -119,11 +120,34 @@ async def test_what_was_anchored_last_is_found_again(host: Host) -> None:
         await anchor.close()
 
 
-async def test_record_that_went_is_gone(host: Host) -> None:
+async def test_record_that_went_is_gone_and_its_number_stays_taken(host: Host) -> None:
     anchor = await host.initialise()
-    await anchor.advance([Change(name=NAME, expected=1, record=None)])
+    await anchor.advance([Change(name=NAME, expected=1, record=Anchored(number=9, blob=b"9"))])
+    await anchor.advance([Change(name=NAME, expected=9, record=None)])
     await anchor.close()
-    assert host.open().records == {}
+    anchor = host.open()
+    assert (anchor.records, anchor.floor) == ({}, 9)
+    # Under whatever name: nothing of that age is anchored again.
+    for name in (NAME, volume_record(UUID(int=2)), CATALOGUE):
+        for number in (1, 9):
+            again = Change(name=name, expected=0, record=Anchored(number=number, blob=b"old"))
+            with pytest.raises(UsageError, match=r"anchor\.order"):
+                await anchor.advance([again])
+    newer = Anchored(number=10, blob=b"new")
+    await anchor.advance([Change(name=NAME, expected=0, record=newer)])
+    await anchor.close()
+    anchor = host.open()
+    assert (anchor.records, anchor.floor) == ({NAME: newer}, 9)
+
+
+async def test_numbers_cannot_be_used_up(host: Host) -> None:
+    anchor = await host.initialise()
+    for name, expected in ((NAME, 1), (CATALOGUE, 0)):
+        far = Anchored(number=expected + NUMBER_STEP_MAX + 1, blob=b"far")
+        with pytest.raises(UsageError, match=r"anchor\.range"):
+            await anchor.advance([Change(name=name, expected=expected, record=far)])
+    far = Anchored(number=1 + NUMBER_STEP_MAX, blob=b"far")
+    await anchor.advance([Change(name=NAME, expected=1, record=far)])
 
 
 async def test_change_of_another_state_is_refused_and_its_repetition_harmless(host: Host) -> None:
@@ -193,10 +217,19 @@ async def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> No
     await FileAnchor.initialise(path, device_id=DEVICE).close()
     good = path.read_bytes()[:-32]
     cases = [b"", good[:-1], good + bytes(4), good[:-20]]
-    begin = ("sealane anchor v2", DEVICE.bytes)
-    records = (bytes(9), b"\x09catalogue" + bytes(7), b"\x01\xff" + bytes(7) + b"\x01b")
-    cases += [fields(*begin, bytes(8), record) for record in records]
-    cases.append(fields(*begin, bytes(7)))
+    begin = ("sealane anchor v3", DEVICE.bytes)
+    number = bytes(7) + b"\1"
+    records = (
+        bytes(9),
+        b"\x09catalogue" + bytes(7),
+        b"\x09catalogue" + number,
+        b"\x09catalogue" + number + b"\x20m",
+        b"\x09catalogue" + number + b"\x01mb",
+        b"\x01\xff" + number + b"\x00b",
+    )
+    cases += [fields(*begin, bytes(8), bytes(8), record) for record in records]
+    cases += [fields(*begin, bytes(7), bytes(8)), fields(*begin, bytes(8), bytes(7))]
+    cases.append(fields(*begin, bytes(8)))
     for content in cases:
         path.write_bytes(content + hmac.digest(b"sealane file anchor", content, "sha256"))
         with pytest.raises(VerificationError, match=r"anchor\.record"):

@@ -31,8 +31,8 @@ class Iv:
 class Ledger:
     """A rule that lets everything pass and notes every sealed sector on its way to the target.
 
-    Whoever sees two ciphertexts under one IV learns the XOR of two plaintexts and can forge. IVs
-    are granted for all volumes and keys of a broker, so one ledger serves all of them.
+    Whoever sees two ciphertexts under one IV and key learns the XOR of two plaintexts and can
+    forge. IVs are granted per volume, for all its keys: a ledger serves one volume.
     """
 
     uses: dict[Iv, set[tuple[int, bytes, bytes]]] = field(default_factory=dict)

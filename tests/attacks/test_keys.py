@@ -38,6 +38,7 @@ class Inner:
     attached: AttachedVolume
     proxy: Proxy
     ledger: Ledger
+    volume_id: uuid.UUID
 
     @contextlib.asynccontextmanager
     async def queues(self, count: int = 1) -> AsyncIterator[list[RawQueue]]:
@@ -74,6 +75,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 association_epoch=association_epoch,
                 incarnation=7,
                 gateway=None,
+                permit=None,
             )
             traddr, trsvcid = proxy.address
             return QueueGrant(
@@ -104,7 +106,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
             open_queue=open_queue,
         )
         try:
-            yield Inner(attached, proxy, ledger)
+            yield Inner(attached, proxy, ledger, volume_id)
         finally:
             await gateway.stop()
             await target.stop()
@@ -165,8 +167,7 @@ async def test_time_out_and_retry_meet_no_iv_with_two_plaintexts(
     tmp_path: Path, loses: str
 ) -> None:
     """The host changes its buffer while the first try hangs; what is re-sent is what was sealed."""
-    path = tmp_path / "ledger"
-    settings = GatewaySettings(command_timeout_seconds=0.3, nonce_ledger=path)
+    settings = GatewaySettings(command_timeout_seconds=0.3, nonce_ledgers=tmp_path)
     async with inner(settings) as world, world.queues() as (queue,):
         await queue.write(LBA, pattern(LBA, 0))
         for version in range(1, 6):
@@ -185,7 +186,7 @@ async def test_time_out_and_retry_meet_no_iv_with_two_plaintexts(
             assert (await pending).is_success
             world.proxy.rules.remove(rule)
             assert await queue.read(LBA) == pattern(LBA, version)
-    noted = records(path)
+    noted = records(tmp_path / str(world.volume_id))
     assert len({iv for _, iv, _, _ in noted}) == len(noted) >= 6
     plaintexts = {hashlib.sha256(pattern(LBA, version)).digest() for version in range(6)}
     assert {plain for _, _, plain, _ in noted} == plaintexts

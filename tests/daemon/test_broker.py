@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from brokers import running_broker
+from brokers import running_broker, token_of
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
-from sealane.crypto.lease import LEASE_COUNTERS
+from sealane.crypto.lease import COUNTER_END, LEASE_COUNTERS
 from sealane.daemon.broker.service import BrokerService
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
@@ -152,7 +152,7 @@ async def test_key_of_a_deleted_volume_is_gone(broker: BrokerService) -> None:
     assert caught.value.reason == "volume.not_found"
 
 
-async def test_a_returned_lease_goes_out_again_and_a_late_retry_does_not_get_it(
+async def test_a_return_is_believed_from_the_holder_only_and_frees_no_counter(
     broker: BrokerService,
 ) -> None:
     volume_id = await _register(broker)
@@ -160,30 +160,55 @@ async def test_a_returned_lease_goes_out_again_and_a_late_retry_does_not_get_it(
     first = await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
     arena = (broker.leases.arena.broker_instance, broker.leases.arena.start_epoch)
 
+    token = token_of(broker, first)
+    books = broker.registry.grants
+
     async def give_back(
-        caller: Subject = GATEWAY, arena: tuple[int, int] = arena, touched: int = 256
+        caller: Subject = GATEWAY,
+        volume_id: str = volume_id,
+        arena: tuple[int, int] = arena,
+        touched: int = 256,
+        return_token: bytes = token,
     ) -> int:
         return await broker.leases.take_back(
-            caller, volume_id=volume_id, arena=arena, lease_id=first.lease_id, touched=[touched]
+            caller,
+            volume_id=volume_id,
+            arena=arena,
+            lease_id=first.lease_id,
+            touched=touched,
+            return_token=return_token,
         )
 
     for arguments, reason in (
         ({"arena": (arena[0], arena[1] + 1)}, "lease.return.arena"),
         ({"caller": dataclasses.replace(GATEWAY, incarnation=b"x" * 16)}, "lease.return.holder"),
         ({"touched": 255}, "lease.return.malformed"),
+        ({"volume_id": await _register(broker)}, "lease.return.holder"),
+        ({"return_token": bytes(16)}, "lease.return.holder"),
+        ({"return_token": b""}, "lease.return.holder"),
     ):
-        with pytest.raises(LeaseError) as caught:
+        with pytest.raises((LeaseError, VerificationError)) as caught:
             await give_back(**arguments)  # type: ignore[arg-type]
         assert caught.value.reason == reason
+        # Neither the books nor the answers that are kept for retries know of it.
+        (entry,), _ = await books.page(limit=10)
+        assert entry.record.touched is None
+        again = await broker.leases.grant(
+            GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request
+        )
+        assert again.lease_id == first.lease_id
     assert await give_back() == LEASE_COUNTERS
     with pytest.raises(LeaseError):
         await give_back()
-    # The counters of the first lease are somebody else's now.
-    second = await broker.leases.grant(
+    # What came back is granted to nobody, not even to a late retry of the same request.
+    await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=bytes(15) + b"s"
     )
-    again = await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
-    assert len({first.lease_id, second.lease_id, again.lease_id}) == 3
+    await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    page, _ = await books.page(limit=10)
+    assert sorted((e.record.counter_start, e.record.counter_end) for e in page) == [
+        (256 + i * LEASE_COUNTERS, 256 + (i + 1) * LEASE_COUNTERS) for i in range(3)
+    ]
 
 
 async def test_leases_of_one_start_never_overlap_and_a_retry_gets_its_own(
@@ -193,13 +218,12 @@ async def test_leases_of_one_start_never_overlap_and_a_retry_gets_its_own(
     requests = [bytes([i]) * 16 for i in range(5)]
     for request in requests:
         await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
-    after = broker.leases.arena.grant(1, incarnation=bytes(16)).ranges[0]
-    assert after.counter_start == 256 + 5 * LEASE_COUNTERS
+    free = broker.leases.arena.counters_free(uuid.UUID(volume_id))
+    assert free == COUNTER_END - 256 - 5 * LEASE_COUNTERS
     first = await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=requests[0]
     )
-    next_one = broker.leases.arena.grant(1, incarnation=bytes(16)).ranges[0]
-    assert next_one.counter_start == after.counter_end
+    assert broker.leases.arena.counters_free(uuid.UUID(volume_id)) == free
     assert (first.broker_instance, first.start_epoch) == (3, 1)
     other = _subject()
     with pytest.raises(UsageError) as caught:

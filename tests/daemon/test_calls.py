@@ -1,6 +1,7 @@
 """Authorization and error mapping: each check refuses by itself; the tables are complete."""
 
 import datetime as dt
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,22 +14,44 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane import errors
 from sealane.crypto.attestation.ear import AttestationResult
+from sealane.crypto.call_proof import CallEnds, CallProver, request_digest
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject, verify_leaf
-from sealane.daemon.calls import ALLOWED_ROLES, RESULT_KEY, VERIFIER_KEY, Authorizer, TlsOnly
+from sealane.crypto.kem import X25519KemKey
+from sealane.daemon.calls import (
+    ALLOWED_ROLES,
+    PROOF_KEY,
+    RESULT_KEY,
+    UNPROVED,
+    VERIFIER_KEY,
+    Authorizer,
+    Refused,
+    TlsOnly,
+    no_record,
+)
 from sealane.daemon.clock import utc_now
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.servers import server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
-from sealane.protocol.v1 import broker_pb2, devices_pb2, sessions_pb2, storage_pb2, trust_pb2
+from sealane.protocol.v1 import (
+    broker_pb2,
+    calls_pb2,
+    devices_pb2,
+    sessions_pb2,
+    storage_pb2,
+    trust_pb2,
+)
 from trust.results import Metadata, result_for
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
 METRICS = Metrics()
+KEM = X25519KemKey.create()
+SERVER = "spiffe://sealane/target/s"
 _SUBJECT = Subject(
-    node="n", role="gateway", tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
+    node="n", role="gateway", tenant="t", incarnation=bytes(16), kem_public_key=KEM.public_key
 )
 METHOD = "/sealane.v1.Storage/OpenQueue"
+REQUEST = b"request"
 
 
 class Context:
@@ -55,7 +78,11 @@ def _leaf(
     authority: CertificateAuthority = AUTHORITY,
 ) -> bytes:
     subject = Subject(
-        node="n", role=role, tenant=tenant, incarnation=bytes(16), kem_public_key=bytes(32)
+        node="n",
+        role=role,
+        tenant=tenant,
+        incarnation=bytes(16),
+        kem_public_key=KEM.public_key,
     )
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     return authority.issue(subject, key, now=now or utc_now()).public_bytes(Encoding.PEM)
@@ -80,13 +107,35 @@ async def _admit(caller: Subject, leaf: x509.Certificate, result: AttestationRes
     return False
 
 
-def _authorizer() -> Authorizer:
-    return Authorizer(AUTHORITY.certificate, admit=_admit, metrics=METRICS)
+def _authorizer(refused: Refused = no_record) -> Authorizer:
+    return Authorizer(
+        AUTHORITY.certificate, server=SERVER, admit=_admit, metrics=METRICS, refused=refused
+    )
 
 
-async def _authorize(properties: Mapping[str, list[bytes]], method: str = METHOD) -> None:
-    context: Any = Context(properties)
-    await _authorizer().authorize(method, context)
+def _prover(authorizer: Authorizer, caller: Subject = _SUBJECT) -> CallProver:
+    key = authorizer.call_keys.key_for(caller)
+    ends = CallEnds(server=SERVER, caller=caller.spiffe_id, incarnation=caller.incarnation)
+    return CallProver.open(key.key_id, key.sealed, ends=ends, kem=KEM)
+
+
+async def _authorize(
+    properties: Mapping[str, list[bytes]],
+    method: str = METHOD,
+    *,
+    metadata: Metadata | None = None,
+    authorizer: Authorizer | None = None,
+) -> None:
+    """Make a call that proves itself, unless `metadata` says otherwise."""
+    authorizer = authorizer or _authorizer()
+    context: Any = Context(properties, metadata)
+    try:
+        caller = authorizer.caller(context)
+    except VerificationError:
+        caller = _SUBJECT
+    proof = _prover(authorizer, caller).prove(method, REQUEST)
+    context.metadata = {PROOF_KEY: proof, **context.metadata}
+    await authorizer.authorize(method, context, request_digest(REQUEST))
 
 
 def _good() -> dict[str, list[bytes]]:
@@ -138,21 +187,89 @@ async def test_stolen_or_missing_result_is_refused() -> None:
         (forged, "certificate.issuer"),
         ({**good, RESULT_KEY: forged[RESULT_KEY]}, "token.signature"),
     ):
-        context: Any = Context(mine, metadata)
         before = METRICS.token_refusals.labels(reason)._value.get()
         with pytest.raises(VerificationError) as caught:
-            await _authorizer().authorize(METHOD, context)
+            await _authorize(mine, metadata=metadata)
         assert caught.value.reason == reason
         assert METRICS.token_refusals.labels(reason)._value.get() == before + 1
 
 
-async def test_result_ends_with_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def _refused(
+    authorizer: Authorizer, proof: object, *, method: str = METHOD, request: bytes = REQUEST
+) -> str:
+    """Call with that proof; returns why it was refused, or nothing."""
+    good = _good()
+    context: Any = Context(good)
+    if proof is not None:
+        context.metadata = {**context.metadata, PROOF_KEY: proof}
+    try:
+        await authorizer.authorize(method, context, request_digest(request))
+    except VerificationError as error:
+        return error.reason
+    return ""
+
+
+async def test_a_proof_is_of_one_call_of_one_process_at_one_server() -> None:
+    told: list[tuple[str, str, str]] = []
+
+    async def note(*refusal: str) -> None:
+        told.append(refusal)  # type: ignore[arg-type]
+
+    here, elsewhere = _authorizer(note), _authorizer()
+    prover, other = _prover(here), _prover(elsewhere)
+    assert await _refused(here, None) == "call.proof.missing"
+    assert await _refused(here, "text") == "call.proof.missing"
+    assert await _refused(here, b"x" * 55) == "call.proof.malformed"
+    assert await _refused(here, bytes(56)) == "call.proof.unknown_key"
+    assert await _refused(here, other.prove(METHOD, REQUEST)) == "call.proof.unknown_key"
+    proof = prover.prove(METHOD, REQUEST)
+    another = "/sealane.v1.Storage/DeleteNamespace"
+    assert await _refused(here, proof, method=another) == "call.proof.mismatch"
+    assert await _refused(here, proof, request=b"another") == "call.proof.mismatch"
+    later = proof[:23] + bytes([proof[23] + 1]) + proof[24:]
+    assert await _refused(here, later) == "call.proof.mismatch"
+    assert await _refused(here, proof[:-1] + bytes([proof[-1] ^ 1])) == "call.proof.mismatch"
+    assert await _refused(here, proof) == ""
+    assert await _refused(here, proof) == "call.proof.replayed"
+    reasons = [reason for _, _, reason in told]
+    assert len(reasons) == 10
+    assert {subject for _, subject, _ in told} == {_SUBJECT.spiffe_id}
+    # Who only reads what anybody may read needs none.
+    assert await _refused(here, None, method=next(iter(UNPROVED))) == ""
+
+
+async def test_another_process_of_the_same_node_needs_a_key_of_its_own() -> None:
+    """A leaf of another incarnation or KEM key doesn't go with the key that was given out."""
+    authorizer = _authorizer()
+    for other in (
+        replace(_SUBJECT, incarnation=b"o" * 16),
+        replace(_SUBJECT, kem_public_key=X25519KemKey.create().public_key),
+    ):
+        proof = _prover(authorizer).prove(METHOD, REQUEST)
+        with pytest.raises(VerificationError) as caught:
+            authorizer.call_keys.check(
+                other, proof, method=METHOD, request_digest=request_digest(REQUEST)
+            )
+        assert caught.value.reason == "call.proof.unknown_key"
+
+
+async def test_a_stream_under_way_is_not_asked_for_another_proof() -> None:
+    authorizer = _authorizer()
     context: Any = Context(_good())
-    await _authorizer().authorize(METHOD, context)
+    await authorizer.reauthorize(METHOD, context)
+    context = Context(_good() | {"x509_pem_cert": [_leaf(tenant="refused")]})
+    with pytest.raises(VerificationError):
+        await authorizer.reauthorize(METHOD, context)
+
+
+async def test_result_ends_with_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = _good()
+    metadata = _result(good)
+    await _authorize(good, metadata=metadata)
     monkeypatch.setattr("sealane.daemon.calls.verify_leaf", lambda *_, **__: _SUBJECT)
     monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: utc_now() + LIFETIME)
     with pytest.raises(VerificationError) as caught:
-        await _authorizer().authorize(METHOD, context)
+        await _authorize(good, metadata=metadata)
     assert caught.value.reason == "token.expired"
 
 
@@ -160,10 +277,10 @@ async def test_enrolment_takes_tls_1_3_only() -> None:
     for version in ([b"TLSv1.2"], []):
         refused: Any = Context({"ssl_tls_version": version})
         with pytest.raises(VerificationError) as caught:
-            await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused)
+            await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused, b"")
         assert caught.value.reason == "call.tls.unauthenticated"
     allowed: Any = Context({"ssl_tls_version": [b"TLSv1.3"]})
-    await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed)
+    await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed, b"")
 
 
 def test_only_connections_of_other_machines_have_an_age() -> None:
@@ -185,6 +302,15 @@ async def test_method_without_a_row_is_refused() -> None:
     assert caught.value.reason == "call.role.refused"
 
 
+def _fields(message: Any, seen: frozenset[str] = frozenset()) -> list[Any]:
+    """Every field of a message and of what is in it."""
+    if message.full_name in seen:
+        return []
+    inner = [f.message_type for f in message.fields if f.message_type]
+    below = [_fields(each, seen | {message.full_name}) for each in inner]
+    return [*message.fields, *itertools.chain(*below)]
+
+
 def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
     services = [
         broker_pb2.DESCRIPTOR.services_by_name["Broker"],
@@ -192,9 +318,18 @@ def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
         storage_pb2.DESCRIPTOR.services_by_name["Storage"],
         sessions_pb2.DESCRIPTOR.services_by_name["SessionPeer"],
         trust_pb2.DESCRIPTOR.services_by_name["Trust"],
+        calls_pb2.DESCRIPTOR.services_by_name["CallKeys"],
     ]
-    methods = {f"/{s.full_name}/{m.name}" for s in services for m in s.methods}
-    assert set(ALLOWED_ROLES) == methods
+    methods = {f"/{s.full_name}/{m.name}": m for s in services for m in s.methods}
+    assert set(ALLOWED_ROLES) == methods.keys()
+    # Everything else is proved: what is added here must tell no secret and change nothing.
+    assert {"/sealane.v1.CallKeys/GetCallKey"} == UNPROVED
+    # The bytes that a proof is over are those that are sent: of a map their order isn't fixed.
+    for method in methods.values():
+        assert not any(
+            f.message_type and f.message_type.GetOptions().map_entry
+            for f in _fields(method.input_type)
+        )
 
 
 @pytest.mark.parametrize(
@@ -208,6 +343,7 @@ def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
         (errors.VerificationError("a.unauthenticated", "x"), grpc.StatusCode.UNAUTHENTICATED),
         (errors.ProtocolError("a.b", "x"), grpc.StatusCode.ABORTED),
         (errors.LeaseError("lease.b", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.VerificationError("lease.b", "x"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.UnavailableError("a.b", "x"), grpc.StatusCode.UNAVAILABLE),
         (errors.UnavailableError("a.limit", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.Error("a.b", "x"), grpc.StatusCode.INTERNAL),

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -26,14 +25,26 @@ class ArenaBroker:
         self.returned: list[int] = []
         self.failure: LeaseError | UnavailableError | None = None
 
-    async def lease(self, _: broker_pb2.VolumeDescriptor) -> Lease:
-        self.granted.append(self.arena.grant(incarnation=SELF))
+    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
+        self.granted.append(
+            self.arena.grant(
+                volume_id=uuid.UUID(descriptor.volume_id),
+                incarnation=SELF,
+                return_token=len(self.granted).to_bytes(16, "big"),
+            )
+        )
         return self.granted[-1]
 
-    async def return_lease(self, _: str, lease: Lease, touched: Sequence[int]) -> int:
+    async def return_lease(self, volume_id: str, lease: Lease, touched: int) -> int:
         if self.failure is not None:
             raise self.failure
-        count = self.arena.give_back(lease.lease_id, touched, incarnation=SELF)
+        count = self.arena.give_back(
+            lease.lease_id,
+            touched,
+            volume_id=uuid.UUID(volume_id),
+            incarnation=SELF,
+            return_token=lease.return_token,
+        )
         self.returned.append(count)
         return count
 

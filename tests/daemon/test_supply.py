@@ -62,10 +62,18 @@ class EpochBroker:
     async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
         if descriptor.key_epoch != self.newest:
             raise UsageError("volume.key_epoch", "counters are leased for the newest epoch only")
-        return self.arena.grant(incarnation=SELF)
+        return self.arena.grant(
+            volume_id=uuid.UUID(descriptor.volume_id), incarnation=SELF, return_token=bytes(16)
+        )
 
-    async def return_lease(self, _: str, lease: Lease, touched: Sequence[int]) -> int:
-        count = self.arena.give_back(lease.lease_id, touched, incarnation=SELF)
+    async def return_lease(self, volume_id: str, lease: Lease, touched: int) -> int:
+        count = self.arena.give_back(
+            lease.lease_id,
+            touched,
+            volume_id=uuid.UUID(volume_id),
+            incarnation=SELF,
+            return_token=lease.return_token,
+        )
         self.returned.append(count)
         return count
 
@@ -129,7 +137,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     holder = LeaseHolder()
     lease = await broker.lease(descriptor)
     holder.add(lease)
-    port = Port([*lease.ranges], {1: b"\1" * 32})
+    port = Port([lease.counters], {1: b"\1" * 32})
     attached = Attached(
         descriptor=descriptor,
         port=cast("AttachedPort", port),
@@ -229,10 +237,10 @@ async def test_a_volume_that_may_only_be_read_by_now_is_failed(world: World) -> 
 async def test_a_reader_follows_key_epochs_without_a_lease(world: World) -> None:
     attached = world.attached[VOLUME]
     attached.is_read_only, attached.leases, world.port.counters = True, LeaseHolder(), []
-    granted = world.broker.arena.counters_free
+    granted = world.broker.arena.counters_free(uuid.UUID(VOLUME))
     async with world.supplied():
         world.broker.newest = 2
         await until(lambda: 2 in world.port.keys)
         await asyncio.sleep(0.02)
     assert attached.descriptor.key_epoch == 2
-    assert world.broker.arena.counters_free == granted
+    assert world.broker.arena.counters_free(uuid.UUID(VOLUME)) == granted

@@ -279,13 +279,13 @@ def _devices() -> Iterator[tuple[str, str, bytes]]:
     device = {"device_id": str(DEVICE), "openings": 7}
     yield "device_file", "device", canonical_json(device)
     one = Anchored(number=1, blob=b"x")
-    full = Anchored(number=U64_MAX, blob=bytes(range(128)))
+    full = Anchored(number=U64_MAX, blob=bytes(range(128)), mac=bytes(32))
     for name, records in (
         ("empty", {}),
         ("catalogue", {CATALOGUE: one}),
         ("volumes", {CATALOGUE: full, volume_record(DEVICE): one}),
     ):
-        content = Content(count=3, records=records)
+        content = Content(count=3, records=records, floor=len(records))
         yield "anchor_file", name, encode_content(content, device_id=DEVICE)
 
 

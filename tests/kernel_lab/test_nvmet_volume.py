@@ -13,6 +13,7 @@ import pytest
 from attached_hosts import host_of, new_secret
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
+from permits import own_authorized
 from sealane.daemon.ports import VolumeKey
 from sealane.daemon.storage.gateway import Gateway
 from sealane.daemon.storage.third_party import ThirdPartyStores
@@ -53,7 +54,9 @@ class Volume:
             namespace_id=1,
             digests=Digests(header=True, data=True),
         )
-        return ThirdPartyStores([party], host_nqn=GATEWAY, directory=self.directory)
+        return ThirdPartyStores(
+            [party], host_nqn=GATEWAY, directory=self.directory, authorized=own_authorized
+        )
 
     async def create(self, guest: Guest) -> None:
         stores = self.stores(guest)

@@ -24,7 +24,7 @@ _RECORD_BYTES = 56  # key epoch 4, IV 12, SHA-256 of the plaintext 32, LBA 8
 
 
 def _ivs(ledger: Path) -> list[tuple[int, int, int]]:
-    """Broker instance, start epoch and counter of every seal, of all processes of a gateway."""
+    """Broker instance, start epoch and counter of every seal for a volume, of all processes."""
     content = ledger.read_bytes()
     whole = len(content) // _RECORD_BYTES * _RECORD_BYTES
     ivs = [content[at + 4 : at + 16] for at in range(0, whole, _RECORD_BYTES)]
@@ -56,7 +56,9 @@ async def _grants(made: World) -> list[GrantRecord]:
 
 @pytest.fixture
 async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setenv("SEALANE_NONCE_LEDGER", str(tmp_path / "ledger"))
+    ledgers = tmp_path / "ledgers"
+    ledgers.mkdir()
+    monkeypatch.setenv("SEALANE_NONCE_LEDGERS", str(ledgers))
     async with world(tmp_path) as made:
         yield made
 
@@ -85,14 +87,17 @@ async def test_kills_under_load_repeat_no_iv_and_lose_no_lease(
         for task in load:
             task.cancel()
     print(dict(kills), dict(running.rounds), dict(running.failures))
-    ivs = _ivs(tmp_path / "ledger")
-    assert len(set(ivs)) == len(ivs) > 0
     grants = await _grants(running)
-    leased = sorted(
-        ((g.broker_instance, g.start_epoch), start, end) for g in grants for start, end in g.ranges
-    )
-    for instance, epoch, counter in ivs:
-        assert any(
-            arena == (instance, epoch) and start <= counter < end for arena, start, end in leased
-        )
+    ledgers = [*(tmp_path / "ledgers").iterdir()]
+    assert ledgers
+    for ledger in ledgers:
+        ivs = _ivs(ledger)
+        assert len(set(ivs)) == len(ivs) > 0
+        leased = [g for g in grants if str(g.volume_id) == ledger.name]
+        for instance, epoch, counter in ivs:
+            assert any(
+                (g.broker_instance, g.start_epoch) == (instance, epoch)
+                and g.counter_start <= counter < g.counter_end
+                for g in leased
+            )
     assert {g.broker_instance for g in grants} <= {1, 2}

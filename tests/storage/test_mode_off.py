@@ -50,6 +50,7 @@ class World:
             association_epoch=association_epoch,
             incarnation=7,
             gateway=None,
+            permit=None,
         )
         traddr, trsvcid = self.target.address
         return QueueGrant(

@@ -121,6 +121,29 @@ async def test_anchor_that_another_opening_has_is_lost_for_good(
     assert caught.value.reason == "store.rolled_back"
 
 
+async def test_state_that_is_anchored_under_another_number_is_refused(
+    target: Target, device: Device
+) -> None:
+    await target.create_volume(VOLUME, sector_count=SECTORS)
+    await target.close_volume(VOLUME)
+    name = volume_record(VOLUME)
+    current = device.anchors.current(name)
+    assert current is not None
+    await device.anchors.advance(name, current[0] + 1, current[1])
+    with pytest.raises(VerificationError) as caught:
+        await target.open_volume(VOLUME, sector_count=SECTORS)
+    assert caught.value.reason == "store.rolled_back"
+
+
+async def test_store_without_its_record_is_refused(target: Target, device: Device) -> None:
+    await target.create_volume(VOLUME, sector_count=SECTORS)
+    await target.close_volume(VOLUME)
+    await device.anchors.forget(volume_record(VOLUME))
+    with pytest.raises(VerificationError) as caught:
+        await target.open_volume(VOLUME, sector_count=SECTORS)
+    assert caught.value.reason == "store.rolled_back"
+
+
 async def test_discarded_store_leaves_no_record(target: Target, device: Device) -> None:
     await target.create_volume(VOLUME, sector_count=SECTORS)
     await target.close_volume(VOLUME)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attached_hosts import host_of, new_secret
+from permits import own_authorized
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.anchors.anchor import Anchored, Change, changed
 from sealane.daemon.anchors.broker import BrokerAnchor
@@ -52,6 +53,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.records: dict[str, Anchored] = {}
+        self.floor = 0
         self.epoch = 0
         self.is_initialised = False
         self.is_silent = False
@@ -61,7 +63,11 @@ class Broker:
         self.epoch += 1
         epoch = self.epoch
         return VolumeDevice(
-            BrokerAnchor(self.records, advance=lambda changes: self._advance(epoch, changes)),
+            BrokerAnchor(
+                self.records,
+                floor=self.floor,
+                advance=lambda changes: self._advance(epoch, changes),
+            ),
             is_believed=not self.is_initialised,
             tell_anchored=self._confirm,
             tell_closed=self._close,
@@ -73,7 +79,7 @@ class Broker:
             raise UnavailableError("broker.unreachable", "silent")
         if epoch != self.epoch:
             raise VerificationError("device.fenced", f"opening {epoch} is over")
-        self.records = changed(self.records, changes)
+        self.records, self.floor = changed(self.records, changes, floor=self.floor)
 
     async def _confirm(self) -> None:
         self.is_initialised = True
@@ -218,7 +224,11 @@ async def third_party_world(
         digests=Digests(header=True, data=True),
     )
     stores = ThirdPartyStores(
-        [party], host_nqn=GATEWAY, directory=directory / "third-party", sleep=wait
+        [party],
+        host_nqn=GATEWAY,
+        directory=directory / "third-party",
+        authorized=own_authorized,
+        sleep=wait,
     )
     gateway = Gateway(
         traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=hold_seconds)

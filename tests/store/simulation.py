@@ -69,13 +69,14 @@ class Ledger:
 
 @dataclass
 class Held:
-    """A lease in a gateway's hands; `marks`: the first counter of each range not used yet."""
+    """A lease in a gateway's hands; `mark`: its first counter that is not used yet."""
 
     name: LeaseName
     incarnation: bytes
-    ranges: list[CounterRange]
-    marks: list[int]
-    given_back: tuple[int, ...] | None = None
+    counters: CounterRange
+    return_token: bytes
+    mark: int
+    given_back: int | None = None
 
 
 @dataclass
@@ -255,20 +256,18 @@ class World:
         message = broker_pb2.Lease.FromString(
             bytes(open_signed(signed.secret, private_key=KEM, context=context, signer=self.signer))
         )
-        ranges = [
-            CounterRange(
-                broker_instance=arena[0],
-                start_epoch=arena[1],
-                counter_start=r.counter_start,
-                counter_end=r.counter_end,
-            )
-            for r in message.ranges
-        ]
+        counters = CounterRange(
+            broker_instance=arena[0],
+            start_epoch=arena[1],
+            counter_start=message.counter_start,
+            counter_end=message.counter_end,
+        )
         held = Held(
             (*arena, message.lease_id),
             caller.incarnation,
-            ranges,
-            [r.counter_start for r in ranges],
+            counters,
+            message.return_token,
+            counters.counter_start,
         )
         if put_backs == self.kills["put back"]:
             self.ledger.received[held.name] = held
@@ -278,15 +277,14 @@ class World:
         return held
 
     def _use(self, lease: Held) -> None:
-        which = self.draw.randrange(len(lease.ranges))
-        counters, mark = lease.ranges[which], lease.marks[which]
+        counters, mark = lease.counters, lease.mark
         end = min(mark + 256 * self.draw.randrange(1 << 20), counters.counter_end)
         if mark < end:
             self._guarded(lambda: self.ledger.use(counters.arena, mark, end))
-            lease.marks[which] = end
+            lease.mark = end
 
     async def _give_back(self, caller: Subject, lease: Held) -> None:
-        lease.given_back = tuple(lease.marks)
+        mark = lease.given_back = lease.mark
         instance, epoch, lease_id = lease.name
         await self.call(
             lambda service: service.leases.take_back(
@@ -294,7 +292,8 @@ class World:
                 volume_id=self.volume_id,
                 arena=(instance, epoch),
                 lease_id=lease_id,
-                touched=lease.given_back or (),
+                touched=mark,
+                return_token=lease.return_token,
             ),
             first=instance - 1 if instance <= len(self.brokers) else 0,
         )
@@ -451,7 +450,11 @@ class World:
             record = books.get(name)
             if record is None:
                 raise Violation(f"lease {name} is in a gateway's hands and not in the books")
-            if record.ranges != tuple((r.counter_start, r.counter_end) for r in held.ranges):
+            counters = held.counters
+            if (record.counter_start, record.counter_end) != (
+                counters.counter_start,
+                counters.counter_end,
+            ):
                 raise Violation(f"lease {name} has other counters in the books")
             if record.incarnation != held.incarnation:
                 raise Violation(f"lease {name} is another's in the books")
@@ -465,17 +468,23 @@ class World:
                 raise Violation(f"lease {name}: more came back than was granted")
 
     def _check_arenas(self) -> None:
-        """The counters of every living arena are free, or the books or the arena know whose."""
+        """The counters of every living arena are free, or the books or the arena know whose.
+
+        The run has one volume. What came back stays spent.
+        """
         for broker in self.brokers:
             if broker.serving is None:
                 continue
             arena = broker.serving.leases.arena
             named = (arena.broker_instance, arena.start_epoch)
             books = {name[2]: r for name, r in self._books().items() if name[:2] == named}
-            spent = sum(record.counters - record.returned for record in books.values())
+            spent = sum(record.counters for record in books.values())
             # Taken out of the arena for a grant that never came about: nobody has them.
             spent += sum(h.lease.count for i, h in arena._held.items() if i not in books)
-            if arena.counters_free + spent != COUNTER_END - SECTOR_COUNTERS:
+            if (
+                arena.counters_free(uuid.UUID(self.volume_id)) + spent
+                != COUNTER_END - SECTOR_COUNTERS
+            ):
                 raise Violation(f"the books of arena {named} don't close")
 
     def _books(self) -> dict[LeaseName, GrantRecord]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from brokers import Count, start_broker
 from sealane.crypto.certificates import Subject
-from sealane.daemon.anchors.anchor import CATALOGUE
+from sealane.daemon.anchors.anchor import CATALOGUE, Change
 from sealane.daemon.broker.devices import FENCE
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import Error
@@ -23,7 +23,8 @@ NODES = ("s", "o")
 processes = st.sampled_from(PROCESSES)
 actions = st.one_of(
     st.tuples(st.just("open"), processes, st.booleans()),
-    st.tuples(st.just("advance"), processes, st.sampled_from((0, 0, 0, 1))),
+    st.tuples(st.just("advance"), processes, st.sampled_from((0, 0, 0, 1)), st.booleans()),
+    st.tuples(st.just("forget"), processes),
     st.tuples(st.just("advance_late"), processes),
     st.tuples(st.just("confirm"), processes),
     st.tuples(st.just("close"), processes),
@@ -44,6 +45,7 @@ class Model:
     until: dt.datetime | None = None
     is_initialised: bool = False
     number: int = 0
+    floor: int = 0
     epochs: dict[bytes, int] = field(default_factory=dict)
 
     def blob(self) -> bytes:
@@ -64,7 +66,13 @@ class Model:
         if caller.node != self.owner:
             return "device.owner.refused"
         mine = (caller, self.epochs.get(caller.incarnation, 0))
+        if self.ending == mine:
+            return "device.moved"
         return "" if self.holder == mine else "device.fenced"
+
+    def drop(self) -> None:
+        """The record goes, and its number stays taken."""
+        self.number, self.floor = 0, max(self.floor, self.number)
 
     def end(self, now: dt.datetime) -> None:
         """The opening that counts, if any, is given time to end."""
@@ -104,27 +112,42 @@ class Run:
             # No epoch comes twice, and the newest is the greatest.
             assert not self.granted or epochs[0] > max(self.granted)
             self.granted += epochs
+            if not model.is_initialised:
+                model.drop()
             model.owner = model.owner or caller.node
             model.epochs[caller.incarnation] = epochs[0]
             model.holder, model.ending, model.until = (caller, epochs[0]), None, None
 
-    async def advance(self, caller: Subject, stale: int) -> None:
+    async def advance(self, caller: Subject, stale: int, is_old: bool) -> None:
+        """Also by a thief, to whom any number will do: `is_old` takes one that was there."""
         model = self.model
         epoch = model.epochs.get(caller.incarnation, 0)
         start = max(model.number - stale, 0)
+        is_old &= model.number == 0 and model.floor > 0
+        number = model.floor if is_old else max(start, model.floor) + 10
         expected = model.held(caller)
-        if not expected and start != model.number:
+        if not expected and (start != model.number or is_old):
             expected = "anchor.order"
-        made = change(start, start + 10, b"%d" % (start + 10))
+        made = change(start, number, b"%d" % number)
         assert await _said(self.world.advance(epoch, made, caller=caller)) == expected
         if not expected:
-            model.number = start + 10
+            model.number = number
+
+    async def forget(self, caller: Subject) -> None:
+        model = self.model
+        epoch = model.epochs.get(caller.incarnation, 0)
+        gone = Change(name=CATALOGUE, expected=model.number, record=None)
+        expected = model.held(caller)
+        assert await _said(self.world.advance(epoch, gone, caller=caller)) == expected
+        if not expected:
+            model.drop()
 
     async def advance_late(self, caller: Subject) -> None:
         """Under an opening that came before the process's last one."""
-        expected = self.model.held(caller) or "device.fenced"
+        expected = self.model.held(caller)
+        expected = "device.fenced" if expected in {"", "device.moved"} else expected
         epoch = self.model.epochs.get(caller.incarnation, 1) - 1
-        made = change(self.model.number, self.model.number + 10)
+        made = change(self.model.number, max(self.model.number, self.model.floor) + 10)
         assert await _said(self.world.advance(epoch, made, caller=caller)) == expected
 
     async def confirm(self, caller: Subject) -> None:
@@ -155,7 +178,7 @@ class Run:
 
     async def move(self, node: str) -> None:
         model = self.model
-        said = await _said(self.world.books.move(self.world.device_id, node))
+        said = await _said(self.world.books.move(self.world.device_id, node, unseen=True))
         assert said == ("device.not_found" if model.owner is None else "")
         if not said and node != model.owner:
             model.end(self.world.now)
@@ -167,7 +190,8 @@ class Run:
         assert said == ("device.not_found" if model.owner is None else "")
         if not said:
             model.holder = None
-            model.is_initialised, model.number = False, 0
+            model.is_initialised = False
+            model.drop()
 
     async def wait(self, seconds: int) -> None:
         self.world.now += dt.timedelta(seconds=seconds)
@@ -179,6 +203,9 @@ class Run:
             assert entry.owner == self.model.owner
             kept = dict(records).get(CATALOGUE)
             assert (0 if kept is None else kept.number) == self.model.number
+            stored = await self.world.registry.devices.get(str(self.world.device_id))
+            assert stored is not None
+            assert stored.record.anchor_floor == self.model.floor
 
 
 async def _run(world: World, script: list[tuple[object, ...]]) -> None:

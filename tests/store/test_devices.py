@@ -231,7 +231,37 @@ async def test_device_that_was_never_confirmed_is_believed_again(world: World) -
     assert await world.state() == "new"
     state = await world.open(S_AGAIN, found=())
     assert state.is_initial
-    assert state.records[0].number == 1
+    # What the opening before had anchored is gone, and its numbers with it.
+    assert (len(state.records), state.floor) == (0, 1)
+    again = world.advance(state.fencing_epoch, change(0, 1), caller=S_AGAIN)
+    await refused(UsageError, "anchor.order", again)
+    await world.advance(state.fencing_epoch, change(0, 2), caller=S_AGAIN)
+
+
+async def test_numbers_of_records_that_are_gone_stay_taken(world: World) -> None:
+    epoch = await world.initialised()
+    mine, other = [volume_record((await world.volume()).volume_id) for _ in range(2)]
+    await world.advance(epoch, change(0, 7, b"old", name=mine))
+    gone = Change(name=mine, expected=7, record=None)
+    for _ in range(2):
+        await world.advance(epoch, gone)
+    for name in (mine, other):
+        for number in (1, 7):
+            again = change(0, number, b"old", name=name)
+            await refused(UsageError, "anchor.order", world.advance(epoch, again))
+    # What is there already grows as it did.
+    await world.advance(epoch, change(1, 2, b"two"), change(0, 8, b"new", name=mine))
+    state = await world.open(S_AGAIN, found=(b"two",))
+    assert (state.floor, {r.name: r.number for r in state.records}) == (7, {CATALOGUE: 2, mine: 8})
+    # Believing what is found takes the records away, and no number back.
+    await world.books.believe_anew(D)
+    state = await world.open(S_AGAIN, found=())
+    assert (state.floor, len(state.records)) == (8, 0)
+    await refused(
+        UsageError,
+        "anchor.order",
+        world.advance(state.fencing_epoch, change(0, 8, b"new", name=mine), caller=S_AGAIN),
+    )
 
 
 async def test_confirmation_outlives_a_store_that_is_put_back(world: World) -> None:
@@ -341,7 +371,9 @@ async def test_node_owns_a_bounded_number_of_devices(world: World) -> None:
         await world.open(S, uuid.UUID(int=number))
     await refused(UnavailableError, "device.limit", world.open(S, uuid.UUID(int=99)))
     await world.open(OTHER, D.__class__(int=99))
-    await refused(UnavailableError, "device.limit", world.books.move(uuid.UUID(int=99), "s"))
+    await refused(
+        UnavailableError, "device.limit", world.books.move(uuid.UUID(int=99), "s", unseen=True)
+    )
     await world.books.forget(uuid.UUID(int=0))
     await world.open(S, uuid.UUID(int=98))
 
@@ -350,7 +382,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
     await world.attest(S)
     epoch = await world.initialised()
     volume = await world.volume()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     assert await world.state() == "waiting"
     for call in (
         world.advance(epoch, change(1, 2)),
@@ -365,7 +397,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
     # Until the old owner must have stopped, or says that it has.
     world.now += FENCE - dt.timedelta(seconds=1)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     world.now += dt.timedelta(seconds=1)
     state = await world.open(OTHER)
     assert not state.is_initial
@@ -374,7 +406,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
 
 async def test_moved_device_is_free_once_its_old_owner_says_so(world: World) -> None:
     epoch = await world.initialised()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.devices.close(S_AGAIN, device_id=D, fencing_epoch=epoch)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
@@ -383,26 +415,32 @@ async def test_moved_device_is_free_once_its_old_owner_says_so(world: World) -> 
 
 async def test_wait_for_an_owner_is_not_shortened_by_a_second_move(world: World) -> None:
     await world.initialised()
-    await world.books.move(D, "o")
-    await world.books.move(D, "s")
+    await world.books.move(D, "o", unseen=True)
+    await world.books.move(D, "s", unseen=True)
     await refused(UnavailableError, "device.busy", world.open(S_AGAIN))
+
+
+async def test_device_goes_to_a_node_that_has_attested(world: World) -> None:
+    await world.initialised()
+    await refused(UsageError, "node.not_found", world.books.move(D, "o"))
+    assert (await world.books.details(D))[0].owner == "s"
 
 
 async def test_opening_that_a_move_ended_stays_over_when_the_device_comes_back(
     world: World,
 ) -> None:
     epoch = await world.initialised()
-    await world.books.move(D, "o")
-    await world.books.move(D, "s")
+    await world.books.move(D, "o", unseen=True)
+    await world.books.move(D, "s", unseen=True)
     call = world.devices.check(S, device_id=D, fencing_epoch=epoch)
-    await refused(VerificationError, "device.fenced", call)
+    await refused(VerificationError, "device.moved", call)
 
 
 async def test_device_that_was_closed_moves_without_waiting(world: World) -> None:
     epoch = await world.initialised()
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
     assert await world.state() == "closed"
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.open(OTHER)
     assert await world.state() == "open"
 
@@ -411,7 +449,7 @@ async def test_anchor_of_a_machine_does_not_move_with_the_device(world: World) -
     epoch = await world.initialised(anchor="file")
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
     assert not (await world.open(anchor="file")).is_initial
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     world.now += FENCE
     assert (await world.open(OTHER, anchor="file")).is_initial
 
@@ -427,7 +465,7 @@ async def test_operator_may_have_a_device_believed_anew(world: World) -> None:
 
 async def test_wait_for_an_owner_is_not_shortened_by_believing_anew(world: World) -> None:
     await world.initialised()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.books.believe_anew(D)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     world.now += FENCE
@@ -447,14 +485,18 @@ async def test_forgotten_device_is_refused_and_its_secret_gone(world: World) -> 
     assert stored is not None
     assert stored.record.wrapped_secret == b""
     assert await world.registry.anchors.page(limit=1) == ([], False)
-    for call in (world.books.details(D), world.books.move(D, "o"), world.books.believe_anew(D)):
+    for call in (
+        world.books.details(D),
+        world.books.move(D, "o", unseen=True),
+        world.books.believe_anew(D),
+    ):
         await refused(UsageError, "device.not_found", call)
 
 
 @pytest.mark.parametrize("node", ["", "S", "-", "a" * 64])
 async def test_what_cannot_be_a_node_gets_no_device(world: World, node: str) -> None:
     await world.initialised()
-    for call in (world.books.move(D, node), world.books.authorize_next(node)):
+    for call in (world.books.move(D, node, unseen=True), world.books.authorize_next(node)):
         await refused(UsageError, "node.malformed", call)
 
 
@@ -480,7 +522,7 @@ async def test_books_are_paged_with_those_who_ask_behind(world: World) -> None:
 async def test_no_record_of_the_audit_log_has_a_secret(world: World) -> None:
     epoch = await world.initialised()
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.open(OTHER)
     await world.books.believe_anew(D)
     stored = await world.registry.devices.get(str(D))

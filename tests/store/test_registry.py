@@ -37,7 +37,8 @@ def grant(of: VolumeRecord, lease_id: int = 1) -> GrantRecord:
         broker_instance=3,
         start_epoch=1,
         lease_id=lease_id,
-        ranges=((256, 512),),
+        counter_start=256,
+        counter_end=512,
         volume_id=of.volume_id,
         key_epoch=1,
         recipient="spiffe://sealane/gateway/g",
@@ -72,13 +73,11 @@ async def test_lease_comes_back_once(registry: Registry) -> None:
     made, _ = await registry.register(volume())
     seen = await registry.volume(made.volume_id)
     await registry.record_grant(grant(made), volume=seen)
-    returns = await asyncio.gather(
-        *(registry.record_return((3, 1), 1, [300 + i]) for i in range(8))
-    )
+    returns = await asyncio.gather(*(registry.record_return((3, 1), 1, 300 + i) for i in range(8)))
     assert sorted(returns) == [False] * 7 + [True]
     stored = await registry.grants.get(grant(made).name)
     assert stored is not None
-    assert stored.record.touched == (300 + returns.index(True),)
+    assert stored.record.touched == 300 + returns.index(True)
     assert not await registry.record_return((3, 1), 2, [300])
 
 

@@ -1,7 +1,7 @@
 """More than a thousand kills, from seeds; and for every checker a mutant that it catches."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,35 +86,33 @@ def _grants_not_entered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Registry, "record_grant", record_grant)
 
 
-def _returns_whole_ranges(patch: pytest.MonkeyPatch) -> None:
-    def give_back(self: Arena, lease_id: int, touched: object, *, incarnation: bytes) -> int:
+def _returned_leases_granted_again(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: Arena, lease_id: int, touched: int, **_: object) -> int:
         held = self._held.pop(lease_id)
-        for r in held.lease.ranges:
-            self._put(r.counter_start, r.counter_end)
+        start = held.lease.counters.counter_start
+        self._next[held.volume_id] = min(self._next[held.volume_id], start)
         return held.lease.count
 
     patch.setattr(Arena, "give_back", give_back)
 
 
-def _returns_twice(patch: pytest.MonkeyPatch) -> None:
-    async def record_return(*_: object) -> bool:
-        return True
+def _tails_granted_again(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: Arena, lease_id: int, touched: int, **_: object) -> int:
+        held = self._held.pop(lease_id)
+        if self._next[held.volume_id] == held.lease.counters.counter_end:
+            self._next[held.volume_id] = touched
+        return held.lease.counters.counter_end - touched
 
-    def give_back(self: Arena, lease_id: int, touched: Sequence[int], *, incarnation: bytes) -> int:
-        for mark, r in zip(touched, self._held[lease_id].lease.ranges, strict=True):
-            if mark < r.counter_end:
-                self._put(mark, r.counter_end)
-        return 0
-
-    patch.setattr(Registry, "record_return", record_return)
     patch.setattr(Arena, "give_back", give_back)
 
 
-def _returns_not_entered(patch: pytest.MonkeyPatch) -> None:
-    async def record_return(*_: object) -> bool:
-        return True
+def _returns_entered_otherwise(patch: pytest.MonkeyPatch) -> None:
+    record_return = Registry.record_return
 
-    patch.setattr(Registry, "record_return", record_return)
+    async def other(self: Registry, arena: tuple[int, int], lease_id: int, touched: int) -> bool:
+        return await record_return(self, arena, lease_id, touched - 1)
+
+    patch.setattr(Registry, "record_return", other)
 
 
 def _lost_answers_taken_for_failures(patch: pytest.MonkeyPatch) -> None:
@@ -142,9 +140,9 @@ def _crash_between_record_and_count_not_expected(patch: pytest.MonkeyPatch) -> N
         (_epochs_from_the_store, False, "IV twice|served twice"),
         (_no_look_at_the_head, True, "serves a store that was put back"),
         (_grants_not_entered, True, "not in the books"),
-        (_returns_whole_ranges, True, "IV twice"),
-        (_returns_twice, True, "IV twice|don't close"),
-        (_returns_not_entered, True, "don't close"),
+        (_returned_leases_granted_again, True, "IV twice"),
+        (_tails_granted_again, True, "IV twice|don't close"),
+        (_returns_entered_otherwise, True, "came back otherwise"),
         (_lost_answers_taken_for_failures, True, "granted twice|refuses for nothing"),
         (_crash_between_record_and_count_not_expected, True, "no lease is granted any more"),
     ],

@@ -20,7 +20,7 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from relays import emulator, forger, switch
-from sealane._native import Completion, JobRing, SessionEndpoint
+from sealane._native import Completion, JobRing, Permit, SessionEndpoint
 
 REGION = 4 << 20
 
@@ -77,6 +77,7 @@ def pair(
     ring_entries: int = 256,
     establish: bool = True,
     reordering_ns: int = 0,
+    permits: tuple[Permit | None, Permit | None] = (None, None),
 ) -> Iterator[tuple[End, End]]:
     """Two endpoints that share keys; the first opened the session, perhaps through a relay."""
     with contextlib.ExitStack() as stack:
@@ -94,11 +95,11 @@ def pair(
         if relay is not None:
             via = stack.enter_context(relay(via))
         skew = {"rate": rate, "reordering_ns": reordering_ns}
-        start(left, via, (1, 2), (forward, backward), **skew, initiator=True)
+        start(left, via, (1, 2), (forward, backward), **skew, initiator=True, permit=permits[0])
         if not same_keys:
             forward = bytes(32)
         back = left.endpoint.local_addresses[0]
-        start(right, back, (2, 1), (backward, forward), **skew, initiator=False)
+        start(right, back, (2, 1), (backward, forward), **skew, initiator=False, permit=permits[1])
         if establish:
             left.wait_state("established")
             right.wait_state("established")
@@ -114,6 +115,7 @@ def start(
     rate: int,
     initiator: bool,
     reordering_ns: int = 0,
+    permit: Permit | None = None,
 ) -> None:
     send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
     end.endpoint.start(
@@ -126,6 +128,7 @@ def start(
         idle_timeout_ns=30 * 10**9,
         initiator=initiator,
         reordering_ns=reordering_ns,
+        permit=permit,
     )
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
 

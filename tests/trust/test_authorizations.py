@@ -17,6 +17,7 @@ from sealane.daemon.authorizations import (
     STALE,
     Authorizations,
 )
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
 from store.virtual import in_virtual_time
@@ -253,3 +254,57 @@ async def test_a_peer_that_guesses_volumes_is_not_asked_for_any_more(world: Worl
     # Nobody else pays for it, nor does what the peer may do without that volume.
     await made.require(use(1, "h"))
     await made.require(_peer())
+
+
+def _boot_world(world: World, *, keep: float | None = None) -> Authorizations:
+    """Authorizations on the clock that permits are on."""
+    return Authorizations(
+        ask=world.ask, uses=lambda: world.used, lost=world.end, fresh_seconds=60, keep_seconds=keep
+    )
+
+
+async def test_a_permit_begins_with_the_answer_and_counts_from_the_question(world: World) -> None:
+    running = _boot_world(world, keep=0.3)
+    permit = running.permit(_peer())
+    assert not permit.holds
+    world.held = asyncio.Event()
+    asking = asyncio.ensure_future(running.require(_peer()))
+    await world.heard.wait()
+    sent = monotonic_ns()
+    await asyncio.sleep(0.4)
+    assert monotonic_ns() > sent + 0.3e9
+    assert not permit.holds
+    # A yes that was held back longer than it lasts is worth nothing.
+    world.held.set()
+    await asking
+    assert not permit.holds
+    assert running.permit(_peer()) is permit
+
+
+async def test_a_permit_is_taken_back_by_a_no_and_by_our_own_end(world: World) -> None:
+    running = _boot_world(world)
+    refused, kept = _peer("refused"), _peer("kept")
+    for peer in (refused, kept):
+        await running.require(peer)
+    permits = [running.permit(peer) for peer in (refused, kept)]
+    assert [permit.holds for permit in permits] == [True, True]
+    world.refusals[refused] = "node.revoked"
+    await running._ask_again([refused, kept])
+    assert [permit.holds for permit in permits] == [False, True]
+    running.lose_all("node.revoked")
+    assert not permits[1].holds
+    # Restored, and asked again: the same permit holds again.
+    world.refusals.clear()
+    await running._ask_again([refused])
+    assert permits[0].holds
+
+
+async def test_a_permit_of_another_use_is_another_permit(world: World) -> None:
+    running = _boot_world(world)
+    whole, shared = _peer(), replace(_peer(), volume_id="v")
+    await running.require(whole)
+    await running.require(shared)
+    permits = [running.permit(peer) for peer in (whole, shared)]
+    world.refusals[shared] = NO_VOLUME
+    await running._ask_again([whole, shared])
+    assert [permit.holds for permit in permits] == [True, False]

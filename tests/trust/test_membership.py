@@ -157,12 +157,15 @@ async def test_only_the_attested_incarnation_is_authorized(world: World) -> None
     assert await world.refusal(GATEWAY) == "node.expired"
 
 
-async def test_each_role_is_told_about_its_own_peers_only(world: World) -> None:
+async def test_each_role_is_told_about_its_own_peers_and_itself_only(world: World) -> None:
     fabric = replace(GATEWAY, role="fabric")
     for subject in (GATEWAY, TARGET, fabric):
         await world.attest(subject)
     assert await world.refusal(fabric) == "node.unknown"
-    assert await world.refusal(TARGET) == "node.unknown"
+    other = replace(TARGET, node="s2")
+    await world.attest(other)
+    assert await world.refusal(other) == "node.unknown"
+    assert await world.refusal(TARGET) == ""
     assert await world.refusal(fabric, asker=fabric) == ""
     leaves = world.membership().leaves
     assert await leaves(TARGET.spiffe_id, caller=GATEWAY)
@@ -225,8 +228,13 @@ async def test_restored_node_must_attest_anew(world: World) -> None:
     assert await _reason(UsageError, world.membership().restore("g", "gateway")) == "node.not_found"
 
 
-async def test_node_that_never_attested_can_be_revoked(world: World) -> None:
-    await world.membership().revoke("g", "gateway", reason="")
+async def test_node_that_never_attested_is_revoked_only_where_that_is_meant(world: World) -> None:
+    for role in ("gateway", ""):
+        asked = world.membership().revoke("g", role, reason="")
+        assert await _reason(UsageError, asked) == "node.not_found"
+        assert await _reason(UsageError, world.membership().restore("g", role)) == "node.not_found"
+    assert (await world.membership().members(page_size=9, page_token=""))[0] == []
+    await world.membership().revoke("g", "gateway", reason="", unseen=True)
     assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
     await world.attest(replace(GATEWAY, node="h"))
 
@@ -325,7 +333,7 @@ async def test_both_leaves_of_a_renewal_are_named_and_none_of_a_predecessor(worl
 async def test_list_has_every_node_with_its_state(world: World) -> None:
     await world.attest(GATEWAY)
     await world.attest(TARGET)
-    await world.membership().revoke("x", "fabric", reason="lost")
+    await world.membership().revoke("x", "fabric", reason="lost", unseen=True)
     members, token = await world.membership().members(page_size=2, page_token="")
     more, end = await world.membership().members(page_size=2, page_token=token)
     states = {(m.record.node, m.record.role): m.state for m in [*members, *more]}
@@ -387,6 +395,32 @@ async def test_signature_covers_the_authorization(world: World) -> None:
         with pytest.raises(VerificationError) as caught:
             verify_authorization(bad[0], authorization=bad[1], signature=bad[2])
         assert caught.value.reason == "authorization.signature"
+
+
+async def test_a_gateway_may_use_a_volume_of_its_own_until_that_moves(world: World) -> None:
+    await world.attest(GATEWAY)
+    volume_id = uuid.uuid4()
+    record = VolumeRecord(
+        volume_id=volume_id,
+        tenant="t",
+        display_name="",
+        sector_count=1,
+        target_node=GATEWAY.node,
+        generation=1,
+        key_epoch=1,
+    )
+    table = world.registry.volumes
+    await world.registry.commit((), table.sealed(str(volume_id), record))
+
+    async def refusal() -> str:
+        use = replace(peer_of(GATEWAY), volume_id=str(volume_id))
+        content = await world.membership().authorize(GATEWAY, nonce=NONCE, peers=[use])
+        return trust_pb2.Authorization.FromString(content).verdicts[0].refusal
+
+    assert await refusal() == ""
+    moved = record.model_copy(update={"target_node": "g2"})
+    await world.registry.commit((), table.sealed(str(volume_id), moved))
+    assert await refusal() == NO_VOLUME
 
 
 async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world: World) -> None:

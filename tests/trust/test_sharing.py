@@ -13,10 +13,11 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from attacks.disk import read_slot
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
+from permits import own_authorized
 from sealane.client import Volume, connect
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.config import GatewayConfig
@@ -218,7 +219,9 @@ async def _attached_by(
         identity=member.identity,
         broker=member.broker,
         devices=member.devices,
-        third_parties=ThirdPartyStores([], host_nqn=gateway_nqn("x"), directory=Path("/unused")),
+        third_parties=ThirdPartyStores(
+            [], host_nqn=gateway_nqn("x"), directory=Path("/unused"), authorized=own_authorized
+        ),
     )
     back_end = await back_ends.open(descriptor, via=Via(), read_only=asks_read_only)
     gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
@@ -231,6 +234,7 @@ async def _attached_by(
             attached = await gateway.attach(
                 volume_key(descriptor, keys),
                 counters=[invented],
+                secret=new_secret(),
                 host_nqn=HOST,
                 open_queue=back_end.open_queue,
                 epoch_floor=back_end.epoch_floor,

@@ -1,7 +1,8 @@
-"""Whoever stole the TLS key of a leaf, and sits where it likes: it calls, and gets nothing.
+"""Whoever stole the TLS key of a leaf, and sits where it likes: no secret opens to it.
 
 The thief has leaf, TLS key and attestation result of a node, not its KEM key, which never leaves
-the process (or the TPM).
+the process (or the TPM). So its calls are refused: `test_call_proofs.py`. Here it has the call
+keys, too, and what stands behind the proofs is attacked by itself.
 """
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base class
@@ -21,8 +22,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import fabric_daemons
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from control_plane import Daemon, Site, daemon, short_directory
+from permits import own_authorized
 from sealane.client import Client, Volume, connect
 from sealane.client.grants import introduce
 from sealane.crypto.certificates import Subject, verify_leaf
@@ -36,6 +38,7 @@ from sealane.crypto.queue import (
     derive_queue_secret,
 )
 from sealane.crypto.share import open_share, seal_share
+from sealane.daemon.call_keys import CallKeys, CallKeysServicer
 from sealane.daemon.channels import Channels, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import GatewayConfig
@@ -51,7 +54,13 @@ from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of
-from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, storage_pb2_grpc
+from sealane.protocol.v1 import (
+    broker_pb2,
+    calls_pb2_grpc,
+    sessions_pb2,
+    storage_pb2,
+    storage_pb2_grpc,
+)
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 from sealane.protocol.v1.sessions_pb2_grpc import SessionPeerStub
 from sealane.transport.establish import SessionKeys
@@ -82,7 +91,7 @@ class Thief:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
-        """Call `role` of `node` as the victim."""
+        """Call `role` of `node` as the victim, with proofs under its call keys."""
         identity = self.victim.identity
         own = Own(
             leaf=identity.certificate,
@@ -94,7 +103,9 @@ class Thief:
         async def find(node: str, role: str) -> Any:
             return () if role == "broker" else await self.victim.trust.leaves(node, role)
 
-        channels = Channels(lambda: own, anchor=identity.anchor, find_peer=find)
+        channels = Channels(
+            lambda: own, anchor=identity.anchor, find_peer=find, proofs=identity.proofs
+        )
         try:
             async with channels.use(address, node, role) as connection:
                 yield connection.channel
@@ -307,6 +318,7 @@ async def _attached(volume: Volume, open_queue: OpenQueue) -> AsyncIterator[Host
                     broker_instance=9, start_epoch=9, counter_start=256, counter_end=1 << 40
                 )
             ],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=open_queue,
         )
@@ -378,6 +390,11 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
         server = grpc.aio.server()
         false = FalseTarget(thief, gateway.identity.subject)
         storage_pb2_grpc.add_StorageServicer_to_server(false, server)
+        # A call key of its own making: proofs under it are good nowhere else.
+        keys = CallKeys(victim.identity.spiffe_id)
+        calls_pb2_grpc.add_CallKeysServicer_to_server(
+            CallKeysServicer(keys, lambda _: gateway.identity.subject), server
+        )
         credentials = grpc.ssl_server_credentials([(thief.key_pem, thief.leaf_pem)])
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
@@ -387,7 +404,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
             broker=gateway.broker,
             devices=gateway.devices,
             third_parties=ThirdPartyStores(
-                [], host_nqn=gateway_nqn("x"), directory=Path("/unused")
+                [], host_nqn=gateway_nqn("x"), directory=Path("/unused"), authorized=own_authorized
             ),
         )
         descriptor = broker_pb2.VolumeDescriptor(volume_id=str(uuid.uuid4()), target_node="s2")

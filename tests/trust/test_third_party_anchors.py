@@ -37,12 +37,12 @@ def array(world: World, image: Path) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def gateway(world: World, disks: Daemon, node: str) -> Iterator[Daemon]:
+def gateway(world: World, disks: Daemon, node: str, *, more: str = "") -> Iterator[Daemon]:
     path = world.site.write_config(
         node,
         world.site.enrolment(node, world.broker)
         + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
-        + f'target_address = "{disks.addresses["target_control"]}"\n'
+        + f'target_address = "{disks.addresses["target_control"]}"\n{more}'
         + f'[[gateway.third_party]]\nname = "array"\naddress = "{disks.addresses["target"]}"\n'
         + f'subsystem_nqn = "{DISKS}"\n',
     )
@@ -97,7 +97,7 @@ async def test_namespace_put_back_is_refused_here_and_by_the_gateway_that_the_vo
         assert [
             (d["device"], d["is"], d["anchor"]) for d in world.devices() if d["owner"] == "g"
         ] == [(device, "volume", "broker")]
-        world.ctl("move", device, "--to", "g2")
+        world.ctl("move", device, "--to", "g2", "--unseen", "--yes")
         with gateway(world, disks, "g2") as second:
             assert await refusal(second, name) == "store.rolled_back"
             shutil.copyfile(newest, image)

@@ -60,6 +60,7 @@ class Echo(storage_pb2_grpc.StorageServicer):
     calls: int = 0
     released: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event | None = None
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def GetNamespace(
         self, request: storage_pb2.GetNamespaceRequest, context: Context
@@ -67,7 +68,11 @@ class Echo(storage_pb2_grpc.StorageServicer):
         self.calls += 1
         if self.held is not None and request.volume_id == "held":
             self.held.set()
-            await self.released.wait()
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
         return storage_pb2.Namespace(volume_id=request.volume_id)
 
     async def WatchEvents(
@@ -136,7 +141,12 @@ class Site:
         self, identity: Identity, servicer: Echo, *, admit: Admit = everybody, listen: str = ""
     ) -> str:
         """Serve `servicer` as `identity`; returns the address."""
-        authorizer = Authorizer(self.authority.certificate, admit=admit, metrics=Metrics())
+        authorizer = Authorizer(
+            self.authority.certificate,
+            server=identity.spiffe_id,
+            admit=admit,
+            metrics=Metrics(),
+        )
         server = new_server(Metrics(), authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
         credentials = identity.server_credentials(mutual=True)

@@ -25,10 +25,10 @@ from sealane.daemon.broker.registry import authority_entry, new_record_key, new_
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 
-# A lease had one range before version 3, and nothing named it but its first counter.
+# Leases of these versions are all burned. Each range becomes a record, named by its first counter.
 _GRANTS: Final = (
-    "SELECT broker_instance, start_epoch, {lease_id}, volume_id, key_epoch, recipient, "
-    "incarnation, granted_at, counter_start, counter_end FROM grants ORDER BY counter_start"
+    "SELECT broker_instance, start_epoch, counter_start, volume_id, key_epoch, recipient, "
+    "incarnation, granted_at, counter_end FROM grants ORDER BY counter_start"
 )
 _VOLUMES: Final = (
     "SELECT volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, "
@@ -90,15 +90,9 @@ async def _entries(
         if volume.request_id is not None:
             request = RequestRecord(volume_id=volume.volume_id)
             entries |= tables.requests.sealed(f"{volume.tenant}/{volume.request_id}", request)
-    grants: dict[str, GrantRecord] = {}
-    lease_id = "lease_id" if store.version > 2 else "counter_start"
-    for row in await store.query(_GRANTS.format(lease_id=lease_id)):
+    for row in await store.query(_GRANTS):
         grant = _grant(row)
-        before = grants.get(grant.name)
-        ranges = grant.ranges if before is None else (*before.ranges, *grant.ranges)
-        grants[grant.name] = grant.model_copy(update={"ranges": ranges})
-    for name, grant in grants.items():
-        entries |= tables.grants.sealed(name, grant)
+        entries |= tables.grants.sealed(grant.name, grant)
     return entries
 
 
@@ -130,7 +124,8 @@ def _grant(row: tuple[object, ...]) -> GrantRecord:
         recipient=str(row[5]),
         incarnation=_bytes(row[6]),
         granted_at=dt.datetime.fromisoformat(str(row[7])),
-        ranges=((_int(row[8]), _int(row[9])),),
+        counter_start=_int(row[2]),
+        counter_end=_int(row[8]),
     )
 
 

@@ -9,6 +9,12 @@ pub fn now() -> Nanos {
     read(ClockId::Monotonic)
 }
 
+/// Nanoseconds since the machine was started, those included in which it was suspended: for bounds that
+/// nobody may stretch.
+pub fn boot_time() -> Nanos {
+    read(ClockId::Boottime)
+}
+
 /// Nanoseconds since 1970: only to compare with time stamps of the kernel.
 pub fn wall_clock() -> Nanos {
     read(ClockId::Realtime)

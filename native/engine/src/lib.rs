@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod emulator;
+pub mod permit;
 pub mod reduce;
 pub mod session;
 pub mod storage;

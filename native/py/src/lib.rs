@@ -13,6 +13,7 @@ mod jobs;
 mod link;
 mod load;
 mod pdu;
+mod permit;
 mod reduce;
 mod region;
 mod session;
@@ -30,6 +31,8 @@ mod _native {
     use crate::bitmap::ChunkBitmap;
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
+    #[pymodule_export]
+    use crate::permit::Permit;
     #[pymodule_export]
     use crate::reduce::{reduce_bfloat16, scale_bfloat16};
     #[pymodule_export]

@@ -20,6 +20,7 @@ use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys, Units
 
 use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
+use crate::permit::Permit;
 use crate::region::Region;
 
 fn endpoint_error(error: EndpointError) -> PyErr {
@@ -186,7 +187,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, permit = None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
@@ -200,6 +201,7 @@ impl SessionEndpoint {
         initiator: bool,
         reordering_ns: u64,
         units: Option<Vec<u16>>,
+        permit: Option<&Permit>,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
         let units = Units::falling(&units)
@@ -213,6 +215,7 @@ impl SessionEndpoint {
             idle_timeout_nanos: idle_timeout_ns,
             reordering_nanos: reordering_ns,
             is_initiator: initiator,
+            permit: permit.map(Permit::shared),
             units,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)

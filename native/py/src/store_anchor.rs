@@ -42,21 +42,24 @@ impl StoreAnchor {
 #[pymethods]
 impl StoreAnchor {
     #[new]
-    #[pyo3(signature = (*, latest, every_commit, timeout_seconds, believed=false))]
+    #[pyo3(signature = (*, latest, base, every_commit, timeout_seconds, believed=false))]
     fn new(
-        latest: Option<Vec<u8>>,
+        latest: Option<(u64, Vec<u8>)>,
+        base: u64,
         every_commit: bool,
         timeout_seconds: f64,
         believed: bool,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
-        let decode = |bytes: Vec<u8>| {
-            Anchored::decode(&bytes).ok_or_else(|| invalid("what is anchored is no store's state"))
+        let decode = |(number, bytes): (u64, Vec<u8>)| {
+            let detail = format!("what is anchored as number {number} is no state of that number");
+            Anchored::decode_as(number, &bytes).ok_or(Refusal::RolledBack(detail))
         };
-        let latest = latest.map(decode).transpose()?;
+        let latest =
+            latest.map(decode).transpose().map_err(|refusal| store_error(refusal.into()))?;
         let policy =
             if every_commit { AnchorPolicy::EveryCommit } else { AnchorPolicy::Checkpoints };
-        Ok(Self(Arc::new(QueuedAnchor::new(policy, latest, timeout, believed)?)))
+        Ok(Self(Arc::new(QueuedAnchor::new(policy, (latest, base), timeout, believed)?)))
     }
 
     fn fd(&self) -> i32 {

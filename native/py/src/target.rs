@@ -28,6 +28,7 @@ use sealane_proto::sector::BLOCK_BYTES;
 
 use crate::host_queue::HostQueueDescription;
 use crate::jobs::{job_error, job_status, kind_of, order_of};
+use crate::permit::Permit;
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of,
     statistics, take_secret, taken,
@@ -411,15 +412,18 @@ struct Controller {
 #[pymethods]
 impl Controller {
     #[new]
-    #[pyo3(signature = (*, association, host_nqn, host_id, controller_id, read_only=false))]
+    #[pyo3(signature = (*, association, host_nqn, host_id, controller_id, read_only=false, permit=None))]
     fn new(
         association: u64,
         host_nqn: String,
         host_id: &[u8],
         controller_id: u16,
         read_only: bool,
+        permit: Option<&Permit>,
     ) -> PyResult<Self> {
-        let engine = EngineController::new(association, array("host_id", host_id)?)?;
+        let host_id = array("host_id", host_id)?;
+        let permit = permit.map(Permit::shared);
+        let engine = EngineController::permitted(association, host_id, permit)?;
         let engine = if read_only { engine.read_only() } else { engine };
         Ok(Self { engine, association, host_nqn, controller_id })
     }

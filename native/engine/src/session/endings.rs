@@ -2,6 +2,8 @@
 
 use sealane_proto::session::CloseReason;
 
+use crate::permit;
+
 /// The job's process is gone.
 pub(super) const REASON_JOB_GONE: &str = "session.job.gone";
 
@@ -13,6 +15,15 @@ const REASON_PEER_REVOKED: &str = "session.peer.revoked";
 
 /// The daemon has it that this end may not act any more.
 const REASON_BARRED: &str = "session.closed.barred";
+
+/// The end that a permit's end is to a session.
+pub(super) fn of_permit(reason: &str) -> &'static str {
+    match reason {
+        "node.revoked" => REASON_PEER_REVOKED,
+        permit::STALE => "session.trust.ended",
+        _ => "session.peer.refused",
+    }
+}
 
 /// What the peer is told of a reason of the daemon's.
 pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {

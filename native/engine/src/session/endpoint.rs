@@ -26,6 +26,7 @@ use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
 use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
+use crate::permit::Permit;
 use crate::udp::Udp;
 
 /// Shape of a session's packets and memories; both ends use the same units.
@@ -44,7 +45,7 @@ pub struct EndpointConfig {
 }
 
 /// What establishment decided.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct StartConfig {
     /// Where the packets of each path go. The session has as many paths, from the first socket on.
     pub peer_addresses: Vec<SocketAddr>,
@@ -65,6 +66,8 @@ pub struct StartConfig {
     /// The side that opened the session knows the paths (relays, perhaps) and accepts packets from
     /// `peer_addresses` only; the other one follows its authentic packets until a path is validated.
     pub is_initiator: bool,
+    /// Until when the peer may act: the session ends with it. `None`: nobody's word ends it.
+    pub permit: Option<Arc<Permit>>,
 }
 
 /// Why an endpoint could not be made or started.
@@ -290,6 +293,7 @@ impl Endpoint {
             report: Arc::clone(&self.report),
             next_plan: Arc::clone(&self.next_plan),
             limits: Limits::new(now()),
+            permit: start.permit.clone(),
             flow: self.account.take().map(Flow::new).transpose()?,
             progress: Progress::default(),
         };

@@ -12,7 +12,7 @@ use sealane_proto::session::{
     Arrival, CloseReason, Ecn, Memory, PathId, PathSet, Plan, Session, Source,
 };
 
-use super::endings::{REASON_JOB_GONE, told};
+use super::endings::{REASON_JOB_GONE, of_permit, told};
 use super::endpoint::{EndpointConfig, ForJob};
 use super::lanes::Lanes;
 use super::layout::Layout;
@@ -25,6 +25,7 @@ use super::report::{Report, STATISTICS_NANOS, State};
 use super::ring::{DaemonRing, RingFault};
 use super::share::Flow;
 use crate::clock::{nanos, now, sharpen_timers, timespec};
+use crate::permit::Permit;
 
 /// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;
@@ -89,6 +90,8 @@ pub(super) struct Worker {
     /// A plan that is to be put in force before the next submission.
     pub(super) next_plan: Arc<Mutex<Option<Plan>>>,
     pub(super) limits: Limits,
+    /// Until when the peer may act; `None`: nobody's word ends it.
+    pub(super) permit: Option<Arc<Permit>>,
     /// Its part of its job's account; without one it has the line for itself.
     pub(super) flow: Option<Flow>,
     pub(super) progress: Progress,
@@ -128,6 +131,8 @@ impl Worker {
         self.progress.presence = Presence::new(now());
         loop {
             self.progress.received_bytes = 0;
+            // Before anything is taken from the peer or sent to it: an ended session does neither.
+            self.end_unpermitted();
             self.receive();
             let time = self.look();
             if self.session.next_timeout().is_some_and(|at| at <= time) {
@@ -193,6 +198,17 @@ impl Worker {
     pub(super) fn end(&mut self, reason: String, told: CloseReason) {
         self.progress.reason.get_or_insert(reason);
         self.session.close(told, now());
+    }
+
+    /// Ends the session if its peer may not act any more.
+    fn end_unpermitted(&mut self) {
+        if let Some(permit) = self.permit.as_ref().filter(|permit| !permit.holds()) {
+            let reason = of_permit(permit.reason()).to_owned();
+            let told = told(&reason, self.progress.is_draining);
+            // From here on it is closed, whatever becomes of the permit.
+            self.permit = None;
+            self.end(reason, told);
+        }
     }
 
     /// Does what the daemon asked for.

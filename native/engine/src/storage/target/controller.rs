@@ -15,9 +15,11 @@ use sealane_proto::secure_queue::SecureQueue;
 use super::assigned::{AnaState, Assigned};
 use super::mailbox::{Mailbox, Message};
 use super::namespace::Namespace;
+use super::outcomes::QueueName;
 use super::reservation::HostId;
 use super::worker::Worker;
 use crate::clock;
+use crate::permit::Permit;
 use crate::storage::connection::Connection;
 use crate::storage::events::EventLog;
 use crate::storage::queues::Queues;
@@ -47,6 +49,8 @@ static NEXT_QUEUE: AtomicU64 = AtomicU64::new(1);
 pub(super) struct Shared {
     pub association: u64,
     pub host_id: HostId,
+    /// Until when the host may act; `None`: nobody's word ends it.
+    pub permit: Option<Arc<Permit>>,
     pub events: EventLog,
     pub refusals: AtomicU64,
     /// When a byte was received last, on any queue.
@@ -97,9 +101,19 @@ pub struct Controller {
 impl Controller {
     /// A controller without queues and namespaces.
     pub fn new(association: u64, host_id: HostId) -> io::Result<Self> {
+        Self::permitted(association, host_id, None)
+    }
+
+    /// The same for a host that may act as long as `permit` holds: queues end with it.
+    pub fn permitted(
+        association: u64,
+        host_id: HostId,
+        permit: Option<Arc<Permit>>,
+    ) -> io::Result<Self> {
         let shared = Shared {
             association,
             host_id,
+            permit,
             events: EventLog::new()?,
             refusals: AtomicU64::new(0),
             received: AtomicU64::new(clock::now()),
@@ -151,13 +165,14 @@ impl Controller {
         state.mailboxes.push((queue_id, Arc::downgrade(&mailbox)));
         let shared = Arc::clone(&self.shared);
         let number = NEXT_QUEUE.fetch_add(1, Ordering::Relaxed);
-        let is_secure = secure.is_some();
+        let secure_name =
+            secure.as_ref().map(|queue| (queue.host_nqn().to_owned(), name_of(queue)));
         shared.touch();
         // With the state locked: no change of namespaces may come between.
         self.queues.start(format!("target-q{queue_id}"), self.shared.association, move |stop| {
             let queue = ControllerQueue::new(limits, Vec::new(), secure);
             let ids = (queue_id, limits.queue_depth);
-            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, is_secure));
+            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, secure_name));
             worker.assign(&namespaces);
             worker.event("queue_opened", "", None, String::new());
             let (reason, detail) = worker.run(&mut Connection::new(fd), stop.as_fd());
@@ -211,4 +226,8 @@ impl Controller {
     pub fn errors(&self) -> Vec<ErrorEntry> {
         self.shared.lock().errors.iter().rev().copied().collect()
     }
+}
+
+fn name_of(queue: &SecureQueue) -> QueueName {
+    QueueName { name: queue.name(), epoch: queue.association_epoch() }
 }

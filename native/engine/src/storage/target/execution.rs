@@ -10,11 +10,13 @@ use std::ops::Range;
 use sealane_proto::freshness::milestone::MILESTONE_BYTES;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
+use sealane_proto::nvme::outcomes::{self, Ended};
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, block_iv, take_expected_iv};
 
 use super::mailbox::Waiter;
 use super::namespace::{Namespace, add};
+use super::outcomes::QueueName;
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
@@ -41,6 +43,11 @@ pub(super) struct Task {
     status: Status,
     /// Ranges of a deallocation that are done.
     ranges_done: usize,
+    /// Number and id of the command, by which its gateway may ask how it ended.
+    number: u64,
+    cid: u16,
+    /// A store was given a change to make.
+    has_changed: bool,
 }
 
 impl Task {
@@ -57,9 +64,25 @@ impl Task {
             Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }
-            | Operation::ReservationReport { .. } => None,
+            | Operation::ReservationReport { .. }
+            | Operation::Outcomes { .. } => None,
             _ => Some(Group::Write),
         }
+    }
+
+    /// How the command ended, if it changed anything or began to.
+    fn ended(&self) -> Option<Ended> {
+        let (mut status, mut ranges) = (self.status, 0);
+        if let Operation::Deallocate(all) = &self.operation
+            && self.ranges_done < all.len()
+        {
+            ranges = self.ranges_done as u16;
+            if status.is_success() {
+                // Its queue ended between two of its ranges.
+                status = Status::ABORTED;
+            }
+        }
+        self.has_changed.then_some(Ended { number: self.number, status, ranges })
     }
 
     /// Whether its store operation is a read. A write-if that still has its sectors waits for
@@ -97,7 +120,7 @@ impl Task {
 impl Worker {
     /// Begins a command that the queue handed out.
     pub fn execute(&mut self, command: Command) {
-        let Command { slot, nsid, operation, lba, blocks, is_forced } = command;
+        let Command { slot, nsid, operation, lba, blocks, is_forced, number, cid } = command;
         if nsid == ALL_NAMESPACES {
             return self.flush_all(slot);
         }
@@ -106,6 +129,10 @@ impl Worker {
             return self.queue.complete(slot, Status::INVALID_NAMESPACE.final_(), Vec::new());
         };
         let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
+        if self.secure_name.is_some() && usize::from(cid) >= self.tasks.len() {
+            // Ends are kept by command id, so those of a gateway are as many as its queue is deep.
+            return self.queue.complete(slot, Status::INVALID_FIELD.final_(), Vec::new());
+        }
         let blocks = lba..lba.saturating_add(u64::from(blocks));
         if blocks.end > attachment.namespace.block_count() {
             return self.queue.complete(slot, Status::LBA_OUT_OF_RANGE.final_(), Vec::new());
@@ -121,6 +148,9 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            number,
+            cid,
+            has_changed: false,
         };
         let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
         let cost = task.cost(attachment.namespace.block_bytes());
@@ -141,9 +171,10 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let blocks = match &task.operation {
-            Operation::Flush | Operation::FlushMilestone | Operation::ReservationReport { .. } => {
-                None
-            }
+            Operation::Flush
+            | Operation::FlushMilestone
+            | Operation::Outcomes { .. }
+            | Operation::ReservationReport { .. } => None,
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
             // Nothing runs while reservations change: who is preempted has nothing in flight.
             Operation::ReservationRegister { .. }
@@ -197,8 +228,14 @@ impl Worker {
                 StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
             }
             Operation::Flush | Operation::FlushMilestone => StoreRequest::Flush,
+            Operation::Outcomes { queue, epoch } => {
+                let name = QueueName { name: *queue, epoch: *epoch };
+                return self.tell_outcomes_of(slot, name);
+            }
             _ => return self.change_reservations(slot),
         };
+        task.has_changed |=
+            matches!(request, StoreRequest::Write { .. } | StoreRequest::Deallocate { .. });
         task.stores += 1;
         attachment.channel.submit(u64::from(slot), request);
     }
@@ -213,6 +250,9 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            number: 0,
+            cid: 0,
+            has_changed: false,
         };
         let host = self.controller.host_id;
         for attachment in self.attachments.iter_mut().flatten() {
@@ -249,6 +289,8 @@ impl Worker {
             let detail = error.to_string();
             if error.kind() == io::ErrorKind::NotConnected {
                 self.store_lost = Some(detail.clone());
+                // A device that the gateway has to itself: it makes the change again.
+                task.has_changed = false;
             }
             let refusal = (reason, lba, detail);
             report(namespace, self.controller.association, self.queue_id, refusal);
@@ -287,6 +329,7 @@ impl Worker {
             return self.finish(slot, buffer);
         }
         task.operation = Operation::Write(Vec::new());
+        task.has_changed = true;
         task.stores += 1;
         let (lba, durable) = (task.blocks.start, task.is_forced);
         let request = StoreRequest::Write { lba, buffer, durable };
@@ -370,6 +413,20 @@ impl Worker {
         self.finish(slot, buffer);
     }
 
+    /// Answers how the changes of another queue of the same gateway ended.
+    fn tell_outcomes_of(&mut self, slot: u16, name: QueueName) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let mut data = self.queue.buffer(BLOCK_BYTES);
+        if let Some((gateway, _)) = &self.secure_name
+            && let Some(block) = data.first_chunk_mut()
+        {
+            outcomes::encode(attachment.namespace.outcomes().of(gateway, name), block);
+        }
+        self.queue.complete_read(slot, data);
+        self.forget(slot);
+    }
+
     fn change_reservations(&mut self, slot: u16) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -424,10 +481,15 @@ impl Worker {
     fn forget(&mut self, slot: u16) {
         let task = self.tasks.get_mut(usize::from(slot)).and_then(Option::take);
         let Some(task) = task else { return };
-        if let Some(Some(attachment)) = self.attachments.get(task.attachment)
-            && let Some(id) = task.lock
-        {
-            attachment.namespace.release(id);
+        if let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) {
+            if self.secure_name.is_some()
+                && let Some(ended) = task.ended()
+            {
+                attachment.changes.note(task.cid, ended);
+            }
+            if let Some(id) = task.lock {
+                attachment.namespace.release(id);
+            }
         }
         self.detach(task.attachment);
     }

@@ -49,6 +49,12 @@ impl Anchored {
         bytes
     }
 
+    /// Parses what was kept under this number; None if it is something else, or of another number.
+    #[must_use]
+    pub fn decode_as(number: u64, bytes: &[u8]) -> Option<Self> {
+        Self::decode(bytes).filter(|found| found.number == number)
+    }
+
     /// Parses what was kept; None if it is something else.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
@@ -92,6 +98,11 @@ pub trait Anchor: Debug + Send + Sync {
     fn latest(&self) -> io::Result<Option<Anchored>>;
     /// Advances it, by compare-and-set of the number. Again with the state that it has: no change.
     fn advance(&self, to: &Anchored) -> Result<(), AnchorError>;
+    /// The number that the first state must follow, where nothing was kept: numbers up to it were
+    /// those of others.
+    fn base(&self) -> u64 {
+        0
+    }
     /// When to advance it.
     fn policy(&self) -> AnchorPolicy;
     /// Whether somebody who may say so believes what is found, of a store that was anchored and of
@@ -105,6 +116,7 @@ pub trait Anchor: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct MemoryAnchor {
     policy: AnchorPolicy,
+    base: u64,
     kept: Mutex<Kept>,
 }
 
@@ -119,7 +131,21 @@ impl MemoryAnchor {
     /// One that was never advanced.
     #[must_use]
     pub fn new(policy: AnchorPolicy) -> Self {
-        Self { policy, kept: Mutex::default() }
+        Self { policy, base: 0, kept: Mutex::default() }
+    }
+
+    /// The same, of which numbers up to `base` are taken.
+    #[must_use]
+    pub fn above(policy: AnchorPolicy, base: u64) -> Self {
+        Self { base, ..Self::new(policy) }
+    }
+
+    /// Forgets what it was advanced to, as whoever may write to it can have it do. Its number stays
+    /// taken.
+    #[must_use]
+    pub fn forgotten(&self) -> Self {
+        let last = self.kept().latest.map_or(self.base, |latest| latest.number);
+        Self::above(self.policy, last)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -140,7 +166,7 @@ impl MemoryAnchor {
     #[must_use]
     pub fn copy(&self) -> Self {
         let kept = Kept { latest: self.kept().latest, faults: Vec::new() };
-        Self { policy: self.policy, kept: Mutex::new(kept) }
+        Self { policy: self.policy, base: self.base, kept: Mutex::new(kept) }
     }
 }
 
@@ -153,7 +179,7 @@ impl Anchor for MemoryAnchor {
         let mut kept = self.kept();
         let fault = kept.faults.pop();
         if fault.unwrap_or(true) && kept.latest != Some(*to) {
-            let number = kept.latest.map_or(0, |latest| latest.number);
+            let number = kept.latest.map_or(self.base, |latest| latest.number);
             if to.number != number + 1 {
                 let detail = format!("it has number {number}, not the one before {}", to.number);
                 return Err(AnchorError::Lost(detail));
@@ -164,6 +190,10 @@ impl Anchor for MemoryAnchor {
             None => Ok(()),
             Some(_) => Err(AnchorError::Unreachable("no answer".into())),
         }
+    }
+
+    fn base(&self) -> u64 {
+        self.base
     }
 
     fn policy(&self) -> AnchorPolicy {

@@ -488,6 +488,32 @@ fn a_store_whose_anchor_was_lost_or_is_anothers_is_refused() {
 }
 
 #[test]
+fn a_store_from_before_its_first_anchor_is_refused() {
+    // As its drive was between the first checkpoint and the first anchor: it says of itself that it
+    // was never anchored. Its record was removed by who could write to the anchor.
+    let world = World::create(None);
+    world.write(5, 1);
+    let anchor = every_commit();
+    assert!(is_rolled_back(World::open(world.disk.whole(), Some(&anchor))));
+    let forgotten = Arc::new(anchor.forgotten());
+    assert!(is_rolled_back(World::open(world.disk.whole(), Some(&forgotten))));
+}
+
+#[test]
+fn a_store_begins_above_the_numbers_that_are_taken() {
+    let anchor = Arc::new(MemoryAnchor::above(AnchorPolicy::EveryCommit, 41));
+    let world = World::create(Some(&anchor));
+    assert_eq!(anchor.latest().expect("latest").expect("a state").number, 42);
+    world.write(5, 1);
+    world.map.flush().expect("flush");
+    let last = anchor.latest().expect("latest").expect("a state").number;
+    // Forgotten and made again, it goes on above that.
+    let again = Arc::new(anchor.forgotten());
+    World::create(Some(&again));
+    assert_eq!(again.latest().expect("latest").expect("a state").number, last + 1);
+}
+
+#[test]
 fn an_anchor_without_answer_fails_the_flush_and_the_next_one_tries_again() {
     for is_made in [false, true] {
         let anchor = every_commit();

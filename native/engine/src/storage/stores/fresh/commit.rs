@@ -371,8 +371,8 @@ impl<F: Layout> Map<F> {
             let unsettled = writer.unsettled;
             let next = writer.next_anchored(&self.log());
             for to in unsettled.into_iter().chain(next) {
-                let to =
-                    Anchored { number: writer.anchored.map_or(0, |last| last.number) + 1, ..to };
+                let last = writer.anchored.map_or(anchor.base(), |last| last.number);
+                let to = Anchored { number: last + 1, ..to };
                 writer.unsettled = Some(to);
                 anchor.advance(&to).map_err(|error| match error {
                     AnchorError::Unreachable(detail) => Refusal::AnchorUnreachable(detail),

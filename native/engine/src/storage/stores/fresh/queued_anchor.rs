@@ -22,6 +22,7 @@ struct Queue {
 pub struct QueuedAnchor {
     policy: AnchorPolicy,
     timeout: Duration,
+    base: u64,
     is_believed: bool,
     event: Arc<OwnedFd>,
     queue: Mutex<Queue>,
@@ -30,16 +31,16 @@ pub struct QueuedAnchor {
 
 impl QueuedAnchor {
     /// A queue to an anchor that was advanced to `latest`; an answer is waited for so long. See
-    /// [`Anchor::is_believed`].
+    /// [`Anchor::base`], [`Anchor::is_believed`].
     pub fn new(
         policy: AnchorPolicy,
-        latest: Option<Anchored>,
+        (latest, base): (Option<Anchored>, u64),
         timeout: Duration,
         is_believed: bool,
     ) -> io::Result<Self> {
         let queue = Queue { latest, ..Queue::default() };
         let (queue, answered) = (Mutex::new(queue), Condvar::new());
-        Ok(Self { policy, timeout, is_believed, event: event()?, queue, answered })
+        Ok(Self { policy, timeout, base, is_believed, event: event()?, queue, answered })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -95,6 +96,10 @@ impl Anchor for QueuedAnchor {
         }
     }
 
+    fn base(&self) -> u64 {
+        self.base
+    }
+
     fn policy(&self) -> AnchorPolicy {
         self.policy
     }
@@ -115,7 +120,7 @@ mod tests {
     }
 
     fn queued(timeout: Duration) -> QueuedAnchor {
-        QueuedAnchor::new(AnchorPolicy::EveryCommit, None, timeout, false).expect("queue")
+        QueuedAnchor::new(AnchorPolicy::EveryCommit, (None, 0), timeout, false).expect("queue")
     }
 
     #[test]
@@ -153,6 +158,9 @@ mod tests {
     #[test]
     fn what_is_no_anchored_state_is_none() {
         let bytes = state(7).encode();
+        assert_eq!(Anchored::decode_as(7, &bytes), Some(state(7)));
+        // One of another number stands for another time of the store.
+        assert_eq!([6, 8].map(|number| Anchored::decode_as(number, &bytes)), [None; 2]);
         assert_eq!(Anchored::decode(&bytes[1..]), None);
         assert_eq!(Anchored::decode(&[9; super::super::anchor::ANCHORED_BYTES]), None);
     }

@@ -156,9 +156,10 @@ impl<F: Layout> Map<F> {
         let anchored = anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten();
         let found = find_checkpoint(&*file, superblock, &keys, anchored.as_ref());
         let (checkpoint, tag) = found?;
+        // Whatever the store says of itself: what is found may be from before its first anchor.
         let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
-        if checkpoint.is_anchored && anchor.as_ref().is_some_and(is_lost) {
-            return Err(rolled_back("it was anchored, and its anchor knows nothing of it"));
+        if anchor.as_ref().is_some_and(is_lost) {
+            return Err(rolled_back("its anchor knows nothing of it"));
         }
         let geometry = grown::<F>(&superblock.geometry, &checkpoint.growths)?;
         check_size(&geometry)?;

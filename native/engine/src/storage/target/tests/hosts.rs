@@ -15,6 +15,7 @@ use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field, metadata_mut};
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
+use crate::permit::Permit;
 use crate::storage::target::{AnaState, Controller, Namespace};
 
 pub const DIGESTS: Digests = Digests { header: true, data: true };
@@ -45,6 +46,14 @@ pub fn limits(queue_depth: u16) -> ControllerLimits {
 /// A controller of a host that has this namespace as number 1.
 pub fn controller(host: u8, namespace: &Arc<Namespace>) -> Controller {
     let controller = Controller::new(u64::from(host), [host; 16]).unwrap();
+    controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
+    controller
+}
+
+/// The same, as long as the permit holds.
+pub fn permitted(host: u8, namespace: &Arc<Namespace>, permit: &Arc<Permit>) -> Controller {
+    let (association, permit) = (u64::from(host), Some(Arc::clone(permit)));
+    let controller = Controller::permitted(association, [host; 16], permit).unwrap();
     controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
     controller
 }
@@ -101,6 +110,14 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// Waits for the connection's end; no command was answered before it.
+    pub fn wait_cut(&mut self) {
+        let mut rest = Vec::new();
+        // Closed with bytes unread, a socket ends with an error.
+        let _ = self.stream.read_to_end(&mut rest);
+        assert_eq!(rest.len(), 0, "something was answered");
     }
 
     pub fn run(&mut self, command: HostCommand) -> (Status, Vec<u8>) {

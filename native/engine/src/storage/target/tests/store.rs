@@ -11,6 +11,7 @@ use rand_core::{Rng, SeedableRng};
 use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
+use crate::permit::Permit;
 use crate::storage::store::{BlockStore, StoreChannel, StoreDone, StoreRequest};
 use crate::storage::stores::fresh::failure::Refusal;
 
@@ -24,6 +25,7 @@ struct Inner {
     flushes: AtomicU64,
     submitted: AtomicU64,
     channels: AtomicU64,
+    ending: Mutex<Option<Arc<Permit>>>,
     seed: u64,
 }
 
@@ -43,6 +45,7 @@ impl ShuffledStore {
             flushes: 0.into(),
             submitted: 0.into(),
             channels: 0.into(),
+            ending: Mutex::default(),
             seed,
         }))
     }
@@ -59,6 +62,11 @@ impl ShuffledStore {
     /// From now on reads from this block fail, because it isn't the current one.
     pub fn roll_back(&self, lba: u64) {
         self.0.stale.store(lba, Ordering::SeqCst);
+    }
+
+    /// Takes the permit back with the next operation that is done.
+    pub fn end_when_done(&self, permit: &Arc<Permit>) {
+        *self.0.ending.lock().unwrap() = Some(Arc::clone(permit));
     }
 
     pub fn flushes(&self) -> u64 {
@@ -168,6 +176,9 @@ impl StoreChannel for Channel {
                 }
                 _ => Ok(()),
             };
+            if let Some(permit) = self.store.ending.lock().unwrap().take() {
+                permit.take_back("node.revoked");
+            }
             done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
         }
     }

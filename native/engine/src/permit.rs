@@ -1,0 +1,124 @@
+//! Permits: until when a peer may act here, kept where its bytes move.
+//!
+//! The control plane asks the broker about a peer and moves the time; every thread that works for
+//! the peer looks at it before each batch of work. A control plane that is stopped, slow or frozen
+//! moves nothing, so the permit ends by itself. The time is on the clock that also counts while the
+//! machine is suspended ([`clock::boot_time`]); no wall clock has a part in it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use sealane_proto::link::Nanos;
+
+use crate::clock;
+
+/// Reason id of a permit that ended because nobody extended it.
+pub const STALE: &str = "authorization.stale";
+
+/// Reason id of a permit that was taken back for a reason that isn't known here.
+pub const LOST: &str = "authorization.lost";
+
+/// Reason ids of refusals that are told as they are.
+const REASONS: [&str; 10] = [
+    "node.revoked",
+    "node.superseded",
+    "node.expired",
+    "node.unknown",
+    "attestation.policy.changed",
+    "device.fenced",
+    "device.owner.refused",
+    "device.forgotten",
+    "device.anchor.failed",
+    "volume.not_found",
+];
+
+/// Until when one peer may act, shared by all that works for it.
+///
+/// It begins ended. One thread changes it, any number look at it.
+#[derive(Debug, Default)]
+pub struct Permit {
+    /// On the clock of [`clock::boot_time`].
+    until: AtomicU64,
+    /// Why it was taken back; empty: it was not.
+    taken_back: Mutex<&'static str>,
+}
+
+impl Permit {
+    /// Lets the peer act until then; an earlier time than it has changes nothing.
+    pub fn extend(&self, until: Nanos) {
+        *self.reason_mut() = "";
+        self.until.fetch_max(until, Ordering::Release);
+    }
+
+    /// Takes it back at once, whatever time it had left.
+    pub fn take_back(&self, reason: &str) {
+        let known = REASONS.into_iter().find(|known| *known == reason);
+        *self.reason_mut() = known.unwrap_or(LOST);
+        self.until.store(0, Ordering::Release);
+    }
+
+    /// Whether the peer may act now.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        clock::boot_time() < self.until.load(Ordering::Acquire)
+    }
+
+    /// How long it lasts if nobody extends it; 0: it has ended.
+    #[must_use]
+    pub fn left(&self) -> Nanos {
+        self.until.load(Ordering::Acquire).saturating_sub(clock::boot_time())
+    }
+
+    /// Why it doesn't hold: a stable reason id.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match *self.reason_mut() {
+            "" => STALE,
+            reason => reason,
+        }
+    }
+
+    fn reason_mut(&self) -> std::sync::MutexGuard<'_, &'static str> {
+        self.taken_back.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Nanos = 60_000_000_000;
+
+    #[test]
+    fn begins_ended_and_is_only_ever_extended() {
+        let permit = Permit::default();
+        assert!(!permit.holds());
+        assert_eq!((permit.left(), permit.reason()), (0, STALE));
+        let until = clock::boot_time() + MINUTE;
+        permit.extend(until);
+        permit.extend(until - MINUTE);
+        assert!(permit.holds());
+        assert!(permit.left() > MINUTE / 2);
+    }
+
+    #[test]
+    fn ends_by_itself() {
+        let permit = Permit::default();
+        permit.extend(clock::boot_time());
+        assert!(!permit.holds());
+        assert_eq!(permit.reason(), STALE);
+    }
+
+    #[test]
+    fn is_taken_back_at_once_and_says_why() {
+        let permit = Permit::default();
+        permit.extend(clock::boot_time() + MINUTE);
+        permit.take_back("node.revoked");
+        assert!(!permit.holds());
+        assert_eq!(permit.reason(), "node.revoked");
+        permit.take_back("made up");
+        assert_eq!(permit.reason(), LOST);
+        permit.extend(clock::boot_time() + MINUTE);
+        assert!(permit.holds());
+    }
+}

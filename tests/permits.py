@@ -1,0 +1,23 @@
+"""Permits for tests in which nobody loses one."""
+
+import uuid
+from dataclasses import replace
+
+from sealane import _native
+from sealane.daemon.clock import monotonic_ns
+from sealane.daemon.ports import PeerIncarnation
+
+OWN = PeerIncarnation(spiffe_id="spiffe://sealane/gateway/g", incarnation=bytes(16))
+_LONG_NS = 3600 * 10**9
+
+
+def permitted() -> _native.Permit:
+    """Return a permit that outlasts every test."""
+    permit = _native.Permit()
+    permit.extend(monotonic_ns() + _LONG_NS)
+    return permit
+
+
+async def own_authorized(volume_id: uuid.UUID) -> tuple[PeerIncarnation, _native.Permit]:
+    """Authorize the gateway itself, as a broker does that nobody was revoked at."""
+    return replace(OWN, volume_id=str(volume_id)), permitted()
