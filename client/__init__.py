@@ -3,7 +3,7 @@
 from sealane._native import ChunkBitmap
 from sealane.client.calls import translated
 from sealane.client.connection import Client, NodeStatus, connect
-from sealane.client.disk import Disk
+from sealane.client.disk import Disk, DiskHandle
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import (
@@ -32,6 +32,7 @@ __all__ = [
     "ChunkBitmap",
     "Client",
     "Disk",
+    "DiskHandle",
     "ErasureCoded",
     "FrontEnd",
     "JobFinding",

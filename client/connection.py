@@ -71,13 +71,25 @@ class Client:
         self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
-    def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:
+    def open(
+        self,
+        volume: Volume,
+        *,
+        queue_count: int = 2,
+        timeout_seconds: float = 60.0,
+        hold_seconds: float = 60.0,
+    ) -> Disk:
         """Read and write a volume that `attach` returned: `async with client.open(volume) as disk`.
 
-        `timeout_seconds` is how long one command may take, and how long a call waits for a front
-        end that is gone.
+        `timeout_seconds` is how long one command may take; `hold_seconds` how long a call is tried
+        again while the gateway, or what is behind it, is away.
         """
-        return Disk(front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds)
+        return Disk(
+            front_end_of(volume),
+            queue_count=queue_count,
+            timeout_seconds=timeout_seconds,
+            hold_seconds=hold_seconds,
+        )
 
     def open_session(
         self,

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
@@ -34,12 +35,32 @@ _COMPARE_FAILURE: Final = 0x285
 _RANGE_BLOCKS_MAX: Final = (1 << 32) - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskHandle:
+    """All that is needed to open a disk, here or in another process: plain values."""
+
+    front_end: FrontEnd
+    queue_count: int = 2
+    timeout_seconds: float = 60.0
+    hold_seconds: float = 60.0
+
+    def open(self) -> "Disk":
+        """Return a disk of this process: `async with handle.open() as disk`."""
+        return Disk(
+            self.front_end,
+            queue_count=self.queue_count,
+            timeout_seconds=self.timeout_seconds,
+            hold_seconds=self.hold_seconds,
+        )
+
+
 class Disk:
     """`async with client.open(volume) as disk`.
 
     Calls raise UsageError (a range outside the disk, an unaligned write that the controller can't
-    do atomically), SectorVerificationError (what is stored isn't what was written; with its LBA),
-    NvmeStatusError (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
+    do atomically; `client.forked`: a parent of this process opened the disk: open its `handle`),
+    SectorVerificationError (what is stored isn't what was written; with its LBA), NvmeStatusError
+    (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
     come back; `disk.contended`: others kept changing the sector). A write that raised or was
     cancelled may have happened, whole or in part. Overlapping calls happen in any order.
 
@@ -47,12 +68,26 @@ class Disk:
     """
 
     def __init__(
-        self, front_end: FrontEnd, *, queue_count: int = 2, timeout_seconds: float = 60.0
+        self,
+        front_end: FrontEnd,
+        *,
+        queue_count: int = 2,
+        timeout_seconds: float = 60.0,
+        hold_seconds: float = 60.0,
     ) -> None:
         if not 1 <= queue_count <= QUEUES_MAX:
             raise UsageError("disk.queues", f"{queue_count} queues; allowed: 1 to {QUEUES_MAX}")
         self._queues = DiskQueues(
-            front_end, queue_count=queue_count, timeout_seconds=timeout_seconds
+            front_end,
+            queue_count=queue_count,
+            timeout_seconds=timeout_seconds,
+            hold_seconds=hold_seconds,
+        )
+        self._handle = DiskHandle(
+            front_end=front_end,
+            queue_count=queue_count,
+            timeout_seconds=timeout_seconds,
+            hold_seconds=hold_seconds,
         )
         self._turns = asyncio.Semaphore(OPERATIONS_MAX)
         self._changing: dict[int, tuple[asyncio.Lock, int]] = {}
@@ -70,6 +105,14 @@ class Disk:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    @property
+    def handle(self) -> "DiskHandle":
+        """What opens the same disk in another process; it can be pickled, and holds the secret."""
+        return self._handle
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a disk isn't pickled: pickle its `handle`, and open that where it arrives")
 
     @property
     def size(self) -> int:

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealane.client.forks import check_process
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.identify import NamespaceIdentity
@@ -25,11 +27,16 @@ from sealane.transport.tasks import TaskOwner
 QUEUES_MAX: Final = 16
 KEEP_ALIVE_MS: Final = 5000
 _RECONNECT: Final = ReconnectPolicy(first_seconds=0.05, most_seconds=2.0, give_up_seconds=None)
-_PAUSE_SECONDS: Final = 0.02
+_PAUSES: Final = ReconnectPolicy(first_seconds=0.02, most_seconds=1.0, give_up_seconds=None)
+RETRIES_MAX: Final = 5
+"""Times that a command is sent again which its controller refused for no passing reason, without
+saying "do not retry"; Linux's `nvme_core.max_retries` is the same."""
 _FUSED_COMPARE_AND_WRITE: Final = 0x01
-# Command Interrupted, Transient Transport Error, and the path related ones (NVMe Base 2.0, figures
-# 98 and 102): the same command may succeed a moment later.
-_TRANSIENT: Final = {0x021, 0x022, 0x300, 0x302, 0x303}
+# Command Interrupted, Transient Transport Error, Namespace Not Ready, and the path related ones
+# (NVMe Base 2.0, figures 98 and 102): the same command succeeds once something else has passed.
+_PASSING: Final = {0x021, 0x022, 0x082, 0x300, 0x302, 0x303}
+# Compare Failure is an answer: the same command would compare the same.
+_ANSWERS: Final = {0x285}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +67,24 @@ class _Association:
 class DiskQueues:
     """Runs calls on whichever queue has least to do; waits for the front end when it is gone.
 
-    `timeout_seconds` bounds one command, and how long a call waits for a queue. A call whose queue
-    was lost is made again, so it must be one that may be made twice.
+    `timeout_seconds` bounds one command, `hold_seconds` how long a call is tried again after it
+    failed for the first time. A call whose queue was lost is made again, so it must be one that may
+    be made twice.
     """
 
-    def __init__(self, front_end: FrontEnd, *, queue_count: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        *,
+        queue_count: int,
+        timeout_seconds: float,
+        hold_seconds: float,
+    ) -> None:
         self._front_end = front_end
         self._queue_count = queue_count
         self._timeout_seconds = timeout_seconds
+        self._hold_seconds = hold_seconds
+        self._process = os.getpid()
         self._association: _Association | None = None
         self._namespace: NamespaceIdentity | None = None
         self._has_compare_and_write = False
@@ -99,31 +116,49 @@ class DiskQueues:
     async def close(self) -> None:
         """End every call and leave the controller."""
         self._is_open = False
+        if os.getpid() != self._process:
+            # Everything of it is the parent's.
+            self._association = None
+            return
         await self._tasks.close()
         association, self._association = self._association, None
         if association is not None:
             await association.close()
 
     async def run(self, call: Callable[[VolumeQueue], Awaitable[None]]) -> None:
-        """Make a call on a queue, again if the queue is lost or the answer says "later"."""
-        deadline = time.monotonic() + self._timeout_seconds
+        """Make a call on a queue, again if the queue is lost or the answer allows a retry.
+
+        As a Linux host does ("do not retry", NVMe Base 2.0 §3.3.3.2.1), but by time and not by
+        count where what is waited for passes by itself.
+        """
+        check_process(self._process, "the disk")
+        deadline, backoff, retries = None, Backoff(_PAUSES, random.random), 0
         while True:
-            association = await self._alive(deadline)
+            association = await self._alive(deadline or self._deadline())
             queue = min(association.queues, key=lambda queue: queue.outstanding)
+            failure: Error
             try:
                 return await call(queue)
             except UnavailableError as error:
                 if error.reason == "queue.busy" or not self._is_open:
                     raise
                 self._lost(association, error)
-                failure: Error = error
-            except NvmeStatusError as error:
-                if error.status not in _TRANSIENT:
-                    raise
-                await asyncio.sleep(_PAUSE_SECONDS)
                 failure = error
+            except NvmeStatusError as error:
+                if error.is_final or error.status in _ANSWERS:
+                    raise
+                if error.status not in _PASSING:
+                    retries += 1
+                    if retries > RETRIES_MAX:
+                        raise
+                failure = error
+                await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
+            deadline = deadline or self._deadline()
             if time.monotonic() >= deadline:
                 raise self._timed_out() from failure
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._hold_seconds
 
     async def _alive(self, deadline: float) -> _Association:
         while self._association is None:
@@ -143,8 +178,8 @@ class DiskQueues:
         front = self._front_end
         return UnavailableError(
             "disk.timeout",
-            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached "
-            f"for {self._timeout_seconds:g} s",
+            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached, or can't "
+            f"do what it is asked for, for {self._hold_seconds:g} s",
         )
 
     def _lost(self, association: _Association, error: Error) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
+
+from sealane.client.forks import check_process
 
 T = TypeVar("T")
 
@@ -13,14 +16,28 @@ class Loop:
     """An event loop on a thread; other threads run calls on it and wait for them."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="sealane-client", daemon=True
         )
         self._thread.start()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child: the thread that runs calls is its parent's."""
+        return os.getpid() != self._process
+
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call to its end; if this thread is interrupted, the call is cancelled."""
+        """Run a call to its end; if this thread is interrupted, the call is cancelled.
+
+        UsageError `client.forked` in a forked child.
+        """
+        try:
+            check_process(self._process, "what this call belongs to")
+        except BaseException:
+            call.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
@@ -30,6 +47,9 @@ class Loop:
 
     def start(self, call: Coroutine[Any, Any, None]) -> None:
         """Run a call without waiting; it must not raise."""
+        if self.is_forked:
+            call.close()
+            return
         asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -41,7 +61,9 @@ class Loop:
         return self.run(called())
 
     def close(self) -> None:
-        """Cancel what is under way and end the thread."""
+        """Cancel what is under way and end the thread; in a forked child it does nothing."""
+        if self.is_forked:
+            return
         self.run(_others_cancelled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

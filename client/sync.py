@@ -21,6 +21,7 @@ from sealane.client.collectives import Member
 from sealane.client.collectives.group import SLOT_BYTES, SLOTS
 from sealane.client.connection import DEFAULT_SOCKET, NodeStatus
 from sealane.client.disk import Disk as AsyncDisk
+from sealane.client.disk import DiskHandle
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.loop import Loop, entered, left, running
 from sealane.client.messages import Reliability
@@ -28,6 +29,7 @@ from sealane.client.sync_collectives import Group, entered_group
 from sealane.client.sync_session import Operation, Session, entered_session, wait
 from sealane.client.volume import Volume, front_end_of
 from sealane.client.volumes import Volumes as AsyncVolumes
+from sealane.errors import UsageError
 from sealane.transport.nvme.volume_queue import Readable
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ __all__ = [
     "Client",
     "Disk",
     "DiskFile",
+    "DiskHandle",
     "Group",
     "Operation",
     "Session",
@@ -131,6 +134,14 @@ class Disk:
         """Write `data` at `offset`; returns its size in bytes. `durable`: survives a power cut."""
         return self._loop.run(self._disk.write(offset, data, durable=durable))
 
+    @property
+    def handle(self) -> DiskHandle:
+        """What opens the same disk in another process, by `open_disk`; it holds the secret."""
+        return self._disk.handle
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a disk isn't pickled: pickle its `handle`, and open that where it arrives")
+
     def flush(self) -> None:
         """Make every write that has returned durable."""
         self._loop.run(self._disk.flush())
@@ -143,24 +154,38 @@ class Disk:
         """Give up the whole sectors inside the range: they read as zeros. Others stay."""
         self._loop.run(self._disk.discard(offset, length))
 
-    def file(self) -> "DiskFile":
-        """Return a file over the whole disk, at position 0.
+    def file(self, *, length: int | None = None) -> "DiskFile":
+        """Return a file over the first `length` bytes of the disk, or all of it, at position 0.
 
-        Wrap it in `io.BufferedRandom` for small reads and writes.
+        Who reads from the end, as `torch.load` does, needs the length of what was written. Wrap it
+        in `io.BufferedRandom` for small reads and writes. UsageError `disk.range`.
         """
-        return DiskFile(self)
+        if length is not None and not 0 <= length <= self.size:
+            raise UsageError(
+                "disk.range", f"a file of {length} bytes; allowed: 0 to the disk's {self.size}"
+            )
+        return DiskFile(self, length=self.size if length is None else length)
 
 
 class DiskFile(io.RawIOBase):
-    """A disk as an unbuffered binary file of fixed size.
+    """The first bytes of a disk as an unbuffered binary file of fixed size.
 
     Reads at its end return nothing; writes at its end fail with ENOSPC. `flush`, and so `close`,
     makes what was written durable. There is no file descriptor: `mmap` and `fileno` don't work.
     """
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, *, length: int) -> None:
         self._disk = disk
+        self._length = length
         self._position = 0
+
+    def __len__(self) -> int:
+        """Bytes of the file."""
+        return self._length
+
+    def __bool__(self) -> bool:
+        """Whether it is there: yes, also if it is empty."""
+        return True
 
     def readable(self) -> bool:
         """Whether it can be read: yes."""
@@ -178,7 +203,7 @@ class DiskFile(io.RawIOBase):
         """Fill the buffer as far as the disk goes; returns the bytes read."""
         self._check_open()
         view = memoryview(buffer).cast("B")
-        length = min(len(view), max(0, self._disk.size - self._position))
+        length = min(len(view), max(0, self._length - self._position))
         if length:
             self._disk.readinto(self._position, view[:length])
         self._position += length
@@ -188,7 +213,7 @@ class DiskFile(io.RawIOBase):
         """Write as much as the disk and one call take; returns the bytes written."""
         self._check_open()
         view = memoryview(data).cast("B")
-        length = min(len(view), _COPY_BYTES, max(0, self._disk.size - self._position))
+        length = min(len(view), _COPY_BYTES, max(0, self._length - self._position))
         if view and not length:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if length:
@@ -199,7 +224,7 @@ class DiskFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position, also behind the end; returns it."""
         self._check_open()
-        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._disk.size}
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}
         if whence not in bases:
             raise ValueError(f"whence is {whence}; allowed: 0, 1, 2")
         position = bases[whence] + offset
@@ -241,11 +266,19 @@ class Client:
 
     @contextlib.contextmanager
     def open(
-        self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0
+        self,
+        volume: Volume,
+        *,
+        queue_count: int = 2,
+        timeout_seconds: float = 60.0,
+        hold_seconds: float = 60.0,
     ) -> Iterator[Disk]:
         """Read and write a volume that `attach` returned: `with client.open(volume) as disk`."""
         disk = AsyncDisk(
-            front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds
+            front_end_of(volume),
+            queue_count=queue_count,
+            timeout_seconds=timeout_seconds,
+            hold_seconds=hold_seconds,
         )
         with _opened(self._loop, disk) as opened:
             yield opened
@@ -340,18 +373,34 @@ def connect(socket: str = DEFAULT_SOCKET) -> Iterator[Client]:
         try:
             yield Client(loop, client)
         finally:
-            loop.run(left(connected))
+            if not loop.is_forked:
+                loop.run(left(connected))
 
 
 @contextlib.contextmanager
 def open_disk(
-    front_end: FrontEnd, *, queue_count: int = 2, timeout_seconds: float = 60.0
+    front_end: FrontEnd | DiskHandle,
+    *,
+    queue_count: int = 2,
+    timeout_seconds: float = 60.0,
+    hold_seconds: float = 60.0,
 ) -> Iterator[Disk]:
-    """Read and write a plain namespace without a daemon, given where it is."""
-    with running() as loop:
-        disk = AsyncDisk(front_end, queue_count=queue_count, timeout_seconds=timeout_seconds)
-        with _opened(loop, disk) as opened:
-            yield opened
+    """Read and write a plain namespace without a daemon, given where it is, or a disk's `handle`.
+
+    A handle has the other values, too.
+    """
+    handle = (
+        front_end
+        if isinstance(front_end, DiskHandle)
+        else DiskHandle(
+            front_end=front_end,
+            queue_count=queue_count,
+            timeout_seconds=timeout_seconds,
+            hold_seconds=hold_seconds,
+        )
+    )
+    with running() as loop, _opened(loop, handle.open()) as opened:
+        yield opened
 
 
 @contextlib.contextmanager
@@ -360,4 +409,5 @@ def _opened(loop: Loop, disk: AsyncDisk) -> Iterator[Disk]:
     try:
         yield Disk(loop, disk)
     finally:
-        loop.run(disk.close())
+        if not loop.is_forked:
+            loop.run(disk.close())

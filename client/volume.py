@@ -37,7 +37,10 @@ class VolumeShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A volume; `state` is "available", "attached" or "filling", of which `filled_bytes` are done.
+    """A volume; `state` is "available", "attached", "reattaching" or "filling".
+
+    "reattaching": the gateway has restarted, and the volume isn't back yet. "filling": of which
+    `filled_bytes` are done.
 
     `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
     `claims` are those of the threat model that hold in it. `tenant` is whose it is; of another

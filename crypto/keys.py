@@ -55,6 +55,17 @@ def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> 
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
 
 
+def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
+    """Derive the key that seals what a gateway keeps of a volume's attachment.
+
+    Of k_v, which the broker releases only to who may use the volume (docs/attachments.md).
+    """
+    if len(volume_key) != KEY_BYTES:
+        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+    info = fields("sealane attachment key v1", volume_id.bytes)
+    return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
+
+
 def derive_tree_secret(
     device_secret: bytes | bytearray, *, volume_id: uuid.UUID, generation: int
 ) -> bytearray:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.ports import AttachedPort, Export
+from sealane.daemon.unflushed import Unflushed
 from sealane.daemon.volume_back_ends import VolumeBackEnd
 from sealane.protocol.v1 import broker_pb2
 
@@ -17,6 +18,7 @@ class Attached:
     leases: LeaseHolder
     host_nqn: str
     back_end: VolumeBackEnd
+    unflushed: Unflushed
     is_read_only: bool = False
     is_withdrawn: bool = False
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
+from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
@@ -374,14 +375,10 @@ class Daemon:
                 command_timeout_seconds=config.command_timeout_seconds,
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
+                journals_bytes_max=config.journals_bytes_max,
                 nonce_ledgers=Path(ledgers) if ledgers else None,
             ),
         )
-        with _listening("gateway.listen", config.listen):
-            await gateway.start()
-        self._stack.push_async_callback(gateway.stop)
-        self.addresses["gateway"] = join_address(*gateway.address)
-        self._observe("gateway", gateway.listener)
         own = peer_of(identity.subject)
         third_parties = ThirdPartyStores(
             [third_party_of(party) for party in config.third_party],
@@ -391,7 +388,6 @@ class Daemon:
                 replace(own, volume_id=str(volume_id))
             ),
         )
-        await self._stack.enter_async_context(third_parties.running())
         service = VolumeService(
             config,
             identity=identity,
@@ -399,7 +395,15 @@ class Daemon:
             devices=DeviceClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
+            files=AttachmentFiles(Path(self.config.node.state_dir), Path(self.config.node.run_dir)),
         )
+        await service.expect_kept()
+        with _listening("gateway.listen", config.listen):
+            await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        self.addresses["gateway"] = join_address(*gateway.address)
+        self._observe("gateway", gateway.listener)
+        await self._stack.enter_async_context(third_parties.running())
         # First, so that hosts are told that the gateway is barred, and not that a queue was lost.
         identity.on_barred.append(service.bar)
         # Its own authorization, for what it has at third parties.

@@ -308,6 +308,7 @@ class GatewayConfig(Section):
     command_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20
+    journals_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 30
     third_party: Annotated[
         list[ThirdPartyConfig],
         Field(default_factory=list, max_length=THIRD_PARTIES_MAX),

@@ -158,6 +158,7 @@ class Fillings:
                     await port.close()
                     self._events.report_native(volume_id, port.take_events())
                     await self._leases.keep(descriptor, leases, port.take_counters())
+                    await port.wipe()
             await self._broker.finish_filling(volume_id)
             self._events.report(volume_id, "filled")
             return True

@@ -83,6 +83,9 @@ class QueueGrant:
 ROLLED_BACK: Final = "volume.rolled_back"
 """A target's store lacks what it had flushed when it last told the gateway how far it had come."""
 
+UNFLUSHED_LOST: Final = "volume.unflushed_lost"
+"""The gateway's process and then the target's ended, with acknowledged, unflushed writes."""
+
 VolumeFailure = Literal["gateway.barred", "volume.withdrawn"]
 """Why the control plane ends a volume: it may not act, or may not use the volume any more."""
 
@@ -141,8 +144,17 @@ class AttachedPort(Protocol):
     def fail(self, reason: VolumeFailure, detail: str) -> None:
         """End every command that is or will be under way with an error."""
 
-    async def detach(self) -> None:
-        """Stop the export and its queues."""
+    def settled_incarnation(self) -> int | None:
+        """Return which process of the target alone can lose what is acknowledged from now on.
+
+        None: something acknowledged before isn't durable, or no target is connected.
+        """
+
+    async def detach(self) -> bool:
+        """Stop the export and its queues; whether everything that was acknowledged is durable."""
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, once it is detached and its counters taken."""
 
 
 class GatewayPort(Protocol):
@@ -154,10 +166,17 @@ class GatewayPort(Protocol):
         *,
         counters: Iterable[CounterRange],
         host_nqn: str,
+        secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedPort:
-        """Export `volume` to `host_nqn`; wipes the keys."""
+        """Export `volume` to `host_nqn`, which must prove to know `secret`; wipes the keys."""
+
+    def expect(self, volume_id: str) -> None:
+        """Ask hosts of a volume that isn't exported to come again; until `attach` or `forget`."""
+
+    def forget(self, volume_id: str) -> None:
+        """Send hosts of a volume that isn't exported away."""
 
     async def open_filling(
         self,
@@ -193,6 +212,9 @@ class FillingPort(Protocol):
 
     async def close(self) -> None:
         """Leave the target."""
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, once it is closed and its counters taken."""
 
 
 class JobsPort(Protocol):

@@ -7,12 +7,22 @@ alone holds their keys, and only while they are attached.
 import asyncio
 import contextlib
 import datetime as dt
+import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Final
 
+from sealane.crypto.exchange import wipe
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.attached import Attached
+from sealane.daemon.attachments import (
+    Attachment,
+    AttachmentFiles,
+    SealedAttachment,
+    open_attachment,
+    seal_attachment,
+)
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.channels import until
 from sealane.daemon.config import GatewayConfig
@@ -23,15 +33,18 @@ from sealane.daemon.identity import Identity
 from sealane.daemon.leases import LeaseCache, Taken
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import GatewayPort, ThirdPartyPort
+from sealane.daemon.reattaching import Reattaching
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
 from sealane.daemon.supply import Supply, is_read_only, released_keys
+from sealane.daemon.unflushed import Unflushed
 from sealane.daemon.volume_back_ends import (
     MODE_LOCAL,
     Via,
     VolumeBackEnds,
 )
 from sealane.daemon.volume_stores import VolumeStores
-from sealane.errors import Error, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
@@ -52,11 +65,14 @@ class VolumeService:
         devices: DeviceClient,
         gateway: GatewayPort,
         third_parties: ThirdPartyPort,
+        files: AttachmentFiles,
     ) -> None:
         self._config = config
         self._identity = identity
         self._broker = broker
         self._gateway = gateway
+        self._files = files
+        self._kept: list[SealedAttachment] | None = None
         self._leases = LeaseCache(broker)
         self._back_ends = VolumeBackEnds(
             config,
@@ -75,6 +91,9 @@ class VolumeService:
             events=self.events,
         )
         self._attached: dict[str, Attached] = {}
+        self._returning = Reattaching(
+            files, gateway=gateway, reattach=self._reattach, events=self.events
+        )
         self.stores = VolumeStores(self._back_ends, attached=self._attached, own=self._own)
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -89,7 +108,13 @@ class VolumeService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Poll events, refill leases; on the way out detach every volume."""
+        """Bring attachments back, poll events, refill leases.
+
+        On the way out every volume is flushed and closed, and stays attached for the next process.
+        """
+        if self._kept is None:
+            await self.expect_kept()
+        self._returning.start(self._kept or ())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             loops = [
@@ -100,16 +125,34 @@ class VolumeService:
             try:
                 yield
             finally:
+                # They change volumes, too, and a volume that is being changed can't be left.
+                for task in loops:
+                    task.cancel()
+                await asyncio.wait(loops)
+                await self._returning.close()
                 # All at once: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
                 await self._fillings.close()
                 await self._leases.close()
-                for task in loops:
-                    task.cancel()
+                for follower in self._followers.values():
+                    follower.cancel()
                 self._tasks = None
 
+    async def expect_kept(self) -> None:
+        """Read what an earlier process had attached, and say what of it is not believed.
+
+        Before anything listens: the hosts of these volumes must not be sent away.
+        """
+        self._kept = await self._files.load()
+        for each in self._kept:
+            self._gateway.expect(each.volume_id)
+        for name, error in self._files.refused.items():
+            get_logger().error(
+                "attachment_refused", volume_id=name, reason=error.reason, message=str(error)
+            )
+
     def bar(self, reason: str) -> None:
-        """Fail and leave every volume at once: this gateway may not act any more.
+        """Fail and detach every volume at once: this gateway may not act any more.
 
         Commands under way end with an error. Counters are given back as far as the broker still
         takes them, and burned otherwise.
@@ -124,7 +167,7 @@ class VolumeService:
     async def _abandon(self) -> None:
         # Hosts get the statuses of their commands before their connections are closed.
         await asyncio.sleep(_STATUS_SECONDS)
-        await asyncio.gather(*map(self._leave, [*self._attached]))
+        await asyncio.gather(*map(self._forsake, [*self._attached, *self._returning]))
         await self._leases.close()
 
     async def create(
@@ -194,7 +237,7 @@ class VolumeService:
     async def delete(self, volume_id: str) -> None:
         """Delete a detached volume, its sectors and its key."""
         with self._change(volume_id):
-            if volume_id in self._attached:
+            if volume_id in self._attached or self.is_returning(volume_id):
                 raise UsageError(
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
@@ -212,7 +255,8 @@ class VolumeService:
         """
         with self._change(volume_id):
             descriptor = await self._own(volume_id)
-            if descriptor.third_party and volume_id in self._attached:
+            is_attached = volume_id in self._attached or self.is_returning(volume_id)
+            if descriptor.third_party and is_attached:
                 raise UsageError(
                     "volume.attached.state",
                     f"volume {volume_id} is attached, and on a third party: detach it",
@@ -257,6 +301,10 @@ class VolumeService:
         """Return the attachment of a volume, if there is one here."""
         return self._attached.get(volume_id)
 
+    def is_returning(self, volume_id: str) -> bool:
+        """Whether an earlier process had it attached, and it isn't exported again yet."""
+        return volume_id in self._returning
+
     async def resume_fillings(self) -> None:
         """Go on filling what an earlier process of this gateway had begun."""
         await self._fillings.resume()
@@ -284,10 +332,10 @@ class VolumeService:
             )
         with self._change(volume_id):
             known = self._attached.get(volume_id)
-            if known is not None:
+            if known is not None or self.is_returning(volume_id):
+                host = "a host, and on its way back" if known is None else known.host_nqn
                 raise UsageError(
-                    "volume.attached.state",
-                    f"volume {volume_id} is already attached to {known.host_nqn}",
+                    "volume.attached.state", f"volume {volume_id} is already attached to {host}"
                 )
             descriptor = await self._broker.descriptor(volume_id)
             if descriptor.filling_gateway:
@@ -296,33 +344,109 @@ class VolumeService:
                     f"volume {volume_id} is being filled by gateway "
                     f"{descriptor.filling_gateway!r}: wait until that has ended",
                 )
-            attached = await self._attach(descriptor, host_nqn=host_nqn, via=via)
-            _warn(descriptor)
-            self._attached[volume_id] = attached
-            is_own = descriptor.tenant == self._identity.subject.tenant
-            if self._tasks is not None and is_own and not descriptor.third_party:
-                self._followers[volume_id] = self._tasks.create_task(
-                    self._follow_target(volume_id), name=f"follow-{volume_id}"
-                )
+            attachment = Attachment(
+                volume_id=volume_id,
+                host_nqn=host_nqn,
+                secret=HostSecret.generate(secrets.token_bytes),
+                generation=descriptor.generation,
+                sector_count=descriptor.sector_count,
+                is_read_only=self.is_read_only(descriptor),
+                via_traddr=via.traddr,
+                via_trsvcid=via.trsvcid,
+            )
+            await self._export(descriptor, attachment)
             self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
 
+    async def _reattach(self, kept: SealedAttachment) -> None:
+        """Export a volume as an earlier process did. VerificationError `attachment.…`: never."""
+        volume_id = kept.volume_id
+        with self._change(volume_id):
+            descriptor = await self._broker.descriptor(volume_id)
+            attachment = await self._opened(kept, descriptor)
+            read_only = self.is_read_only(descriptor)
+            if attachment.generation != descriptor.generation or (
+                read_only and not attachment.is_read_only
+            ):
+                raise VerificationError(
+                    "attachment.volume",
+                    f"volume {volume_id} is not what its host was given: attach it again",
+                )
+            await self._export(descriptor, attachment, kept)
+            self.events.report(volume_id, "reattached", detail=attachment.host_nqn)
+
+    async def _opened(
+        self, kept: SealedAttachment, descriptor: broker_pb2.VolumeDescriptor
+    ) -> Attachment:
+        """Open what is kept with the volume's key, if the broker still releases that."""
+        oldest = descriptor.oldest_key_epoch or descriptor.key_epoch
+        if not oldest <= kept.key_epoch <= descriptor.key_epoch:
+            raise VerificationError(
+                "attachment.key_epoch",
+                f"the attachment of volume {kept.volume_id} is sealed under key epoch "
+                f"{kept.key_epoch}; the volume has {oldest} to {descriptor.key_epoch}",
+            )
+        key = await self._broker.key(descriptor, key_epoch=kept.key_epoch)
+        try:
+            return open_attachment(kept, key=key, node=self._identity.node)
+        finally:
+            wipe(key)
+
+    async def _export(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None = None,
+    ) -> None:
+        """Export a volume, look after it, and have the next process export it, too."""
+        volume_id = attachment.volume_id
+        attached = await self._attach(descriptor, attachment, kept)
+        if kept is None:
+            try:
+                await self._files.put(attached.unflushed.kept)
+            except BaseException:
+                await self._let_go(volume_id, attached)
+                raise
+        _warn(descriptor)
+        self._attached[volume_id] = attached
+        is_own = descriptor.tenant == self._identity.subject.tenant
+        if self._tasks is not None and is_own and not descriptor.third_party:
+            self._followers[volume_id] = self._tasks.create_task(
+                self._follow_target(volume_id), name=f"follow-{volume_id}"
+            )
+
     async def _attach(
-        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None,
     ) -> Attached:
-        """Open the back end, fetch lease and key, and export the volume."""
+        """Open the back end, fetch lease and key, export the volume; seal what isn't kept yet."""
         read_only = self.is_read_only(descriptor)
+        via = Via(traddr=attachment.via_traddr, trsvcid=attachment.via_trsvcid)
         back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
         try:
             async with (
                 self._counters(descriptor, read_only=read_only) as (leases, counters),
                 released_keys(self._broker, descriptor) as keys,
             ):
+                kept = kept or seal_attachment(
+                    attachment,
+                    key=keys[descriptor.key_epoch],
+                    key_epoch=descriptor.key_epoch,
+                    node=self._identity.node,
+                )
+                unflushed = Unflushed(back_end.open_queue, files=self._files, kept=kept)
+                # A host that comes back must find the size that it knows, also if the volume has
+                # grown meanwhile.
+                volume = volume_key(descriptor, keys, read_only=read_only)
                 port = await self._gateway.attach(
-                    volume_key(descriptor, keys, read_only=read_only),
+                    replace(volume, sector_count=attachment.sector_count),
                     counters=counters,
-                    host_nqn=host_nqn,
-                    open_queue=back_end.open_queue,
+                    host_nqn=attachment.host_nqn,
+                    secret=attachment.secret,
+                    # Who only reads has nothing acknowledged.
+                    open_queue=back_end.open_queue if read_only else unflushed,
                     epoch_floor=back_end.epoch_floor,
                 )
         except BaseException:
@@ -332,8 +456,9 @@ class VolumeService:
             descriptor=descriptor,
             port=port,
             leases=leases,
-            host_nqn=host_nqn,
+            host_nqn=attachment.host_nqn,
             back_end=back_end,
+            unflushed=unflushed,
             is_read_only=read_only,
         )
 
@@ -346,29 +471,65 @@ class VolumeService:
         return self._leases.taken(descriptor)
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Stop the export; the volume's key goes with it, unused counters are kept."""
+        """Stop the export; the volume's key goes with it, unused counters are kept.
+
+        What is kept for the next process goes first: if that fails, nothing else has happened.
+        """
+        if self.is_returning(volume_id):
+            await self._files.remove(volume_id)
+            await self._returning.give_up(volume_id)
+            if volume_id not in self._attached:
+                self.events.report(volume_id, "detached")
+                try:
+                    return await self._broker.descriptor(volume_id)
+                except Error:
+                    # It is detached all the same; what else there is to say of it can be asked.
+                    return broker_pb2.VolumeDescriptor(volume_id=volume_id)
         with self._change(volume_id):
-            attached = self._attached.pop(volume_id, None)
+            attached = self._attached.get(volume_id)
             if attached is None:
                 raise UsageError(
                     "volume.detached.state", f"volume {volume_id} is not attached here"
                 )
-            await attached.port.detach()
-            if not attached.is_read_only:
-                await self._leases.keep(
-                    attached.descriptor, attached.leases, attached.port.replace_counters()
-                )
-            await attached.back_end.close()
-            self._drain_events(volume_id, attached)
-            follower = self._followers.pop(volume_id, None)
-            if follower is not None:
-                follower.cancel()
+            await attached.unflushed.forget()
+            del self._attached[volume_id]
+            await self._let_go(volume_id, attached)
             self.events.report(volume_id, "detached")
         return attached.descriptor
 
+    async def _let_go(self, volume_id: str, attached: Attached) -> bool:
+        """End an export; nothing of its keys and buffers is left when this returns.
+
+        Whether everything that was acknowledged is durable.
+        """
+        follower = self._followers.pop(volume_id, None)
+        if follower is not None:
+            follower.cancel()
+        is_durable = await attached.port.detach()
+        if not attached.is_read_only:
+            await self._leases.keep(
+                attached.descriptor, attached.leases, attached.port.replace_counters()
+            )
+        await attached.back_end.close()
+        self._drain_events(volume_id, attached)
+        await attached.port.wipe()
+        return is_durable
+
     async def _leave(self, volume_id: str) -> None:
-        with contextlib.suppress(Error):
+        """End an export that the next process of this gateway takes up again."""
+        with contextlib.suppress(Error), self._change(volume_id):
+            attached = self._attached.pop(volume_id, None)
+            if attached is not None:
+                self._gateway.expect(volume_id)
+                if await self._let_go(volume_id, attached):
+                    await attached.unflushed.clear()
+
+    async def _forsake(self, volume_id: str) -> None:
+        """Detach a volume that this gateway may not use any more."""
+        try:
             await self.detach(volume_id)
+        except Error as error:
+            get_logger().error("detach_failed", volume_id=volume_id, reason=error.reason)
 
     @contextlib.contextmanager
     def _change(self, volume_id: str) -> Iterator[None]:
@@ -385,7 +546,18 @@ class VolumeService:
         while True:
             for volume_id, attached in [*self._attached.items()]:
                 self._drain_events(volume_id, attached)
+                await self._settle(volume_id, attached)
             await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    async def _settle(self, volume_id: str, attached: Attached) -> None:
+        """Keep which process of the target may hold what isn't flushed."""
+        if volume_id in self._changing:
+            return
+        try:
+            with self._change(volume_id):
+                await attached.unflushed.settle(attached.port.settled_incarnation())
+        except UnavailableError as error:
+            get_logger().error("attachment_not_kept", volume_id=volume_id, reason=error.reason)
 
     def _drain_events(self, volume_id: str, attached: Attached) -> None:
         self.events.report_native(volume_id, attached.port.take_events())

@@ -212,6 +212,8 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         if descriptor.filling_gateway:
             volume.state = volumes_pb2.Volume.FILLING
             volume.filled_bytes = self._service.filled_bytes(descriptor.volume_id)
+        if self._service.is_returning(descriptor.volume_id):
+            volume.state = volumes_pb2.Volume.REATTACHING
         if attached is not None:
             volume.state = volumes_pb2.Volume.ATTACHED
             volume.attachment.CopyFrom(_attachment(attached))

@@ -73,10 +73,10 @@ class PlainTarget:
             secret=SECRET,
         )
 
-    def disk(self, *, secret: str = SECRET, timeout_seconds: float = 20.0) -> Disk:
+    def disk(self, *, secret: str = SECRET, hold_seconds: float = 20.0) -> Disk:
         """A disk on it."""
         front_end = dataclasses.replace(self.front_end, secret=secret)
-        return Disk(front_end, timeout_seconds=timeout_seconds)
+        return Disk(front_end, timeout_seconds=20.0, hold_seconds=hold_seconds)
 
 
 async def write_and_check(disk: Disk, offset: int, length: int, *, rounds: int) -> None:

@@ -8,7 +8,7 @@ The data path is recorded; `tests/daemon/test_end_to_end.py` has the real one.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from brokers import running_broker
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.attachments import AttachmentFiles
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.broker.device_servicer import DevicesServicer
 from sealane.daemon.broker.devices import Devices
@@ -205,7 +206,12 @@ class RecordedAttachment:
     unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
+    host_nqn: str = ""
+    sector_count: int = 0
     detached: asyncio.Event = field(default_factory=asyncio.Event)
+    is_wiped: bool = False
+    is_durable: bool = True
+    settled: int | None = None
     failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
@@ -238,8 +244,16 @@ class RecordedAttachment:
     def fail(self, reason: VolumeFailure, detail: str) -> None:
         self.failed = f"{reason}: {detail}"
 
-    async def detach(self) -> None:
+    def settled_incarnation(self) -> int | None:
+        return self.settled
+
+    async def detach(self) -> bool:
         self.detached.set()
+        return self.is_durable
+
+    async def wipe(self) -> None:
+        assert self.detached.is_set()
+        self.is_wiped = True
 
 
 @dataclass
@@ -280,6 +294,9 @@ class RecordedFilling:
     async def close(self) -> None:
         self.closed = True
 
+    async def wipe(self) -> None:
+        assert self.closed
+
 
 @dataclass
 class RecordingGateway:
@@ -288,6 +305,7 @@ class RecordingGateway:
     fillings: list[RecordedFilling] = field(default_factory=list)
     fill_limit: int = 1 << 40
     fill_failure: Error | None = None
+    expected: set[str] = field(default_factory=set)
 
     async def open_filling(
         self,
@@ -309,6 +327,7 @@ class RecordingGateway:
         *,
         counters: Iterable[CounterRange],
         host_nqn: str,
+        secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> RecordedAttachment:
@@ -319,9 +338,19 @@ class RecordingGateway:
             open_queue,
             [*counters],
             epoch_floor=epoch_floor,
+            secret=secret,
+            host_nqn=host_nqn,
+            sector_count=volume.sector_count,
         )
         self.attached.append(made)
+        self.forget(str(volume.volume_id))
         return made
+
+    def expect(self, volume_id: str) -> None:
+        self.expected.add(volume_id)
+
+    def forget(self, volume_id: str) -> None:
+        self.expected.discard(volume_id)
 
 
 @dataclass
@@ -425,6 +454,18 @@ class World:
     refused: dict[str, str]
     """Why the broker authorizes a peer no more, by SPIFFE id."""
     refusals: SummedAudit
+    make_volumes: Callable[[RecordingGateway], VolumeService]
+    life: contextlib.AsyncExitStack
+
+    async def end_gateway(self) -> None:
+        """End the gateway's process in order."""
+        await self.life.aclose()
+
+    async def start_gateway(self) -> None:
+        """Start another one, which has nothing but the files of the one before."""
+        self.gateway = RecordingGateway()
+        self.volumes = self.make_volumes(self.gateway)
+        await self.life.enter_async_context(self.volumes.running())
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -568,15 +609,21 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             evidence="software",
             key_file="/unused",
         )
-        volumes = VolumeService(
-            GatewayConfig(target_node="s", target_address=addresses["target"]),
-            identity=identities["gateway"],
-            broker=BrokerClient(config, identities["gateway"]),
-            devices=DeviceClient(config, identities["gateway"]),
-            gateway=gateway,
-            third_parties=third_parties,
-        )
-        await stack.enter_async_context(volumes.running())
+
+        def make_volumes(gateway: RecordingGateway) -> VolumeService:
+            return VolumeService(
+                GatewayConfig(target_node="s", target_address=addresses["target"]),
+                identity=identities["gateway"],
+                broker=BrokerClient(config, identities["gateway"]),
+                devices=DeviceClient(config, identities["gateway"]),
+                gateway=gateway,
+                third_parties=third_parties,
+                files=AttachmentFiles(*gateway_directories(directory)),
+            )
+
+        volumes = make_volumes(gateway)
+        life = await stack.enter_async_context(contextlib.AsyncExitStack())
+        await life.enter_async_context(volumes.running())
         yield World(
             broker,
             storage,
@@ -588,7 +635,17 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             third_parties,
             refused,
             refusals,
+            make_volumes,
+            life,
         )
+
+
+def gateway_directories(directory: Path) -> tuple[Path, Path]:
+    """Return state and run directory of the gateway."""
+    made = directory / "g", directory / "g-run"
+    for each in made:
+        each.mkdir(mode=0o700, exist_ok=True)
+    return made
 
 
 async def create(world: World, request_id: str = "") -> str:

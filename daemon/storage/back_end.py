@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealane import _native
-from sealane.daemon.ports import ROLLED_BACK, OpenQueue, QueueGrant
+from sealane.daemon.ports import ROLLED_BACK, UNFLUSHED_LOST, OpenQueue, QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import (
@@ -33,6 +33,8 @@ LOSS_WINDOW_SECONDS: Final = 60.0
 VERIFICATION_LOSSES_MAX: Final = 8
 """Associations that may be lost to forged answers within the window before the volume fails."""
 _VERIFICATION_REASONS: Final = {"completion.mac", "sector.mac", "pdu.malformed"}
+# What the target lacks nobody can bring back.
+_FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
 _INTERNAL_KINDS: Final = {"rekey_due"}
 
 
@@ -246,7 +248,7 @@ class BackEnd:
                     await self._reconnect()
             except (Error, TimeoutError, OSError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.timeout"
-                if reason == ROLLED_BACK:
+                if reason in _FATAL:
                     # The volume has failed: who connects from now on is told the same.
                     self._is_alive.set()
                     return
@@ -320,6 +322,8 @@ class BackEnd:
         except VerificationError as error:
             if error.reason == ROLLED_BACK:
                 self._native.fail(ROLLED_BACK, str(error))
+            elif error.reason == UNFLUSHED_LOST:
+                self._native.fail(UNFLUSHED_LOST, str(error))
             raise
 
     async def _connect(self, name: QueueName) -> PreparedQueue:

@@ -76,9 +76,9 @@ class EventFeed:
         return taken
 
     def close(self) -> None:
-        """Stop reading; what happened until now can still be taken."""
-        for source in self._sources:
-            self._loop.remove_reader(source.event_fd())
+        """Stop reading and let the sources go; what happened until now can still be taken."""
+        for source in [*self._sources]:
+            self.remove(source)
 
     def _drain(self, source: EventSource) -> None:
         for native in source.take_events():

@@ -115,6 +115,13 @@ class Provider(Protocol):
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Find a subsystem; None if there is no such."""
 
+    async def awaited(self, subsystem_nqn: str) -> Exported | None:  # noqa: ARG002 - none is, here
+        """Wait for a subsystem that `find` doesn't know yet but that will be there again.
+
+        None: it is not known here. ConnectRefusedError: the host should come again.
+        """
+        return None
+
     def exported(self) -> Iterable[Exported]:
         """Return every subsystem that discovery shows to hosts that may use it."""
         return ()

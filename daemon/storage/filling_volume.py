@@ -69,6 +69,11 @@ class FillingVolume:
             await self._back_end.close()
             self._feed.close()
 
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory."""
+        self._feed.on_event = None
+        await asyncio.to_thread(self._native.close)
+
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for a command; a cancelled caller does not, and `close` ends it."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

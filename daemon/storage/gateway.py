@@ -5,8 +5,9 @@ lost and replaced (`sealane.daemon.storage.back_end`) without the host noticing 
 """
 
 import asyncio
+import contextlib
 import ipaddress
-import secrets
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ from sealane.protocol.nvme.constants import (
     IN_CAPSULE_BYTES,
     NAMESPACE_ID,
     IoOpcode,
+    Status,
 )
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
 from sealane.protocol.nvme.subsystem import BASIC_COMMANDS, Subsystem, volume_subsystem
@@ -53,6 +55,8 @@ FRONT_COMMANDS: Final = BASIC_COMMANDS | {
     IoOpcode.VERIFY,
 }
 FRONT_FUSED_BLOCKS: Final = 1
+EXPECTED_SECONDS: Final = 5.0
+"""How long a host that connects waits for a volume that is on its way back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class GatewaySettings:
 
     `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
     long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
+    `journals_bytes_max`: those of all volumes together, beyond the 1 MiB that each may have;
     `nonce_ledgers`: directory with a record of every seal, a file for each volume (tests only: it
     holds hashes of plaintext).
     """
@@ -68,6 +73,7 @@ class GatewaySettings:
     command_timeout_seconds: float = 30.0
     hold_seconds: float = 60.0
     journal_bytes_max: int = 64 << 20
+    journals_bytes_max: int = 1 << 30
     commands_per_key_max: int = 1 << 48
     nonce_ledgers: Path | None = None
 
@@ -109,6 +115,7 @@ class AttachedVolume(Exported):
         native: _native.GatewayVolume,
         subsystem: Subsystem,
         host_nqn: str,
+        secret: HostSecret,
         back_end: BackEnd,
         gateway: "Gateway",
         feed: EventFeed,
@@ -119,7 +126,7 @@ class AttachedVolume(Exported):
         self._host_nqn = host_nqn
         self._gateway = gateway
         self._feed = feed
-        self._secret = HostSecret.generate(secrets.token_bytes)
+        self._secret = secret
         feed.on_event = back_end.take_event
 
     @property
@@ -171,8 +178,12 @@ class AttachedVolume(Exported):
         """End every command that is or will be under way with an error."""
         self.native.fail(reason, detail)
 
-    async def detach(self) -> None:
-        """Stop the export and its queues and flush; the key goes with them.
+    def settled_incarnation(self) -> int | None:
+        """Return which process of the target alone can lose what is acknowledged from now on."""
+        return self.native.settled_incarnation
+
+    async def detach(self) -> bool:
+        """Stop the export and its queues and flush; whether all that was acknowledged is durable.
 
         A flush that fails is reported (`journal_dropped`) and doesn't keep the volume: then the
         changes that no host flushed are lost if the target ends before it stores them.
@@ -185,9 +196,16 @@ class AttachedVolume(Exported):
             self._feed.publish(
                 StorageEvent(kind="journal_dropped", reason=error.reason, detail=str(error.args[0]))
             )
+            return False
         finally:
             await self.back_end.close()
             self._feed.close()
+        return True
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, now and not when this object is collected."""
+        self._feed.on_event = None
+        await asyncio.to_thread(self.native.close)
 
     def allows(self, host_nqn: str) -> bool:
         """Only the host the volume is attached to."""
@@ -250,7 +268,9 @@ class Gateway(Provider):
                 f"the plain front end would listen on {traddr}; allowed: a loopback address",
             )
         self._attached: dict[str, AttachedVolume] = {}
+        self._expected: dict[str, asyncio.Event] = {}
         self._settings = settings or GatewaySettings()
+        self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
     @property
@@ -262,6 +282,11 @@ class Gateway(Provider):
     def address(self) -> tuple[str, int]:
         """Where hosts connect."""
         return self._listener.address
+
+    @property
+    def journals(self) -> _native.JournalPool:
+        """Memory of the journals of all volumes, and how many volumes are open."""
+        return self._journals
 
     async def start(self) -> None:
         """Listen."""
@@ -276,6 +301,7 @@ class Gateway(Provider):
         for attached in leaving:
             # Queues that were being prepared until now.
             await attached.back_end.close()
+            await attached.wipe()
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
@@ -285,17 +311,52 @@ class Gateway(Provider):
         """Every attached volume, for discovery."""
         return list(self._attached.values())
 
+    async def awaited(self, subsystem_nqn: str) -> Exported | None:
+        """Wait a while for a volume that is on its way back, and find it.
+
+        ConnectRefusedError "Connect Controller Busy" if it isn't back by then: a host that is told
+        so comes again, where any other refusal would end its controller.
+        """
+        expected = self._expected.get(subsystem_nqn)
+        if expected is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXPECTED_SECONDS):
+                await expected.wait()
+        if subsystem_nqn in self._expected:
+            raise ConnectRefusedError(
+                "connect.reattaching",
+                f"{subsystem_nqn} is being attached again: come back",
+                status=Status.CONNECT_BUSY,
+            )
+        return self.find(subsystem_nqn)
+
+    def expect(self, volume_id: str) -> None:
+        """Ask hosts of a volume that isn't exported to come again; until `attach` or `forget`."""
+        self._expected.setdefault(export_nqn(uuid.UUID(volume_id)), asyncio.Event())
+
+    def forget(self, volume_id: str) -> None:
+        """Send hosts of a volume that isn't exported away."""
+        self._arrived(export_nqn(uuid.UUID(volume_id)))
+
+    def _arrived(self, nqn: str) -> None:
+        expected = self._expected.pop(nqn, None)
+        if expected is not None:
+            expected.set()
+
     async def attach(
         self,
         volume: VolumeKey,
         *,
         counters: Iterable[CounterRange],
         host_nqn: str,
+        secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedVolume:
         """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is attached already.
 
+        The host must prove on each queue that it knows `secret`.
         `epoch_floor` is the newest association epoch that the target knows of the volume.
         """
         nqn = export_nqn(volume.volume_id)
@@ -319,12 +380,14 @@ class Gateway(Provider):
                 is_write_protected=volume.read_only,
             ),
             host_nqn=host_nqn,
+            secret=secret,
             back_end=back_end,
             gateway=self,
             feed=feed,
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached
+        self._arrived(nqn)
         self._listener.changed()
         return attached
 
@@ -363,6 +426,7 @@ class Gateway(Provider):
             nonce_ledger=None if ledgers is None else ledgers / str(volume.volume_id),
             fully_sealed=volume.fully_sealed,
             read_only=volume.read_only,
+            journal_pool=self._journals,
         )
         for epoch in volume.keys.keys() - {newest}:
             native.add_key(key_epoch=epoch, key=volume.keys[epoch])

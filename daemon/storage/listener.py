@@ -208,6 +208,13 @@ class Listener:
         found = (provider.find(subsystem_nqn) for provider in self._providers)
         return next((exported for exported in found if exported is not None), None)
 
+    async def _awaited(self, subsystem_nqn: str) -> Exported | None:
+        for provider in self._providers if self._serves_io else ():
+            exported = await provider.awaited(subsystem_nqn)
+            if exported is not None:
+                return exported
+        return None
+
     # Connections
 
     def _listen(self, listening: socket.socket) -> None:
@@ -298,6 +305,8 @@ class Listener:
     async def _connected(self, stream: PduStream, connect: Connect) -> None:
         exported = self._find(connect.subsystem_nqn)
         try:
+            if exported is None:
+                exported = await self._awaited(connect.subsystem_nqn)
             exported = check_connect(exported, connect)
             if connect.queue_id == 0:
                 await self._drain_left(exported, connect)

@@ -103,6 +103,12 @@ def encode_completion(
     return _COMPLETION.pack(result, queue_head, 0, command_id, field << 1)
 
 
+def says_do_not_retry(entry: bytes) -> bool:
+    """Whether a completion entry says that the same command will not succeed."""
+    *_, field = _COMPLETION.unpack(entry)
+    return bool(field >> 1 & DO_NOT_RETRY)
+
+
 def decode_completion(entry: bytes) -> tuple[int, int, int]:
     """Command id, status (type and code) and result of a completion entry."""
     result, _, _, command_id, field = _COMPLETION.unpack(entry)

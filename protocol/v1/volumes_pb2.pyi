@@ -36,6 +36,8 @@ class Volume(message.Message):
         ATTACHED: Volume._State.ValueType  # 2
         FILLING: Volume._State.ValueType  # 3
         """being filled with sealed zeros; nobody can attach it yet"""
+        REATTACHING: Volume._State.ValueType  # 4
+        """attached before the gateway restarted, and not exported again yet"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Volume.State.ValueType  # 0
@@ -43,6 +45,8 @@ class Volume(message.Message):
     ATTACHED: Volume.State.ValueType  # 2
     FILLING: Volume.State.ValueType  # 3
     """being filled with sealed zeros; nobody can attach it yet"""
+    REATTACHING: Volume.State.ValueType  # 4
+    """attached before the gateway restarted, and not exported again yet"""
 
     NAME_FIELD_NUMBER: builtins.int
     DISPLAY_NAME_FIELD_NUMBER: builtins.int

@@ -440,7 +440,7 @@ class QueueError(Exception):
     """A queue ended or timed out: arguments (reason id, text)."""
 
 class StatusError(Exception):
-    """A command was answered with an error: arguments (status code, LBA, text)."""
+    """A command was answered with an error: arguments (status code, LBA, text, do not retry)."""
 
 class DataDigestError(ValueError): ...
 
@@ -779,6 +779,17 @@ class QueueClosedError(Exception):
     """The front-end queue that a back end is for is closed."""
 
 @final
+class JournalPool:
+    """Room for the journals of all volumes of a gateway, beyond 1 MiB that each has of its own."""
+
+    def __new__(cls, *, bytes_max: int) -> Self: ...
+    # Bytes that journals have of it.
+    @property
+    def taken(self) -> int: ...
+    # Volumes that are open: each has its keys and a journal in memory.
+    @property
+    def volumes(self) -> int: ...
+
 class GatewayVolume:
     """An attached volume with its keys; reads at once, writes once it has counters.
 
@@ -806,7 +817,8 @@ class GatewayVolume:
         nonce_ledger: str | os.PathLike[str] | None = None,
         fully_sealed: bool = False,
         read_only: bool = False,
-    ) -> GatewayVolume: ...
+        journal_pool: JournalPool | None = None,
+    ) -> Self: ...
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
@@ -868,16 +880,27 @@ class GatewayVolume:
     def fail(
         self,
         reason: Literal[
-            "verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"
+            "verification.limit",
+            "gateway.barred",
+            "volume.withdrawn",
+            "volume.rolled_back",
+            "volume.unflushed_lost",
         ],
         detail: str,
     ) -> None: ...
     # What the next incarnation of the target must have: 32 bytes, or none.
     @property
     def milestone(self) -> bytes: ...
+    # Incarnation of the target that alone can lose what is acknowledged from now on: everything
+    # acknowledged before is durable. None: something isn't, or no target is connected.
+    @property
+    def settled_incarnation(self) -> int | None: ...
     # Since the last byte from the host on any I/O queue of the association; None if it has none.
     def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...
+    # Closes all queues, wipes the keys and gives back every buffer. Statistics and events are empty
+    # from then on; other calls raise QueueClosedError.
+    def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def take_events(self) -> list[StorageEvent]: ...
     def event_fd(self) -> int: ...

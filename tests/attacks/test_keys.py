@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from attached_hosts import new_secret
 from attacks.ledger import Iv, Ledger
 from attacks.pdus import WRITE, Kind
 from attacks.proxy import Link, Proxy
@@ -100,6 +101,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                     broker_instance=1, start_epoch=1, counter_start=256, counter_end=1 << 36
                 )
             ],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=open_queue,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from attacks.ledger import Ledger
 from attacks.proxy import Proxy
 from attacks.world import HOST, TENANTS, Attacked, Cluster, attacked, pattern
@@ -58,6 +58,7 @@ async def holder(world: Attacked, victim: Insider) -> AsyncIterator[tuple[Lease,
             attached = await gateway.attach(
                 volume_key(descriptor, keys),
                 counters=[lease.counters],
+                secret=new_secret(),
                 host_nqn=HOST,
                 open_queue=back_end.open_queue,
                 epoch_floor=back_end.epoch_floor,

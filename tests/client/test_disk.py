@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from plain_target import SIZE, PlainTarget, write_and_check
 from sealane.client.disk import CHANGE_ATTEMPTS_MAX, OPERATIONS_MAX, Disk
-from sealane.client.disk_queues import QUEUES_MAX
+from sealane.client.disk_queues import QUEUES_MAX, RETRIES_MAX
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.errors import NvmeStatusError
@@ -142,7 +143,7 @@ async def test_calls_wait_for_a_front_end_that_comes_back(world: PlainTarget) ->
 
 
 async def test_a_front_end_that_stays_away_is_an_error(world: PlainTarget) -> None:
-    async with world.disk(timeout_seconds=0.2) as disk:
+    async with world.disk(hold_seconds=0.2) as disk:
         await world.stop()
         try:
             with pytest.raises(UnavailableError) as caught:
@@ -194,7 +195,9 @@ async def test_queues_are_bounded(world: PlainTarget) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300)], ids=type
+    "failure",
+    [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300, is_final=False)],
+    ids=type,
 )
 async def test_what_keeps_failing_is_an_error(
     world: PlainTarget, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -202,7 +205,7 @@ async def test_what_keeps_failing_is_an_error(
     async def failed(self: VolumeQueue) -> None:
         raise failure
 
-    async with world.disk(timeout_seconds=0.2) as disk:
+    async with world.disk(hold_seconds=0.2) as disk:
         monkeypatch.setattr(VolumeQueue, "flush", failed)
         with pytest.raises(UnavailableError) as caught:
             await disk.flush()
@@ -255,21 +258,63 @@ async def test_a_verification_failure_says_where(
         assert caught.value.lba == 10
 
 
+@dataclasses.dataclass
+class Refusals:
+    """What reads are answered with, in turn, before they succeed."""
+
+    statuses: list[NvmeStatusError]
+    asked: int = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = VolumeQueue.read
+
+        async def refused(queue: VolumeQueue, lba: int, into: bytearray | memoryview) -> None:
+            self.asked += 1
+            if self.statuses:
+                raise self.statuses.pop(0)
+            await read(queue, lba, into)
+
+        monkeypatch.setattr(VolumeQueue, "read", refused)
+
+
 async def test_answers_that_say_later_are_asked_again(
     world: PlainTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = VolumeQueue.read
-    statuses = [0x021, 0x022, 0x300]
-
-    async def interrupted(self: VolumeQueue, lba: int, into: bytearray | memoryview) -> None:
-        if statuses:
-            raise NvmeStatusError(statuses.pop(), lba=lba)
-        await read(self, lba, into)
-
+    passing = [0x021, 0x022, 0x082, 0x300, 0x302, 0x303]
+    # More of them than refusals without a reason to pass: what passes is waited for by time.
+    refusals = Refusals([NvmeStatusError(s, is_final=False) for s in [0x082, *passing]])
     async with world.disk() as disk:
-        monkeypatch.setattr(VolumeQueue, "read", interrupted)
+        refusals.install(monkeypatch)
         assert await disk.read(0, 4) == bytes(4)
-    assert not statuses
+    assert not refusals.statuses
+
+
+@pytest.mark.parametrize("status", [0x082, 0x300, 0x281])
+async def test_an_answer_that_says_do_not_retry_is_believed(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    refusals = Refusals([NvmeStatusError(status, is_final=True)])
+    async with world.disk() as disk:
+        refusals.install(monkeypatch)
+        with pytest.raises(NvmeStatusError) as caught:
+            await disk.read(0, 4)
+        assert (caught.value.status, refusals.asked) == (status, 1)
+
+
+async def test_other_refusals_are_retried_as_often_as_linux_does(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count in (RETRIES_MAX, RETRIES_MAX + 1):
+        refusals = Refusals([NvmeStatusError(0x281, is_final=False) for _ in range(count)])
+        async with world.disk() as disk:
+            with monkeypatch.context() as patched:
+                refusals.install(patched)
+                if count <= RETRIES_MAX:
+                    assert await disk.read(0, 4) == bytes(4)
+                    continue
+                with pytest.raises(NvmeStatusError):
+                    await disk.read(0, 4)
+        assert refusals.asked == RETRIES_MAX + 1
 
 
 async def test_a_cancelled_read_leaves_its_buffer_alone(world: PlainTarget) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
+from ports import choose_ports
 from sealane.client import Volume, connect
 from sealane.daemon.demo.adversary import DiskAdversary
 from sealane.errors import UsageError
@@ -271,7 +272,7 @@ async def test_attached_volume_does_not_hold_up_a_stop() -> None:
                 assert await asyncio.to_thread(made.gateway.stop, signal.SIGTERM) == 0
 
 
-async def test_gateway_that_starts_again_attaches_again(cluster: Cluster) -> None:
+async def test_gateway_that_starts_again_has_attached_what_it_had(cluster: Cluster) -> None:
     data = secrets.token_bytes(4096)
     with short_directory():
         config = cluster.site.write_config(
@@ -280,13 +281,16 @@ async def test_gateway_that_starts_again_attaches_again(cluster: Cluster) -> Non
             + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
             + f'target_address = "{cluster.target.addresses["target_control"]}"\n',
         )
-        names: list[str] = []
+        choose_ports(config)
+        volumes: list[Volume] = []
         for turn in range(2):
             with daemon(config) as gateway:
                 async with connect(gateway.socket) as client:
                     if turn == 0:
-                        names.append((await client.volumes.create(size_bytes=MIB)).name)
-                    volume = await client.volumes.attach(names[0], host_nqn=HOST)
+                        created = await client.volumes.create(size_bytes=MIB)
+                        attached = await client.volumes.attach(created.name, host_nqn=HOST)
+                        volumes.append(attached)
+                    (volume,) = volumes
                     async with _host(volume) as host:
                         await host.request_queues(1)
                         queue = await host.open_queue(1)

@@ -19,6 +19,7 @@ from sealane.daemon.events import EventLog
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.ports import AttachedPort
 from sealane.daemon.supply import Supply, released_keys
+from sealane.daemon.unflushed import Unflushed
 from sealane.daemon.volume_back_ends import VolumeBackEnd
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
@@ -143,6 +144,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
         leases=holder,
         host_nqn="nqn.h",
         back_end=cast("VolumeBackEnd", None),
+        unflushed=cast("Unflushed", None),
     )
     return World(broker, {VOLUME: attached}, port, EventLog("g"))
 

@@ -39,6 +39,11 @@ class Node:
         """Start the daemon again, after `kill`."""
         self.daemon = self._start()
 
+    def restart(self) -> None:
+        """End the daemon in order and start it again."""
+        self._running.close()
+        self.daemon = self._start()
+
     def close(self) -> None:
         """End the daemon in order; AssertionError if it doesn't end so."""
         self._running.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 from permits import own_authorized
@@ -98,6 +98,7 @@ class Volume:
                         keys={1: bytearray(self.key)},
                     ),
                     counters=[arena(self.attachments)],
+                    secret=new_secret(),
                     host_nqn=HOST,
                     open_queue=back.open_queue,
                 )

@@ -45,17 +45,53 @@ def test_gateway_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk) ->
         "write_blocks 8000 32 z",
         f"verify_begin libaio {LOAD}",
         "call restart",
-        calls={"restart": restart},
-    )
-    # Attached again it has another secret, so the host has to connect anew.
-    again = daemons.attach(disk.volume)
-    assert again.secret != disk.secret
-    lab.run(
-        again.connect(),
+        "verify_end",
+        "recovered",
         "check_blocks 8000 32 z",
         "verify libaio 4k-64k 16 4",
         "disconnect",
+        calls={"restart": restart},
     )
+
+
+def live_through(lab: Lab, daemons: Cluster, disk: Disk, ends: list[str]) -> str:
+    """Have a file system live through these ends of the gateway; return what the guest said."""
+
+    def crash(guest: Guest) -> None:
+        daemons.gateway.kill()
+        daemons.gateway.start()
+
+    def restart(guest: Guest) -> None:
+        daemons.gateway.restart()
+
+    steps = [step for end in ends for step in (f"call {end}", "files_go_on")]
+    ran = lab.run(
+        disk.connect(*PATIENT),
+        "files_begin",
+        *steps,
+        "files_end",
+        "disconnect",
+        calls={"crash": crash, "restart": restart},
+        timeout=1100,
+    )
+    return ran.output
+
+
+@pytest.mark.lab_short
+def test_a_file_system_outlives_its_gateways_process(
+    lab: Lab, daemons: Cluster, disk: Disk
+) -> None:
+    live_through(lab, daemons, disk, ["restart", "crash"])
+
+
+def test_a_file_system_outlives_ten_restarts_and_three_crashes_of_its_gateway(
+    lab: Lab, daemons: Cluster, disk: Disk
+) -> None:
+    ends = ["restart"] * 10
+    for place in (2, 6, 10):
+        ends.insert(place, "crash")
+    said = live_through(lab, daemons, disk, ends)
+    assert "rounds verified" in said
 
 
 def test_silent_host_loses_its_association(lab: Lab, daemons: Cluster, disk: Disk) -> None:

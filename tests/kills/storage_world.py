@@ -13,7 +13,7 @@ from control_plane import Daemon, Site, short_directory
 from kills.history import History
 from kills.restarts import start_in_place
 from sealane.client import Volume, connect
-from sealane.errors import Error
+from sealane.errors import Error, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
@@ -45,6 +45,12 @@ class StorageWorld:
         """Start a daemon, where it was before if it was there."""
         self.daemons[name] = start_in_place(self.site, self.stack, name)
         self.starts[name] += 1
+
+    async def restart(self, name: str) -> None:
+        """SIGTERM, and start it again."""
+        assert await asyncio.to_thread(self.daemons[name].stop) == 0
+        self._keep_log(name)
+        await asyncio.to_thread(self.start, name)
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and start it again."""
@@ -181,16 +187,28 @@ class Tenant:
 
     async def _attached(self) -> Volume:
         gateway = self.world.starts["g"]
-        if self.volume is not None and gateway == self.gateway:
+        if self.volume is not None and self.volume.attachment is not None and not self._is_lost():
+            if gateway != self.gateway:
+                # It comes back by itself, without what nobody flushed.
+                self.gateway = gateway
+                self.history.gateway_died()
             return self.volume
         async with bounded("attaching"), connect(self.world.daemons["g"].socket) as client:
             if self.volume is None:
                 self.volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
-            # The one that lives doesn't know of it yet: it was killed since.
+            else:
+                # By an attach that was never answered; or it may lack what nobody flushed.
+                with contextlib.suppress(UsageError):
+                    await client.volumes.detach(self.volume.name)
             self.volume = await client.volumes.attach(self.volume.name, host_nqn=HOST)
             self.gateway = gateway
             self.history.gateway_died()
             return self.volume
+
+    def _is_lost(self) -> bool:
+        """Whether the gateway has failed the volume: it, and then its target, were killed."""
+        log = self.world.daemons["g"].log.read_text()
+        return "volume.unflushed_lost" in log.rpartition('"kind": "attached"')[2]
 
     async def _work(self, queue: VolumeQueue, lbas: range) -> None:
         while True:

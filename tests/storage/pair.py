@@ -5,12 +5,12 @@ import contextlib
 import random
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import PeerIncarnation, QueueGrant, VolumeKey
@@ -42,6 +42,8 @@ class World:
     attached: AttachedVolume
     volume_id: uuid.UUID
     path: Path | None
+    attach: Callable[[bytes, CounterRange], Awaitable[AttachedVolume]]
+    """Attach the volume again, with this key and these counters, after it was detached."""
     grants: list[QueueGrant] = field(default_factory=list)
     via: tuple[str, int] | None = None
     newest_epoch: int = 1
@@ -155,22 +157,31 @@ async def make_world(
         grant = made.grant(queue_id, epoch=association_epoch)
         return replace(grant, confirmed=milestone, milestone=target.milestone(volume_id))
 
-    key = VolumeKey(
-        volume_id=volume_id,
-        generation=1,
-        sector_count=SECTORS,
-        keys={1: bytearray(secrets.token_bytes(32))},
-    )
-    attached = await gateway.attach(
-        key, counters=[lease or counters()], host_nqn=HOST, open_queue=open_queue
-    )
-    assert not any(key.keys[1])
+    async def attach(sealing_key: bytes, lease: CounterRange) -> AttachedVolume:
+        key = VolumeKey(
+            volume_id=volume_id,
+            generation=1,
+            sector_count=SECTORS,
+            keys={1: bytearray(sealing_key)},
+        )
+        attached = await gateway.attach(
+            key,
+            counters=[lease],
+            secret=new_secret(),
+            host_nqn=HOST,
+            open_queue=open_queue,
+        )
+        assert not any(key.keys[1])
+        return attached
+
+    attached = await attach(secrets.token_bytes(32), lease or counters())
     made = World(
         target=target,
         gateway=gateway,
         attached=attached,
         volume_id=volume_id,
         path=target.store_path(volume_id),
+        attach=attach,
     )
     try:
         yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from attacks.disk import read_slot, write_slot
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
@@ -92,6 +92,7 @@ class World:
         return await self.gateway.attach(
             self.volume(),
             counters=self.lease(),
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=self.open_queue,
         )

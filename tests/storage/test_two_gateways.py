@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
@@ -105,6 +105,7 @@ class Rack:
                     counter_end=1 << 36,
                 )
             ],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=partial(self.open_queue, node),
         )

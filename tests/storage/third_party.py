@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from permits import own_authorized
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.anchors.anchor import Anchored, Change, changed
@@ -171,6 +171,7 @@ class World:
                 fully_sealed=self.is_off,
             ),
             counters=[arena(self.attachments)],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=back.open_queue,
         )

@@ -13,7 +13,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from attacks.disk import read_slot
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
@@ -234,6 +234,7 @@ async def _attached_by(
             attached = await gateway.attach(
                 volume_key(descriptor, keys),
                 counters=[invented],
+                secret=new_secret(),
                 host_nqn=HOST,
                 open_queue=back_end.open_queue,
                 epoch_floor=back_end.epoch_floor,

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import fabric_daemons
-from attached_hosts import host_of
+from attached_hosts import host_of, new_secret
 from control_plane import Daemon, Site, daemon, short_directory
 from permits import own_authorized
 from sealane.client import Client, Volume, connect
@@ -318,6 +318,7 @@ async def _attached(volume: Volume, open_queue: OpenQueue) -> AsyncIterator[Host
                     broker_instance=9, start_epoch=9, counter_start=256, counter_end=1 << 40
                 )
             ],
+            secret=new_secret(),
             host_nqn=HOST,
             open_queue=open_queue,
         )

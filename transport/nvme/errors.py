@@ -7,16 +7,20 @@ _VERIFICATION_STATUSES = {0x282, 0x283, 0x284}
 
 
 class NvmeStatusError(Error):
-    """A controller answered a command with an error. `status` is status code type and code."""
+    """A controller answered a command with an error. `status` is status code type and code.
+
+    `is_final`: the controller says that the same command will not succeed ("do not retry").
+    """
 
     exit_code = 1
 
-    def __init__(self, status: int, *, lba: int | None = None) -> None:
+    def __init__(self, status: int, *, lba: int | None = None, is_final: bool = True) -> None:
         name = _native.status_name(status) or "unknown status"
         place = "" if lba is None else f" at LBA {lba}"
         super().__init__(f"nvme.status.{status:03x}", f"{name}{place}")
         self.status = status
         self.lba = lba
+        self.is_final = is_final
 
     @property
     def is_verification_failure(self) -> bool:

@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass, field
 
 from sealane import _native
-from sealane.protocol.nvme.command import decode_completion
+from sealane.protocol.nvme.command import decode_completion, says_do_not_retry
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.stream import PduFaultError, PduStream
@@ -53,7 +53,7 @@ class Answer:
                 "completion of another command", fatal_status=HEADER_FIELD, offset=20
             )
         if status:
-            raise NvmeStatusError(status)
+            raise NvmeStatusError(status, is_final=says_do_not_retry(header.entry))
         return True
 
 

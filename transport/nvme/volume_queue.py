@@ -174,7 +174,7 @@ class VolumeQueue:
 
 def _translated(error: BaseException) -> BaseException:
     if isinstance(error, _native.StatusError):
-        return NvmeStatusError(error.args[0], lba=error.args[1])
+        return NvmeStatusError(error.args[0], lba=error.args[1], is_final=error.args[3])
     if isinstance(error, _native.QueueError):
         return UnavailableError(error.args[0], error.args[1])
     return error

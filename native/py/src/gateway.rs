@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use pyo3::create_exception;
@@ -9,8 +10,8 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use sealane_engine::storage::gateway::{
-    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, Incarnation, QueueName,
-    VolumeFormat,
+    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, Incarnation,
+    JournalPool as EnginePool, QueueName, VolumeFormat,
 };
 use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
@@ -39,12 +40,18 @@ create_exception!(
 );
 
 /// Why control may fail a volume.
-const FAILURES: [&str; 4] =
-    ["verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"];
+const FAILURES: [&str; 5] = [
+    "verification.limit",
+    "gateway.barred",
+    "volume.withdrawn",
+    "volume.rolled_back",
+    "volume.unflushed_lost",
+];
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<GatewayVolume>()?;
+    module.add_class::<JournalPool>()?;
     module.add("StaleAssociationError", module.py().get_type::<StaleAssociationError>())?;
     module.add("QueueClosedError", module.py().get_type::<QueueClosedError>())
 }
@@ -53,10 +60,42 @@ fn seconds(value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(invalid)
 }
 
-/// An attached volume, as a gateway has it.
+/// Room for the journals of all volumes of a gateway.
+#[pyclass(frozen, module = "sealane._native")]
+struct JournalPool {
+    pool: EnginePool,
+}
+
+#[pymethods]
+impl JournalPool {
+    #[new]
+    #[pyo3(signature = (*, bytes_max))]
+    fn new(bytes_max: usize) -> Self {
+        Self { pool: EnginePool::new(bytes_max) }
+    }
+
+    #[getter]
+    fn taken(&self) -> usize {
+        self.pool.taken()
+    }
+
+    #[getter]
+    fn volumes(&self) -> usize {
+        self.pool.journals()
+    }
+}
+
+/// An attached volume, as a gateway has it; nothing of it is left once it is closed.
 #[pyclass(frozen, module = "sealane._native")]
 struct GatewayVolume {
-    volume: EngineGateway,
+    volume: RwLock<Option<Arc<EngineGateway>>>,
+}
+
+impl GatewayVolume {
+    fn open(&self) -> PyResult<Arc<EngineGateway>> {
+        let volume = self.volume.read().unwrap_or_else(PoisonError::into_inner);
+        volume.clone().ok_or_else(|| QueueClosedError::new_err("the volume is closed"))
+    }
 }
 
 #[pymethods]
@@ -65,7 +104,7 @@ impl GatewayVolume {
     #[pyo3(signature = (*, volume_id, generation, sector_count, oldest_key_epoch, key_epoch, key,
         command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
         commands_per_key_max=1 << 48, nonce_ledger=None, fully_sealed=false,
-        read_only=false))]
+        read_only=false, journal_pool=None))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         volume_id: &[u8],
@@ -81,6 +120,7 @@ impl GatewayVolume {
         nonce_ledger: Option<PathBuf>,
         fully_sealed: bool,
         read_only: bool,
+        journal_pool: Option<&Bound<'_, JournalPool>>,
     ) -> PyResult<Self> {
         if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
             return Err(invalid("commands_per_key_max must be 1 to 2^48"));
@@ -99,13 +139,15 @@ impl GatewayVolume {
         };
         let secret = take_secret("key", key)?;
         let keys = KeyRing::new(identity, oldest_key_epoch, key_epoch, &secret).map_err(invalid)?;
-        let volume = EngineGateway::new(keys, format, settings, nonce_ledger.as_deref())?;
-        Ok(Self { volume })
+        let pool = journal_pool.map(|shared| shared.get().pool.clone()).unwrap_or_default();
+        let volume =
+            EngineGateway::sharing(&pool, keys, format, settings, nonce_ledger.as_deref())?;
+        Ok(Self { volume: RwLock::new(Some(Arc::new(volume))) })
     }
 
     #[pyo3(signature = (*, key_epoch, key))]
     fn add_key(&self, key_epoch: u32, key: &Bound<'_, PyByteArray>) -> PyResult<()> {
-        self.volume.add_key(key_epoch, &take_secret("key", key)?).map_err(invalid)
+        self.open()?.add_key(key_epoch, &take_secret("key", key)?).map_err(invalid)
     }
 
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
@@ -117,7 +159,7 @@ impl GatewayVolume {
         end: u64,
     ) -> PyResult<()> {
         let range = CounterRange::new(broker_instance, start_epoch, start, end).map_err(invalid)?;
-        self.volume.add_counters(range);
+        self.open()?.add_counters(range);
         Ok(())
     }
 
@@ -131,11 +173,11 @@ impl GatewayVolume {
             .map(|(instance, epoch, start, end)| CounterRange::new(instance, epoch, start, end))
             .collect::<Result<_, _>>()
             .map_err(invalid)?;
-        Ok(self.volume.replace_counters(new).into_iter().map(CounterRange::into_parts).collect())
+        Ok(self.open()?.replace_counters(new).into_iter().map(CounterRange::into_parts).collect())
     }
 
-    fn counters_remaining(&self) -> u64 {
-        self.volume.counters_remaining()
+    fn counters_remaining(&self) -> PyResult<u64> {
+        Ok(self.open()?.counters_remaining())
     }
 
     #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, in_capsule_max,
@@ -163,7 +205,7 @@ impl GatewayVolume {
             digests: Digests { header: header_digest, data: data_digest },
         };
         let name = QueueName { association, queue_id };
-        Ok(self.volume.start_queue(duplicate(fd)?, name, limits)?)
+        Ok(self.open()?.start_queue(duplicate(fd)?, name, limits)?)
     }
 
     #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max,
@@ -201,7 +243,7 @@ impl GatewayVolume {
         let back =
             BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
         let name = QueueName { association, queue_id };
-        self.volume.replace_back(name, duplicate(fd)?, back).map_err(|error| match error {
+        self.open()?.replace_back(name, duplicate(fd)?, back).map_err(|error| match error {
             BackError::Stale(_) => StaleAssociationError::new_err(error.to_string()),
             BackError::Closed => QueueClosedError::new_err(error.to_string()),
         })
@@ -223,44 +265,66 @@ impl GatewayVolume {
         let fd = queue.socket()?;
         let back =
             BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
-        let result = py.detach(|| self.volume.run_load(fd, back, &plan)).map_err(transfer_error)?;
+        let volume = self.open()?;
+        let result = py.detach(|| volume.run_load(fd, back, &plan)).map_err(transfer_error)?;
         measured(py, &result)
     }
 
-    fn lose_association(&self, detail: &str) {
-        self.volume.lose_association(detail);
+    fn lose_association(&self, detail: &str) -> PyResult<()> {
+        self.open()?.lose_association(detail);
+        Ok(())
     }
 
     fn fail(&self, reason: &str, detail: &str) -> PyResult<()> {
         let known = FAILURES.iter().find(|known| **known == reason);
         let reason = known.ok_or_else(|| invalid("not a reason to fail a volume"))?;
-        self.volume.fail(reason, detail);
+        self.open()?.fail(reason, detail);
         Ok(())
     }
 
     #[getter]
-    fn milestone<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        milestone_bytes(py, self.volume.milestone())
+    fn milestone<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(milestone_bytes(py, self.open()?.milestone()))
     }
 
-    fn idle_ms(&self, association: u64) -> Option<u64> {
-        self.volume.idle(association).map(|nanos| nanos / 1_000_000)
+    #[getter]
+    fn settled_incarnation(&self) -> Option<u64> {
+        // Of a closed volume there is none.
+        self.open().ok()?.settled_incarnation()
+    }
+
+    fn idle_ms(&self, association: u64) -> PyResult<Option<u64>> {
+        Ok(self.open()?.idle(association).map(|nanos| nanos / 1_000_000))
     }
 
     #[pyo3(signature = (association=None))]
     fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
+        // Those of a closed volume are closed.
+        if let Ok(volume) = self.open() {
+            py.detach(|| volume.close_queues(association));
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let volume = self.volume.write().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(volume) = &volume {
+                volume.close_queues(None);
+            }
+        });
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
+        // Of a closed volume there are none.
+        statistics(py, self.open().map(|volume| volume.statistics()).unwrap_or_default())
     }
 
     fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
+        // Of a closed volume there are none.
+        self.open().map(|volume| taken(volume.events())).unwrap_or_default()
     }
 
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
+    fn event_fd(&self) -> PyResult<i32> {
+        Ok(self.open()?.events().as_fd().as_raw_fd())
     }
 }

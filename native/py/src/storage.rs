@@ -26,7 +26,7 @@ create_exception!(
     sealane._native,
     StatusError,
     PyException,
-    "A command was answered with an error: arguments (status code, LBA, text)."
+    "A command was answered with an error: arguments (status code, LBA, text, do not retry)."
 );
 
 /// Registers everything of this file.
@@ -163,7 +163,9 @@ pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
 pub(crate) fn transfer_error(error: TransferError) -> PyErr {
     let text = error.to_string();
     match error {
-        TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),
+        TransferError::Status { status, lba } => {
+            StatusError::new_err((status.code(), lba, text, status.is_final()))
+        }
         TransferError::Ended { reason, .. } => QueueError::new_err((reason.id(), text)),
         TransferError::TimedOut(_) => QueueError::new_err(("queue.timeout", text)),
         TransferError::Cancelled => QueueError::new_err(("queue.cancelled", text)),

@@ -141,6 +141,12 @@ impl Status {
         self.0 & 0x7ff
     }
 
+    /// Whether the "do not retry" bit is set: the same command will not succeed.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        self.0 & DO_NOT_RETRY != 0
+    }
+
     /// Whether the command succeeded.
     #[must_use]
     pub fn is_success(self) -> bool {
@@ -196,6 +202,7 @@ mod tests {
             assert_eq!(status.code(), *code);
             assert_eq!(status.name(), Some(*name));
             assert_eq!(Status::from_field(status.final_().field()).code(), *code);
+            assert!(!status.is_final() && Status::from_field(status.final_().field()).is_final());
         }
         assert!(Status::SUCCESS.is_success());
         assert_eq!(Status::INVALID_OPCODE.final_().field(), 0x8002);

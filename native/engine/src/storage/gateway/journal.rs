@@ -12,6 +12,7 @@ use std::sync::Arc;
 use sealane_proto::nvme::operation::RANGES_MAX;
 use sealane_proto::sector::BLOCK_BYTES;
 
+use super::journal_pool::JournalPool;
 use super::ranges::{BlockRanges, Cover};
 use super::request::Sent;
 
@@ -19,6 +20,8 @@ use super::request::Sent;
 const ENTRY_BYTES: usize = 128;
 /// Least bound: less wouldn't hold the longest command of a queue or two.
 pub const JOURNAL_BYTES_MIN: usize = 1024 * 1024;
+/// What a journal takes of the pool at once.
+const GRAIN_BYTES: usize = 1024 * 1024;
 
 /// A change as it was sent and can be sent again.
 #[derive(Debug, Clone)]
@@ -87,6 +90,9 @@ pub(super) struct Journal {
     /// Room promised to changes that are on their way.
     reserved: usize,
     bytes_max: usize,
+    /// What it may hold, promise and keep spare now; beyond [`JOURNAL_BYTES_MIN`] it is the pool's.
+    room: usize,
+    pool: JournalPool,
     spares: Spares,
 }
 
@@ -125,30 +131,47 @@ impl Spares {
 }
 
 impl Journal {
-    /// An empty journal of at most `bytes_max` bytes, but at least [`JOURNAL_BYTES_MIN`].
-    pub(super) fn new(bytes_max: usize) -> Self {
+    /// An empty journal of at most `bytes_max` bytes, but at least [`JOURNAL_BYTES_MIN`]; what it
+    /// has beyond these is taken from `pool`.
+    pub(super) fn new(bytes_max: usize, pool: JournalPool) -> Self {
+        pool.join();
         Self {
             entries: VecDeque::new(),
             first: 0,
             bytes: 0,
             reserved: 0,
             bytes_max: bytes_max.max(JOURNAL_BYTES_MIN),
+            room: JOURNAL_BYTES_MIN,
+            pool,
             spares: Spares::default(),
         }
     }
 
     /// Promises room to a change that is about to be sent. False: flush first.
     pub(super) fn reserve(&mut self, cost: usize) -> bool {
-        let fits = self.bytes + self.reserved + cost <= self.bytes_max;
+        let fits = self.has_room(self.bytes + self.reserved + cost);
         if fits {
             self.reserved += cost;
         }
         fits
     }
 
-    /// Whether what a flush would drop takes half of the bound.
+    /// Whether it may hold so many bytes in all, with what the pool can add.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        if bytes > self.room && bytes <= self.bytes_max {
+            let wanted = bytes.next_multiple_of(GRAIN_BYTES).min(self.bytes_max);
+            if self.pool.take(wanted - self.room) {
+                self.room = wanted;
+            }
+        }
+        bytes <= self.room
+    }
+
+    /// Whether what a flush would drop takes half of the bound; where other volumes need room, of
+    /// what it has by now.
     pub(super) fn is_half_full(&self) -> bool {
-        self.bytes >= self.bytes_max / 2
+        let bound = if self.pool.is_scarce() { self.room } else { self.bytes_max };
+        self.bytes >= bound / 2
     }
 
     /// The change failed: nothing of it needs to be sent again.
@@ -167,7 +190,19 @@ impl Journal {
 
     /// Lets spare buffers go that there is no room for.
     fn trim(&mut self) {
-        self.spares.shrink(self.bytes_max.saturating_sub(self.bytes + self.reserved));
+        self.spares.shrink(self.room.saturating_sub(self.bytes + self.reserved));
+    }
+
+    /// Gives the pool back what is not needed now, if other volumes may need it.
+    fn yield_room(&mut self) {
+        if !self.pool.is_scarce() {
+            return;
+        }
+        let needed = (self.bytes + self.reserved).next_multiple_of(GRAIN_BYTES);
+        let kept = needed.clamp(JOURNAL_BYTES_MIN, self.room);
+        self.pool.give(self.room - kept);
+        self.room = kept;
+        self.trim();
     }
 
     /// Where the journal ends now: a flush that is submitted from here on covers what is before.
@@ -188,6 +223,7 @@ impl Journal {
                 self.spares.keep(buffer);
             }
         }
+        self.yield_room();
     }
 
     /// A buffer of `bytes` for a change whose room is reserved, reused if there is one; contents
@@ -233,6 +269,13 @@ impl Journal {
     }
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.pool.give(self.room - JOURNAL_BYTES_MIN);
+        self.pool.leave();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_flush_drops_what_was_acknowledged_before_it_was_submitted_and_nothing_else() {
-        let mut journal = Journal::new(0);
+        let mut journal = Journal::new(0, JournalPool::default());
         assert!(add(&mut journal, write(1, 10)) && add(&mut journal, write(2, 10)));
         let on_its_way = write(3, 10);
         assert!(journal.reserve(on_its_way.cost()));
@@ -277,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_bound_counts_what_is_held_and_what_is_promised() {
-        let mut journal = Journal::new(0);
+        let mut journal = Journal::new(0, JournalPool::default());
         let half = write(1, JOURNAL_BYTES_MIN / 2 - ENTRY_BYTES);
         assert!(add(&mut journal, half.clone()));
         assert!(journal.reserve(half.cost()));
@@ -292,7 +335,7 @@ mod tests {
 
     #[test]
     fn flushed_buffers_are_used_again_and_count_against_the_bound() {
-        let mut journal = Journal::new(0);
+        let mut journal = Journal::new(0, JournalPool::default());
         let bytes = JOURNAL_BYTES_MIN / 4;
         let mut kept = Vec::new();
         for lba in 0..3 {
@@ -311,10 +354,46 @@ mod tests {
         assert!(journal.spares.bytes + journal.reserved <= JOURNAL_BYTES_MIN);
     }
 
+    /// The most that [`JOURNAL_BYTES_MIN`] and the pool let it hold, in writes of a quarter of it.
+    fn fill(journal: &mut Journal) -> usize {
+        while add(journal, write(0, JOURNAL_BYTES_MIN / 4 - ENTRY_BYTES)) {}
+        journal.bytes()
+    }
+
+    #[test]
+    fn journals_share_the_pool_and_each_has_its_own_minimum() {
+        let pool = JournalPool::new(4 * GRAIN_BYTES);
+        let new = || Journal::new(8 * JOURNAL_BYTES_MIN, pool.clone());
+        let (mut greedy, mut other, mut third) = (new(), new(), new());
+        assert_eq!(fill(&mut greedy), JOURNAL_BYTES_MIN + 4 * GRAIN_BYTES);
+        assert_eq!(fill(&mut other), JOURNAL_BYTES_MIN, "the pool is empty: its own is left to it");
+        assert!(other.is_half_full(), "it flushes by what it has, not by what it might have");
+        greedy.flushed(greedy.mark());
+        assert_eq!((pool.taken(), greedy.room), (0, JOURNAL_BYTES_MIN), "others may need it");
+        assert!(greedy.spares.bytes <= greedy.room, "nor are flushed buffers kept");
+        assert_eq!(fill(&mut third), JOURNAL_BYTES_MIN + 4 * GRAIN_BYTES);
+        assert_eq!(pool.journals(), 3);
+        drop(third);
+        assert_eq!((pool.taken(), pool.journals()), (0, 2), "what is gone holds nothing");
+        drop((greedy, other));
+        assert_eq!((pool.taken(), pool.journals()), (0, 0));
+    }
+
+    #[test]
+    fn a_journal_alone_keeps_its_buffers() {
+        let pool = JournalPool::new(64 * GRAIN_BYTES);
+        let mut journal = Journal::new(4 * JOURNAL_BYTES_MIN, pool.clone());
+        let held = fill(&mut journal);
+        assert_eq!(held, 4 * JOURNAL_BYTES_MIN, "no more than a volume's own bound");
+        journal.flushed(journal.mark());
+        assert_eq!(pool.taken(), held - JOURNAL_BYTES_MIN);
+        assert!(journal.spares.bytes > 3 * JOURNAL_BYTES_MIN);
+    }
+
     proptest! {
         #[test]
         fn bytes_are_those_of_the_entries(steps in proptest::collection::vec((0u8..3, 1usize..9000), 1..80)) {
-            let mut journal = Journal::new(0);
+            let mut journal = Journal::new(0, JournalPool::default());
             let mut model: VecDeque<usize> = VecDeque::new();
             for (step, size) in steps {
                 if step == 0 {

@@ -19,6 +19,7 @@ use sealane_proto::nvme::status::Status;
 
 use super::QueueName;
 use super::journal::{Change, Journal, Mark, Piece};
+use super::journal_pool::JournalPool;
 use super::ranges::ChangingRanges;
 
 /// What may be submitted.
@@ -99,7 +100,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(journal_bytes_max: usize) -> Self {
+    pub(super) fn new(journal_bytes_max: usize, pool: JournalPool) -> Self {
         Self {
             epoch: 0,
             incarnation: None,
@@ -111,7 +112,7 @@ impl Link {
             replayer: None,
             pieces: Vec::new(),
             pieces_out: 0,
-            journal: Journal::new(journal_bytes_max),
+            journal: Journal::new(journal_bytes_max, pool),
             changing: ChangingRanges::default(),
             is_flushing: false,
             is_room_wanted: false,
@@ -189,6 +190,13 @@ impl Link {
     /// The newest association epoch, alive or not.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// The incarnation that alone can lose what is acknowledged from now on: nothing acknowledged
+    /// before is unflushed. None: something is, or no target is connected.
+    pub(super) fn settled_incarnation(&self) -> Option<u64> {
+        let is_settled = self.phase() == Phase::Ready && self.journal.is_empty();
+        self.incarnation.filter(|_| is_settled)
     }
 
     /// Whether a back-end queue of this epoch may still be used.
@@ -401,7 +409,7 @@ mod tests {
 
     #[test]
     fn an_association_is_lost_once_and_only_a_newer_one_replaces_it() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         assert_eq!(link.phase(), Phase::Lost);
         link.connect(5, &target(1)).unwrap();
         assert_eq!(link.phase(), Phase::Ready);
@@ -421,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_new_incarnation_gets_the_journal_first_then_what_was_on_its_way() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         assert_eq!(link.begin(&[4..5], 10), Begin::Begun);
@@ -439,8 +447,28 @@ mod tests {
     }
 
     #[test]
+    fn an_incarnation_is_settled_when_nothing_of_the_one_before_is_unflushed() {
+        let mut link = Link::new(0, JournalPool::default());
+        assert_eq!(link.settled_incarnation(), None);
+        link.connect(1, &target(10)).unwrap();
+        assert_eq!(link.settled_incarnation(), Some(10));
+        acknowledged(&mut link, 0..1);
+        link.lose(1);
+        link.connect(2, &target(11)).unwrap();
+        assert!(link.claim_replay(queue(1)));
+        assert_eq!(link.settled_incarnation(), None, "it lacks what is being replayed");
+        link.replayed(queue(1));
+        assert_eq!(link.settled_incarnation(), None, "it may lose that again");
+        let mark = link.journal.mark();
+        assert!(link.flushed(2, mark, None));
+        assert_eq!(link.settled_incarnation(), Some(11));
+        link.lose(2);
+        assert_eq!(link.settled_incarnation(), None);
+    }
+
+    #[test]
     fn an_interrupted_replay_starts_again_even_at_the_same_incarnation() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
@@ -456,7 +484,7 @@ mod tests {
 
     #[test]
     fn the_same_incarnation_has_forgotten_nothing() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
@@ -475,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_new_incarnation_must_have_been_asked_for_the_newest_milestone() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &Incarnation { milestone: Some(milestone(3)), ..target(10) }).unwrap();
         flushed(&mut link, 7);
         flushed(&mut link, 5);
@@ -502,7 +530,7 @@ mod tests {
 
     #[test]
     fn overlapping_changes_wait_and_are_woken() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         link.take_wakes();
         assert_eq!(link.begin(&[0..8], 10), Begin::Begun);
@@ -515,7 +543,7 @@ mod tests {
 
     #[test]
     fn a_full_journal_is_flushed_by_one_queue() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         acknowledged(&mut link, 0..1);
         let whole = JOURNAL_BYTES_MIN;
@@ -532,7 +560,7 @@ mod tests {
 
     #[test]
     fn a_journal_that_fills_up_is_flushed_before_changes_wait_for_it() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
@@ -558,7 +586,7 @@ mod tests {
 
     #[test]
     fn a_failed_volume_stays_failed() {
-        let mut link = Link::new(0);
+        let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(1)).unwrap();
         assert!(link.fail() && !link.fail());
         assert_eq!(link.phase(), Phase::Failed);

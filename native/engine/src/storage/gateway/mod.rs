@@ -8,6 +8,7 @@
 mod back;
 mod front;
 mod journal;
+mod journal_pool;
 mod ledger;
 mod link;
 mod load;
@@ -48,6 +49,7 @@ use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
 use crate::clock;
 use back::Back;
+pub use journal_pool::JournalPool;
 use ledger::Ledger;
 use link::Link;
 pub use link::{Incarnation, StaleAssociation};
@@ -298,6 +300,17 @@ impl GatewayVolume {
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
+        Self::sharing(&JournalPool::default(), keys, format, settings, ledger)
+    }
+
+    /// The same, with a journal that shares `pool` with those of other volumes.
+    pub fn sharing(
+        pool: &JournalPool,
+        keys: KeyRing,
+        format: VolumeFormat,
+        settings: GatewaySettings,
+        ledger: Option<&Path>,
+    ) -> io::Result<Self> {
         let VolumeFormat { block_count, is_fully_sealed, is_read_only } = format;
         let shared = Shared {
             keys,
@@ -305,7 +318,7 @@ impl GatewayVolume {
             settings,
             leased: Mutex::default(),
             ledger: ledger.map(Ledger::open).transpose()?,
-            link: Mutex::new(Link::new(settings.journal_bytes_max)),
+            link: Mutex::new(Link::new(settings.journal_bytes_max, pool.clone())),
             mailboxes: Mutex::default(),
             counters: Counters::default(),
             events: EventLog::new()?,
@@ -405,6 +418,11 @@ impl GatewayVolume {
     /// was flushed.
     pub fn milestone(&self) -> Option<Milestone> {
         self.shared.link(|link| link.milestone())
+    }
+
+    /// The incarnation of the target that has everything acknowledged before durable, if there is one.
+    pub fn settled_incarnation(&self) -> Option<u64> {
+        self.shared.link(|link| link.settled_incarnation())
     }
 
     /// Gives up the newest association: control lost it.

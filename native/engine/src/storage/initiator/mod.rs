@@ -103,6 +103,8 @@ struct Shared {
 pub struct HostVolumeQueue {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The process that its thread runs in: a forked child has this memory, but not that thread.
+    process: u32,
 }
 
 impl HostVolumeQueue {
@@ -142,7 +144,7 @@ impl HostVolumeQueue {
         let thread = std::thread::Builder::new()
             .name("nvme-host-queue".into())
             .spawn(move || for_thread.serve(&socket))?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), process: std::process::id() })
     }
 
     /// Starts a transfer at `lba`; its end comes with the ticket returned. On an error nothing was
@@ -193,8 +195,17 @@ impl HostVolumeQueue {
         self.shared.lock().progress
     }
 
-    /// Ends the queue: so does every transfer, with an error.
+    /// Whether this process is a forked child of the one that made the queue: nothing of it works
+    /// here, its locks may be held for ever, and its thread can't be waited for.
+    pub fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Ends the queue: so does every transfer, with an error. In a forked child it does nothing.
     pub fn close(&self) {
+        if self.is_forked() {
+            return;
+        }
         self.shared.end(&mut self.shared.lock(), &closed("the queue was closed".into()));
         signal(&self.shared.wake);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -214,7 +225,13 @@ impl AsFd for HostVolumeQueue {
 
 impl Drop for HostVolumeQueue {
     fn drop(&mut self) {
-        self.close();
+        if self.is_forked() {
+            // Not even detached: the thread is not this process's.
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            std::mem::forget(thread);
+        } else {
+            self.close();
+        }
     }
 }
 
