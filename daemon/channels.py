@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -45,6 +45,7 @@ _SETTLED: Final = {
     grpc.ChannelConnectivity.SHUTDOWN,
 }
 
+_Message = TypeVar("_Message")
 FindPeer = Callable[[str, str], Awaitable[Sequence[x509.Certificate]]]
 """(node, role) → the leaves that peer may show, newest first, verified; empty: any of the broker's.
 UnavailableError `peer.unattested` if it may not be talked to."""
@@ -271,6 +272,31 @@ def open_channel(
     if proofs is not None:
         proofs.channel = channel
     return channel
+
+
+async def until(
+    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", end: asyncio.Future[None]
+) -> AsyncIterator[_Message]:
+    """Yield the messages of a response stream until it ends or `end` is done; ends the call."""
+    messages = aiter(stream)
+    following: asyncio.Future[_Message] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(messages))
+            either: set[asyncio.Future[Any]] = {following, end}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                message = following.result()
+            except StopAsyncIteration:
+                return
+            yield message
+    finally:
+        stream.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
 
 
 async def _is_connected(channel: grpc.aio.Channel) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
@@ -21,14 +21,13 @@ from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
-from sealane.daemon.clock import utc_now
+from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.config import (
     BrokerConfig,
     Config,
     FabricConfig,
     GatewayConfig,
     TargetConfig,
-    ThirdPartyConfig,
 )
 from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.enrolled import EnrolledRoles
@@ -43,11 +42,12 @@ from sealane.daemon.fabric.servicer import (
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.finding_reports import FindingReports
+from sealane.daemon.health import Health
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, claimed_state
+from sealane.daemon.runtime import Reloaded, RunDirectory, claimed_state
 from sealane.daemon.scrub_schedule import keep_jobs
 from sealane.daemon.servers import (
     bind_tcp,
@@ -60,14 +60,14 @@ from sealane.daemon.servers import (
 from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
+from sealane.daemon.storage.subsystems import PlainSubsystems
 from sealane.daemon.storage.target import KEPT_STORES, Target
 from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService
 from sealane.daemon.storage_servicer import StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
-from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
+from sealane.daemon.target_device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.third_parties import third_party_of
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -80,8 +80,6 @@ from sealane.protocol.v1 import (
     volumes_pb2_grpc,
 )
 from sealane.transport.establish import Shown
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.handshake import Digests
 
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
@@ -105,9 +103,15 @@ async def serve(
         stack.enter_context(claimed_state(Path(config.node.state_dir)))
         await daemon.start(run_directory)
         daemon.spawn("watchdog", notifier.keep_watchdog())
-        run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
+        write_ready = partial(
+            run_directory.write_ready, node=config.node.name, addresses=daemon.addresses
+        )
+        write_ready()
         if hangup is not None and reread is not None:
-            daemon.spawn("reload", daemon.keep_reloaded(hangup, reread))
+            daemon.spawn(
+                "reload",
+                daemon.keep_reloaded(hangup, reread, lambda reload: write_ready(reload=reload)),
+            )
         notifier.ready(f"serving as {', '.join(config.roles)}")
         get_logger().info("ready", roles=config.roles, addresses=daemon.addresses)
         try:
@@ -116,6 +120,7 @@ async def serve(
             notifier.stopping(drain_seconds=daemon.drain_seconds)
             run_directory.ready_file.unlink(missing_ok=True)
             get_logger().info("stopping")
+            await daemon.stop_serving()
             await daemon.drain()
 
 
@@ -135,6 +140,7 @@ class Daemon:
         self._event_logs: list[EventLog] = []
         self._enrolled = EnrolledRoles(config, metrics=self.metrics, spawn=self.spawn, stack=stack)
         self._local = new_server(self.metrics, None)
+        self._health = Health()
         self._plain: PlainSubsystems | None = None
         self._fabric: FabricService | None = None
         self._verifier: VerifierParts | None = None
@@ -153,6 +159,10 @@ class Daemon:
         """Let sessions finish what is under way, while everything else still answers."""
         if self._fabric is not None:
             await self._fabric.drain.run(self.drain_seconds)
+
+    async def stop_serving(self) -> None:
+        """Say NOT_SERVING from now on, of the daemon and each of its services."""
+        await self._health.stop()
 
     async def start(self, run_directory: RunDirectory) -> None:
         """Start every role of the configuration."""
@@ -181,6 +191,7 @@ class Daemon:
             enrolled=self._enrolled,
             local=self._local,
             spawn=self.spawn,
+            report=self._health.report,
             stack=self._stack,
         )
         self._verifier = started.verifier
@@ -190,12 +201,12 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        directory, device, catalogue = None, None, None
+        directory, device, catalogue, reopen = None, None, None, None
         if config.store in KEPT_STORES:
             directory = Path(self.config.target_directory)
             client = DeviceClient(self._enrolled.config, identity)
             # Before the target, so that it is let go after all that the target still writes.
-            device, catalogue = await self._stack.enter_async_context(
+            device, catalogue, reopen = await self._stack.enter_async_context(
                 opened_device(
                     config,
                     directory=directory,
@@ -213,6 +224,7 @@ class Daemon:
             namespaces=[Path(path) for path in config.namespaces],
             directory=directory,
             device=device,
+            thin=config.thin,
         )
         with _listening("target.listen", config.listen):
             await target.start()
@@ -257,12 +269,22 @@ class Daemon:
         await self._stack.enter_async_context(running(server))
         # Opening large volumes takes a while: who asks meanwhile hears how far it is.
         await service.restore()
-        if device is not None:
-            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
+        if device is not None and reopen is not None:
+            self.spawn(
+                "target-device",
+                keep_served(
+                    device,
+                    reopen,
+                    client=client,
+                    trust=trust,
+                    authorizations=authorizations,
+                    service=service,
+                ),
+            )
         self.spawn("target-events", service.poll_events())
         reports = None
         if device is not None:
-            reports = FindingReports(partial(client.report_findings, device.served))
+            reports = FindingReports(report_of(client, device))
         self.spawn(
             "target-jobs",
             keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
@@ -303,14 +325,21 @@ class Daemon:
     def _observe(self, name: str, listener: Listener) -> None:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
-    async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
+    async def keep_reloaded(
+        self,
+        hangup: asyncio.Event,
+        reread: Callable[[], Config],
+        tell: Callable[[Reloaded], None],
+    ) -> None:
         """Apply plain subsystems, collateral and policy each time the files are to be read again.
 
-        A file with a fault, or a store that can't be opened, changes nothing and is logged.
+        A file with a fault, or a store that can't be opened, changes nothing and is logged. `tell`
+        hears how each reload ended.
         """
         while True:
             await hangup.wait()
             hangup.clear()
+            began = monotonic_ns()
             try:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
@@ -320,8 +349,17 @@ class Daemon:
                     await offer_policy(self._verifier.keeper, config.broker)
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
+                tell(
+                    Reloaded(
+                        began_ns=began,
+                        reason=error.reason,
+                        message=str(error.args[0]),
+                        exit_code=error.exit_code,
+                    )
+                )
                 continue
             get_logger().info("reloaded")
+            tell(Reloaded(began_ns=began))
 
     async def _start_gateway(self, config: GatewayConfig) -> None:
         identity, trust = await self._enrolled.enrol("gateway")
@@ -346,7 +384,7 @@ class Daemon:
         self._observe("gateway", gateway.listener)
         own = peer_of(identity.subject)
         third_parties = ThirdPartyStores(
-            [_third_party(party) for party in config.third_party],
+            [third_party_of(party) for party in config.third_party],
             host_nqn=gateway_nqn(identity.node),
             directory=Path(self.config.node.state_dir) / "third-party",
             authorized=lambda volume_id: authorizations.permitted(
@@ -479,39 +517,15 @@ class Daemon:
             self._local,
         )
         self._services.append("sealane.v1.Nodes")
-        healthy = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, self._local)
-        for name in ("", *self._services):
-            await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.serve(self._local, self._services)
         reflection.enable_server_reflection(
             [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._local
         )
         bind_unix(self._local, run_directory.socket)
         self.addresses["socket"] = str(run_directory.socket)
         await self._stack.enter_async_context(running(self._local))
-        self._stack.push_async_callback(healthy.enter_graceful_shutdown)
         for log in self._event_logs:
             self._stack.callback(log.close)
-
-
-def _third_party(config: ThirdPartyConfig) -> ThirdParty:
-    key = f"gateway.third_party {config.name}"
-    secret = read_dhchap(config.dhchap_key_file, f"{key} dhchap_key_file")
-    controller_secret = read_dhchap(
-        config.dhchap_controller_key_file, f"{key} dhchap_controller_key_file"
-    )
-    traddr, trsvcid = split_address(config.address)
-    return ThirdParty(
-        name=config.name,
-        traddr=traddr,
-        trsvcid=trsvcid,
-        subsystem_nqn=config.subsystem_nqn,
-        namespace_id=config.namespace_id,
-        credentials=None
-        if secret is None
-        else Credentials(secret=secret, controller_secret=controller_secret),
-        digests=Digests(header=config.digests, data=config.digests),
-    )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
-from sealane.daemon.ctl_verbs import verb
+from sealane.daemon.ctl_verbs import confirm, destructive, verb
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2
 
@@ -24,9 +24,8 @@ async def device_list(client: Client, options: argparse.Namespace, output: Outpu
 
 async def device_show(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Print a device, its volumes, and what this broker keeps of its anchor."""
-    request = devices_pb2.GetDeviceRequest(device_id=options.device)
     with translated():
-        details = await client.devices.GetDevice(request, timeout=CALL_SECONDS)
+        details = await _details(client, options.device)
     output.show_one(
         {
             **_row(details.device),
@@ -38,6 +37,15 @@ async def device_show(client: Client, options: argparse.Namespace, output: Outpu
     )
 
 
+def _details(client: Client, device_id: str) -> Awaitable[devices_pb2.DeviceDetails]:
+    request = devices_pb2.GetDeviceRequest(device_id=device_id)
+    return client.devices.GetDevice(request, timeout=CALL_SECONDS)
+
+
+def _named(details: devices_pb2.DeviceDetails) -> str:
+    return f"Device {details.device.device_id}, with {len(details.volumes)} volumes"
+
+
 async def device_init(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Authorize a device."""
     if (options.device is None) == (options.next is None):
@@ -46,13 +54,28 @@ async def device_init(client: Client, options: argparse.Namespace, output: Outpu
         device_id=options.device, next_node=options.next, anew=options.anew
     )
     with translated():
+        if options.anew and options.device is not None:
+            known = await _details(client, options.device)
+            confirm(
+                options,
+                f"{_named(known)}: its anchor is dropped, and whatever is found in it next is "
+                "believed, put back or not.",
+            )
         await client.devices.InitializeDevice(request, timeout=CALL_SECONDS)
 
 
 async def device_move(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Give a device to another node."""
-    request = devices_pb2.MoveDeviceRequest(device_id=options.device, node=options.to)
+    request = devices_pb2.MoveDeviceRequest(
+        device_id=options.device, node=options.to, unseen=options.unseen
+    )
     with translated():
+        known = await _details(client, options.device)
+        confirm(
+            options,
+            f"{_named(known)} goes from {known.device.owner} to {options.to}: its volumes are "
+            f"offline until {options.to} serves them.",
+        )
         await client.devices.MoveDevice(request, timeout=CALL_SECONDS)
 
 
@@ -60,6 +83,8 @@ async def device_forget(client: Client, options: argparse.Namespace, output: Out
     """Refuse a device for ever."""
     request = devices_pb2.ForgetDeviceRequest(device_id=options.device)
     with translated():
+        known = await _details(client, options.device)
+        confirm(options, f"{_named(known)} is refused for ever, and its secret is destroyed.")
         await client.devices.ForgetDevice(request, timeout=CALL_SECONDS)
 
 
@@ -78,7 +103,10 @@ def add_verbs(verbs: Any) -> None:
     )
     move = verb(verbs, "move", device_move, "give a device and its volumes to another node")
     move.add_argument("--to", required=True, metavar="NODE")
+    move.add_argument("--unseen", action="store_true", help="also to a node that never attested")
     forget = verb(verbs, "forget", device_forget, "refuse a device without volumes for ever")
+    for parser in (init, move, forget):
+        destructive(parser)
     for parser in (show, move, forget):
         parser.add_argument("device", metavar="DEVICE", help="UUID")
 

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime as dt
+import functools
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from google.protobuf import timestamp_pb2
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
-from sealane.daemon.ctl_verbs import verb
+from sealane.daemon.ctl_verbs import confirm, destructive, verb
 from sealane.protocol.v1 import trust_pb2
 
 _ROLES: Final = ("target", "gateway", "fabric")
@@ -17,21 +18,34 @@ _ROLES: Final = ("target", "gateway", "fabric")
 
 async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Print every node that attested or was revoked."""
-
-    def call(token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
-        request = trust_pb2.ListNodesRequest(page_token=token)
-        return client.membership.ListNodes(request, timeout=CALL_SECONDS)
-
     with translated():
-        output.show([_row(member) async for page in pages(call) for member in page.nodes])
+        listed = pages(functools.partial(_page, client))
+        output.show([_row(member) async for page in listed for member in page.nodes])
+
+
+def _page(client: Client, token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
+    request = trust_pb2.ListNodesRequest(page_token=token)
+    return client.membership.ListNodes(request, timeout=CALL_SECONDS)
 
 
 async def node_revoke(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Revoke a node."""
     request = trust_pb2.RevokeNodeRequest(
-        node=options.node, role=options.role, reason=options.reason
+        node=options.node, role=options.role, reason=options.reason, unseen=options.unseen
     )
     with translated():
+        roles = [
+            member.role
+            async for page in pages(functools.partial(_page, client))
+            for member in page.nodes
+            if member.node == options.node and options.role in {"", member.role}
+        ]
+        if roles or options.unseen:
+            confirm(
+                options,
+                f"Node {options.node} is refused at once as {', '.join(roles) or 'any role'}: its "
+                "volumes, queues and sessions end within 30 s.",
+            )
         await client.membership.RevokeNode(request, timeout=CALL_SECONDS)
 
 
@@ -50,6 +64,8 @@ def add_verbs(verbs: Any) -> None:
     )
     restore = verb(verbs, "restore", node_restore, "let a revoked node attest again")
     revoke.add_argument("--reason", default="", metavar="TEXT", help="for the records")
+    revoke.add_argument("--unseen", action="store_true", help="also a node that never attested")
+    destructive(revoke)
     for parser in (revoke, restore):
         parser.add_argument("node", metavar="NODE")
         parser.add_argument("--role", choices=_ROLES, default="", help="default: every role")

@@ -1,11 +1,13 @@
 """How verbs enter sealanectl's parser."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sealane.daemon.ctl_output import Command, Output
+from sealane.errors import UsageError
 
 OfflineCommand = Callable[[argparse.Namespace, Output], None]
 
@@ -22,6 +24,31 @@ def named(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentPa
     parser = verb(verbs, name, run, text)
     parser.add_argument("name", metavar="NAME", help="resource name, as create prints it")
     return parser
+
+
+def destructive(parser: argparse.ArgumentParser) -> None:
+    """Let a verb that takes something away be confirmed on its command line."""
+    parser.add_argument(
+        "--yes", action="store_true", help="don't ask; needed where nobody can be asked"
+    )
+
+
+def confirm(options: argparse.Namespace, consequence: str) -> None:
+    """Return if the operator wants what `consequence`, a sentence, says will happen.
+
+    UsageError `confirmation.refused`, or `confirmation.missing` where nobody can be asked.
+    """
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "confirmation.missing",
+            f"{consequence} Nothing was done: standard input is no terminal to ask at; --yes does "
+            "it without asking",
+        )
+    print(f"{consequence} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise UsageError("confirmation.refused", "nothing was done")
 
 
 def offline(

@@ -13,7 +13,7 @@ from typing import Any
 
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
 from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text
-from sealane.daemon.ctl_verbs import named, verb
+from sealane.daemon.ctl_verbs import confirm, destructive, named, verb
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.ctl_volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.daemon.files import write_secret
@@ -51,7 +51,7 @@ def add_verbs(verbs: Any) -> None:
     create.add_argument("--wait", action="store_true", help="until the volume is filled")
     named(verbs, "get", _volume_get, "show a volume")
     verb(verbs, "list", _volume_list, "show every volume")
-    named(verbs, "delete", _volume_delete, "delete a volume and its data")
+    destructive(named(verbs, "delete", _volume_delete, "delete a volume and its data"))
     attach = named(verbs, "attach", _volume_attach, "export a volume to one host")
     attach.add_argument(
         "--secret-file", type=Path, help="file for the host's secret, instead of showing it"
@@ -184,6 +184,13 @@ def _show_volume(volume: Volume, output: Output) -> None:
 
 
 async def _volume_delete(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volume = await client.volumes.get(options.name)
+    called = f" ({volume.display_name})" if volume.display_name else ""
+    confirm(
+        options,
+        f"{volume.name}{called}, {size_text(volume.size_bytes)}: its data and its keys are "
+        "destroyed.",
+    )
     await client.volumes.delete(options.name)
 
 

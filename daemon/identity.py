@@ -238,12 +238,15 @@ class Identity:
     async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
         """Wait until another certificate took the place of `leaf`; False: not in that time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._replaced:
-                await self._replaced.wait_for(
-                    lambda: self._own is not None and self._own.leaf != leaf
-                )
+            async with asyncio.timeout(seconds):
+                await self.replaced(leaf)
                 return True
         return False
+
+    async def replaced(self, leaf: x509.Certificate) -> None:
+        """Return when another certificate took the place of `leaf`."""
+        async with self._replaced:
+            await self._replaced.wait_for(lambda: self._own is not None and self._own.leaf != leaf)
 
     def note(self, error: Error) -> None:
         """Attest again soon if a peer's refusal says that our certificate no longer counts."""
@@ -262,6 +265,22 @@ class Identity:
         """
         async with self.connection(address, node, role) as connection:
             yield connection.channel
+
+    @contextlib.asynccontextmanager
+    async def stream_channel(
+        self, address: str, node: str, role: str
+    ) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Use the channel for a stream that may outlast our certificate.
+
+        Servers end a call with the leaf that it began with. When the future that comes with the
+        channel is done, another certificate took its place: it is time to begin the stream again.
+        """
+        async with self.connection(address, node, role) as connection:
+            renewed = asyncio.ensure_future(self.replaced(connection.own.leaf))
+            try:
+                yield connection.channel, renewed
+            finally:
+                renewed.cancel()
 
     @contextlib.asynccontextmanager
     async def connection(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from sealane import __version__
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.broker.assembly import check_policy_file
+from sealane.daemon.check import check_start, load_checked
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.ctl_output import system_refused
-from sealane.daemon.logs import get_logger, set_up_logs
-from sealane.daemon.process import forbid_inspection
-from sealane.errors import Error
+from sealane.daemon.logs import get_logger, priority, set_up_logs
+from sealane.daemon.process import forbid_inspection, lock_memory
+from sealane.daemon.reload import reload
+from sealane.errors import Error, UnavailableError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,16 +26,16 @@ def main(arguments: list[str] | None = None) -> int:
         if options.print_config:
             print(config.to_json())
             return 0
-        if options.check:
-            if config.broker is not None:
-                check_policy_file(config.broker)
+        if options.reload:
+            reload(config)
             return 0
-        return run(config, options.config)
+        check_start(config)
+        return 0 if options.check else run(config, options.config)
     except* (Error, OSError) as group:
         error = first_error(group)
     if isinstance(error, OSError):
         return system_refused("sealaned", error)
-    print(f"sealaned: {error}", file=sys.stderr)
+    print(f"{priority('error')}sealaned: {error}", file=sys.stderr)
     return error.exit_code
 
 
@@ -43,11 +44,24 @@ def run(config: Config, path: Path) -> int:
     os.umask(0o077)
     forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
+    _lock_memory(config)
     try:
         asyncio.run(_serve_until_signal(config, path))
     except asyncio.CancelledError:
         get_logger().info("stopped")
     return 0
+
+
+def _lock_memory(config: Config) -> None:
+    """Lock the memory as `node.lock_memory` says; before any key is in it."""
+    if config.node.lock_memory == "off":
+        return
+    try:
+        lock_memory()
+    except UnavailableError as error:
+        if config.node.lock_memory == "require":
+            raise
+        get_logger().warning("memory_swappable", reason=error.reason, message=str(error))
 
 
 async def _serve_until_signal(config: Config, path: Path) -> None:
@@ -66,7 +80,7 @@ async def _serve_until_signal(config: Config, path: Path) -> None:
         loop.add_signal_handler(number, stop)
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    await serve(config, hangup=hangup, reread=lambda: load_config(path))
+    await serve(config, hangup=hangup, reread=lambda: load_checked(path))
 
 
 def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:
@@ -89,7 +103,16 @@ def _parser() -> OneLineParser:
         help="configuration (default: %(default)s)",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="check the configuration and end")
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="check the configuration, and the files and directories that it names, and end",
+    )
+    what.add_argument(
+        "--reload",
+        action="store_true",
+        help="have the running daemon read its files again, wait and say how that ended",
+    )
     what.add_argument(
         "--print-config", action="store_true", help="print every setting as JSON and end"
     )

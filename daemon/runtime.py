@@ -1,11 +1,13 @@
 """The daemon's directories: state and run directory, the locks of one start, the ready file."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +20,44 @@ _RUN_LOCK_NAME: Final = "sealaned.lock"
 _STATE_LOCK_NAME: Final = "state.lock"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """How a reload ended: when it began (CLOCK_MONOTONIC), and the error, if there was one."""
+
+    began_ns: int
+    reason: str = ""
+    message: str = ""
+    exit_code: int = 0
+
+
 def prepare_directory(path: Path, *, key: str) -> None:
     """Make `path` with mode 0700, or insist that it is ours and closed to others."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
     except OSError as error:
         raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
+    check_directory(path, key=key)
+
+
+def check_directory(path: Path, *, key: str, is_shared: bool = False) -> None:
+    """Insist that `path` is ours and closed to others (or `is_shared`), or that it can be made.
+
+    UsageError `directory.…`. Makes nothing.
+    """
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        status = there.stat()
+    except OSError as error:
+        raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise UsageError("directory.unusable", f"{key} {path}: {there} is no directory")
+    if there == path and not is_shared:
+        _check_closed(status, path, key)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError("directory.unusable", f"{key} {path}: {there} is not writable")
+
+
+def _check_closed(status: os.stat_result, path: Path, key: str) -> None:
     if status.st_uid != os.geteuid():
         raise UsageError(
             "directory.owner", f"{key} {path}: owner {status.st_uid}; allowed: {os.geteuid()}"
@@ -32,8 +65,6 @@ def prepare_directory(path: Path, *, key: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise UsageError("directory.mode", f"{key} {path}: mode {mode:04o}; allowed: 0700")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError("directory.unusable", f"{key} {path}: not writable")
 
 
 @contextlib.contextmanager
@@ -71,10 +102,30 @@ class RunDirectory:
             finally:
                 self._remove_leftovers()
 
-    def write_ready(self, *, node: str, addresses: Mapping[str, str]) -> None:
-        """Write the ready file in one step: pid, node, and where everything listens."""
-        content = {"pid": os.getpid(), "node": node, "addresses": dict(addresses)}
+    def write_ready(
+        self, *, node: str, addresses: Mapping[str, str], reload: Reloaded | None = None
+    ) -> None:
+        """Write the ready file in one step: pid, node, addresses, how the last reload ended."""
+        content: dict[str, object] = {
+            "pid": os.getpid(),
+            "node": node,
+            "addresses": dict(addresses),
+        }
+        if reload is not None:
+            content["reload"] = dataclasses.asdict(reload)
         replace_file(self.ready_file, (json.dumps(content, indent=2) + "\n").encode())
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a daemon holds the directory now."""
+        try:
+            with (self._path / _RUN_LOCK_NAME).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def _remove_leftovers(self) -> None:
         draft = _draft_of(self.ready_file)

@@ -209,6 +209,11 @@ class StorageService:
                 await self._target.close_volume(uuid.UUID(volume_id))
                 self.events.report(volume_id, "abandoned", reason=loss.reason)
 
+    async def resume(self) -> None:
+        """Serve again what lies on the device, which was given back."""
+        self._loss, self._is_restoring = None, True
+        await self.restore()
+
     def _check_held(self) -> None:
         if self._loss is not None:
             raise self._loss

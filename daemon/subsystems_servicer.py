@@ -57,7 +57,7 @@ class SubsystemsServicer(subsystems_pb2_grpc.SubsystemsServicer):
                 answer.controllers.add(
                     controller_id=association.controller_id,
                     host_nqn=association.host_nqn,
-                    io_queues=len(association.queue_ids),
+                    io_queues=len(association.queues),
                     authenticated=(
                         association.admin.is_authenticated
                         and subsystem.secrets_of(association.host_nqn) is not None

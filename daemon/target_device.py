@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import secrets
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,12 @@ from sealane.daemon.anchors.authentic import AuthenticAnchor
 from sealane.daemon.anchors.broker import BrokerAnchor, NoAnchor
 from sealane.daemon.anchors.choose import open_tpm
 from sealane.daemon.anchors.file_anchor import FileAnchor
-from sealane.daemon.authorizations import Ask, Authorizations
+from sealane.daemon.authorizations import NONCE_BYTES, Ask, Authorizations
 from sealane.daemon.config import TargetConfig
 from sealane.daemon.device_client import DeviceClient, OpenedDevice
-from sealane.daemon.devices import LOST
+from sealane.daemon.devices import FENCED, GIVEN_AWAY, LOST, MOVED
+from sealane.daemon.finding_reports import Report
+from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.runtime import prepare_directory
@@ -29,7 +32,11 @@ from sealane.daemon.trust_client import TrustClient
 from sealane.errors import Error, UnavailableError, VerificationError
 
 ANCHORS_NAME: Final = "anchors"
+GIVEN_BACK_SECONDS: Final = 2.0
+"""How often a target that gave a device away asks whether it has it back."""
 _RETRY_SECONDS: Final = 0.5
+
+Reopen = Callable[[], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
@@ -41,9 +48,10 @@ async def opened_device(
     client: DeviceClient,
     timeout_seconds: float,
     tcti: str,
-) -> AsyncIterator[tuple[Device, AnchoredCatalogue]]:
+) -> AsyncIterator[tuple[Device, AnchoredCatalogue, Reopen]]:
     """Open the device that `directory` is, and have its catalogue be what is anchored.
 
+    The last of what it yields takes the device up again after it was lost and closed.
     Waits up to `timeout_seconds` for a broker, and for a former owner to end. Errors as
     `DeviceClient.open`, those of its kind of anchor (docs/anchors.md), `device.anchor.mismatch`.
     """
@@ -57,18 +65,46 @@ async def opened_device(
             tcti=tcti,
             stack=stack,
         )
-        is_believed = is_initial or config.anchor == "none"
-        await catalogue.adopt(device.anchors, is_believed=is_believed)
-        if is_initial:
-            await client.confirm(device.served)
-        get_logger().info(
-            "device_opened",
-            device_id=str(device.device_id),
-            fencing_epoch=device.served.fencing_epoch,
-            anchor=config.anchor,
-            is_initial=is_initial,
-        )
-        yield device, catalogue
+
+        async def take_up(*, is_initial: bool) -> None:
+            is_believed = is_initial or config.anchor == "none"
+            await catalogue.adopt(device.anchors, is_believed=is_believed)
+            if is_initial:
+                await client.confirm(device.served)
+            get_logger().info(
+                "device_opened",
+                device_id=str(device.device_id),
+                fencing_epoch=device.served.fencing_epoch,
+                anchor=config.anchor,
+                is_initial=is_initial,
+            )
+
+        async def reopen() -> None:
+            await asyncio.to_thread(device.file.hold_again)
+            async with contextlib.AsyncExitStack() as half:
+                half.callback(device.file.release)
+                found = await catalogue.states() if config.anchor == "broker" else []
+                opened = await client.open(device.device_id, anchor=config.anchor, found=found)
+                half.callback(wipe, opened.secret)
+                anchor = await _anchor(
+                    opened, config, state=state, client=client, stack=stack, tcti=tcti
+                )
+                half.push_async_callback(anchor.close)
+                device.reopen(
+                    opened.served,
+                    secret=opened.secret,
+                    anchor=anchor,
+                    is_believed=opened.is_initial,
+                )
+                half.pop_all()
+            try:
+                await take_up(is_initial=opened.is_initial)
+            except BaseException:
+                await device.close()
+                raise
+
+        await take_up(is_initial=is_initial)
+        yield device, catalogue, reopen
 
 
 def authorize_at(trust: TrustClient, device: Device) -> Ask:
@@ -87,16 +123,78 @@ def authorize_at(trust: TrustClient, device: Device) -> Ask:
     return ask
 
 
-async def abandon_lost(
-    device: Device, client: DeviceClient, authorizations: Authorizations, service: StorageService
+async def keep_served(
+    device: Device,
+    reopen: Reopen,
+    *,
+    client: DeviceClient,
+    trust: TrustClient,
+    authorizations: Authorizations,
+    service: StorageService,
 ) -> None:
-    """Once the device is lost: fence its gateways, let go of its volumes, and say so."""
-    loss = await device.wait_lost()
-    get_logger().error("device_lost", reason=loss.reason, message=str(loss.args[0]))
-    authorizations.lose_all(loss.reason)
-    await service.abandon(loss)
-    await device.close()
-    await _tell_closed(client, device)
+    """Each time the device is lost: fence its gateways, let go of its volumes, and say so.
+
+    One that an operator gave away is taken up again when it is given back. Any other stays lost:
+    two processes must not take a device from each other in turn.
+    """
+    while True:
+        loss = await device.wait_lost()
+        get_logger().error("device_lost", reason=loss.reason, message=str(loss.args[0]))
+        authorizations.lose_all(loss.reason)
+        await service.abandon(loss)
+        await device.close()
+        await _tell_closed(client, device)
+        if loss.reason not in GIVEN_AWAY or not await _is_back(device, trust, reopen):
+            return
+        await service.resume()
+
+
+def report_of(client: DeviceClient, device: Device) -> Report:
+    """Return what reports findings in the name of the device's opening at that time."""
+
+    async def report(volume_id: uuid.UUID, job: Job) -> None:
+        await client.report_findings(device.served, volume_id, job)
+
+    return report
+
+
+async def _is_back(device: Device, trust: TrustClient, reopen: Reopen) -> bool:
+    """Wait until the device is this target's again and open; False: it never will be."""
+    reported = ""
+    while True:
+        await asyncio.sleep(GIVEN_BACK_SECONDS)
+        try:
+            await _check_ours(device, trust)
+            await reopen()
+        except Error as error:
+            if error.reason in GIVEN_AWAY:
+                continue
+            if isinstance(error, VerificationError) and error.reason.startswith("device."):
+                get_logger().error(
+                    "device_not_opened", reason=error.reason, message=str(error.args[0])
+                )
+                return False
+            # A broker that is away, a certificate under renewal, who had it still has it open.
+            if error.reason != reported:
+                reported = error.reason
+                get_logger().warning(
+                    "device_not_open_yet", reason=error.reason, message=str(error.args[0])
+                )
+        else:
+            return True
+
+
+async def _check_ours(device: Device, trust: TrustClient) -> None:
+    """Raise VerificationError `device.owner.refused`, `device.forgotten` if it isn't ours.
+
+    Asked without holding the directory, which whoever owns the device now may be about to open.
+    """
+    try:
+        await trust.authorize(secrets.token_bytes(NONCE_BYTES), [], device=device.served)
+    except VerificationError as error:
+        # The opening that it is asked about is over, whoever owns the device.
+        if error.reason not in {FENCED, MOVED}:
+            raise
 
 
 async def _tell_closed(client: DeviceClient, device: Device) -> None:
@@ -129,11 +227,7 @@ async def _open(
         )
         half.callback(wipe, opened.secret)
         anchor = await _anchor(opened, config, state=state, client=client, stack=stack, tcti=tcti)
-        if config.anchor != "none":
-            half.push_async_callback(anchor.close)
-            anchor = AuthenticAnchor(
-                anchor, device_id=file.device_id, kind=config.anchor, secret=opened.secret
-            )
+        half.push_async_callback(anchor.close)
         device = Device(
             opened.served,
             file=file,
@@ -180,7 +274,29 @@ async def _anchor(
     stack: contextlib.AsyncExitStack,
     tcti: str,
 ) -> Anchor:
-    """Open the anchor that the configuration names; a device that begins begins a new one."""
+    """Open the anchor that the configuration names; the device's secret proves its records."""
+    anchor = await _kept(opened, config, state=state, client=client, stack=stack, tcti=tcti)
+    if config.anchor == "none":
+        return anchor
+    try:
+        return AuthenticAnchor(
+            anchor, device_id=opened.served.device_id, kind=config.anchor, secret=opened.secret
+        )
+    except BaseException:
+        await anchor.close()
+        raise
+
+
+async def _kept(
+    opened: OpenedDevice,
+    config: TargetConfig,
+    *,
+    state: Path,
+    client: DeviceClient,
+    stack: contextlib.AsyncExitStack,
+    tcti: str,
+) -> Anchor:
+    """Open what keeps the anchor; a device that begins begins a new one."""
     if config.anchor == "broker":
         return BrokerAnchor(
             opened.records, floor=opened.floor, advance=partial(client.advance, opened.served)

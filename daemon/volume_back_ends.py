@@ -200,6 +200,13 @@ class VolumeBackEnds:
         config = self._config
         return self._identity.channel(config.target_address, config.target_node, "target")
 
+    def target_stream(
+        self,
+    ) -> contextlib.AbstractAsyncContextManager[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Call the target's control side for a stream: see `Identity.stream_channel`."""
+        config = self._config
+        return self._identity.stream_channel(config.target_address, config.target_node, "target")
+
     def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
         """Return what opens a volume on a third party as a device, if brokers keep its anchor."""
         if not descriptor.device_id:

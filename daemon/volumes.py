@@ -14,6 +14,7 @@ from typing import Final
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.channels import until
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.events import Event, EventLog
@@ -396,9 +397,9 @@ class VolumeService:
         request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
         while True:
             try:
-                async with self._back_ends.target_channel() as channel:
+                async with self._back_ends.target_stream() as (channel, renewed):
                     stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
-                    async for message in stream:
+                    async for message in until(stream, renewed):
                         self.events.publish(
                             Event(
                                 volume_id=volume_id,
@@ -410,6 +411,8 @@ class VolumeService:
                                 time=message.time.ToDatetime(tzinfo=dt.UTC),
                             )
                         )
+                    if renewed.done():
+                        continue
             except UsageError as error:
                 if error.reason == "namespace.not_found":
                     self.events.report(

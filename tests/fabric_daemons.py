@@ -18,7 +18,7 @@ class FabricDaemons:
 
     def revoke(self, node: str) -> None:
         """Have the broker's operator revoke a node."""
-        ended = sealanectl("--socket", self.broker.socket, "node", "revoke", node)
+        ended = sealanectl("--socket", self.broker.socket, "node", "revoke", "--yes", node)
         assert ended.returncode == 0, ended.stderr
 
 

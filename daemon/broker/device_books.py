@@ -16,6 +16,7 @@ from sealane.daemon.broker.devices import (
     drop_anchor,
 )
 from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.membership import unseen_node
 from sealane.daemon.broker.records import (
     DeviceRecord,
     DeviceRequestRecord,
@@ -135,13 +136,17 @@ class DeviceBooks:
         await self._cover(revision)
         await self._note("device.init", device_id=str(device_id), node=owner, anew=True)
 
-    async def move(self, device_id: uuid.UUID, node: str) -> None:
+    async def move(self, device_id: uuid.UUID, node: str, *, unseen: bool = False) -> None:
         """Give a device, with its volumes, to another node; the old owner is refused from now on.
 
-        Asked again after it was cut short, it ends what it began.
+        Asked again after it was cut short, it ends what it began. UsageError `node.not_found` if
+        the node never attested in the device's role, unless it may be `unseen`.
         """
         check_node(node)
         stored = await self._known(device_id)
+        role = stored.record.role
+        if not unseen and await self._registry.nodes.get(f"{role}/{node}") is None:
+            raise unseen_node(node, [role])
         if stored.record.owner != node and not stored.record.is_volume:
             await check_room(self._registry, node)
         revision, _ = await self._change(

@@ -172,7 +172,9 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
     ) -> empty_pb2.Empty:
         """Give a device to another node."""
         async with self._recorded("device.move", device_id=request.device_id, node=request.node):
-            await self._books.move(_device_id(request.device_id), request.node)
+            await self._books.move(
+                _device_id(request.device_id), request.node, unseen=request.unseen
+            )
         return empty_pb2.Empty()
 
     async def ForgetDevice(

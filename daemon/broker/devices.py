@@ -41,7 +41,7 @@ from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
 from sealane.daemon.clock import utc_now
-from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, OWNER_REFUSED
+from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, MOVED, OWNER_REFUSED
 from sealane.daemon.jobs import REASON_MAX, REASONS_MAX, JobKind
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -242,7 +242,7 @@ class Devices:
     async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
         """Raise VerificationError unless the caller's opening of the device still counts.
 
-        `device.owner.refused`, `device.forgotten`, `device.fenced`.
+        `device.owner.refused`, `device.forgotten`, `device.moved`, `device.fenced`.
         """
         await self._held(caller, device_id, fencing_epoch)
 
@@ -370,15 +370,15 @@ class Devices:
         _check_owner(stored.record, caller)
         opening = stored.record.opening
         # One that was ended doesn't count again when its node owns the device once more.
-        if (
-            opening is None
-            or opening.until is not None
-            or not _is_of(opening, caller, fencing_epoch)
-        ):
+        if opening is None or not _is_of(opening, caller, fencing_epoch):
             raise VerificationError(
                 FENCED,
                 f"fencing epoch {fencing_epoch} of device {device_id} is over: it was opened "
                 "again, closed or moved",
+            )
+        if opening.until is not None:
+            raise VerificationError(
+                MOVED, f"device {device_id} was moved away and back: it must be opened again"
             )
         return stored
 

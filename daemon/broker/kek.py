@@ -15,9 +15,12 @@ except ModuleNotFoundError as missing:
 
 def open_key(config: BrokerConfig) -> KeyWrapper:
     """Open what the configuration names; UsageError or UnavailableError in one line."""
-    if config.hsm is not None:
-        return _hsm()(config.hsm)
-    assert config.key_file is not None  # noqa: S101 - the configuration demands one of the two
+    return WrappingKey(read_key(config)) if config.hsm is None else _hsm()(config.hsm)
+
+
+def read_key(config: BrokerConfig) -> bytes:
+    """Read the key file that the configuration names; UsageError in one line."""
+    assert config.key_file is not None  # noqa: S101 - the configuration demands it or a token
     key = read_secret(config.key_file, key="broker.key_file")
     if len(key) != KEY_BYTES:
         raise UsageError(
@@ -25,7 +28,7 @@ def open_key(config: BrokerConfig) -> KeyWrapper:
             f"broker.key_file {config.key_file}: {len(key)} bytes; allowed: {KEY_BYTES} "
             "(sealanectl key encryption makes one)",
         )
-    return WrappingKey(key)
+    return key
 
 
 def make_hsm_key(place: HsmConfig) -> None:

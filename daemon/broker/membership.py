@@ -250,16 +250,22 @@ class Membership:
             ],
         ).SerializeToString(deterministic=True)
 
-    async def revoke(self, node: str, role: str, *, reason: str) -> None:
-        """Revoke one role of a node, or all (""), also one that never attested."""
+    async def revoke(self, node: str, role: str, *, reason: str, unseen: bool = False) -> None:
+        """Revoke one role of a node, or all ("").
+
+        UsageError `node.not_found` if it never attested in any of them, unless it may be `unseen`.
+        """
         if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
             raise UsageError(
                 "node.revocation.reason",
                 f"a reason of {len(reason)} characters; allowed: at most {REASON_CHARACTERS_MAX} "
                 "printable ones",
             )
+        roles = _roles(node, role)
+        if not unseen and not any([await self._stored(node, each) for each in roles]):
+            raise unseen_node(node, roles)
         revocation = Revocation(reason=reason, revoked_at=self._now())
-        for each in _roles(node, role):
+        for each in roles:
             await self._change(node, each, {"revocation": revocation, "restored_at": None})
             await self._audit.record(
                 "node.revoked",
@@ -274,13 +280,14 @@ class Membership:
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
 
     async def restore(self, node: str, role: str) -> None:
-        """Let a node attest again; what it was issued until now stays refused."""
-        for each in _roles(node, role):
-            stored = await self._stored(node, each)
-            if stored is None or stored.record.revocation is None:
-                if role:
-                    raise UsageError("node.not_found", f"{each} {node[:80]} is not revoked")
-                continue
+        """Let a node attest again; what it was issued until now stays refused.
+
+        UsageError `node.not_found` if it isn't revoked.
+        """
+        roles = [each for each in _roles(node, role) if await self._is_revoked(node, each)]
+        if not roles:
+            raise UsageError("node.not_found", f"{role or 'node'} {node} is not revoked")
+        for each in roles:
             await self._change(node, each, {"revocation": None, "restored_at": self._now()})
             await self._audit.record(
                 "node.restored", subject="operator", outcome="done", node=node, role=each
@@ -342,6 +349,10 @@ class Membership:
         _check_not_refused(record, record.policy_version)
         return ""
 
+    async def _is_revoked(self, node: str, role: str) -> bool:
+        stored = await self._stored(node, role)
+        return stored is not None and stored.record.revocation is not None
+
     async def _stored(self, node: str, role: str) -> Stored[NodeRecord] | None:
         return await self._registry.nodes.get(_name(node, role))
 
@@ -357,6 +368,15 @@ class Membership:
 
         # A store that is put back must not bring a revoked node back with it.
         await self._cover(await self._registry.settle(attempt))
+
+
+def unseen_node(node: str, roles: Sequence[str]) -> UsageError:
+    """Make the error about a node that never attested."""
+    return UsageError(
+        "node.not_found",
+        f"no node {node!r} has attested as {' or '.join(roles)} at these brokers: sealanectl node "
+        "list shows those that have, --unseen takes one that has not yet",
+    )
 
 
 def _name(node: str, role: str) -> str:

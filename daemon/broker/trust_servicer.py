@@ -71,7 +71,9 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         self, request: trust_pb2.RevokeNodeRequest, context: Context
     ) -> empty_pb2.Empty:
         """Revoke a node."""
-        await self._membership.revoke(request.node, request.role, reason=request.reason)
+        await self._membership.revoke(
+            request.node, request.role, reason=request.reason, unseen=request.unseen
+        )
         return empty_pb2.Empty()
 
     async def RestoreNode(

@@ -1,5 +1,6 @@
 """Which driver a configuration means. Hardware's modules are imported where they are configured."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -8,7 +9,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.daemon.anchors.choose import open_tpm
 from sealane.daemon.config import EnrolmentConfig, Tpm2EvidenceConfig
-from sealane.daemon.evidence.driver import Driver
+from sealane.daemon.evidence.driver import Driver, SecondarySource
+from sealane.daemon.evidence.secondary import CommandSource
 from sealane.daemon.evidence.software import SoftwareDriver
 from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
 from sealane.daemon.files import read_file, read_secret
@@ -25,13 +27,23 @@ def open_driver(config: EnrolmentConfig, *, tcti: str) -> Driver:
         return _open_tpm2(config.tpm2, tcti)
     if config.evidence == "tsm":
         return TsmDriver(ReportTree(Path(config.tsm.reports)))
+    return software_driver(config)
+
+
+def software_driver(config: EnrolmentConfig) -> SoftwareDriver:
+    """Read the attestation key; UsageError if its file holds none, or is open to others."""
     path = str(config.key_file)
     key = read_secret(path, key="enrolment.key_file")
     return SoftwareDriver(SoftwareKey.parse(key, source=f"enrolment.key_file {path}"))
 
 
+def open_sources(config: EnrolmentConfig) -> Sequence[SecondarySource]:
+    """Return the sources of `enrolment.secondary`."""
+    return [CommandSource(each) for each in config.secondary]
+
+
 def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:
-    certificates = _endorsement_certificates(config.endorsement_certificates)
+    certificates = endorsement_certificates(config.endorsement_certificates)
     tpm = open_tpm(tcti)
     from sealane.daemon.evidence.tpm2 import Tpm2Driver  # noqa: PLC0415 - an extra
 
@@ -48,7 +60,8 @@ def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:
         raise
 
 
-def _endorsement_certificates(path: str | None) -> list[bytes]:
+def endorsement_certificates(path: str | None) -> list[bytes]:
+    """Read the certificates of the endorsement key as DER; UsageError if they are none."""
     if path is None:
         return []
     key = "enrolment.tpm2.endorsement_certificates"

@@ -71,6 +71,8 @@ class AnchoredCatalogue:
         what is anchored.
         """
         self._anchors = anchors
+        self._begun.clear()
+        self._unsettled.clear()
         kept = anchors.current(CATALOGUE)
         self._number = anchors.base(CATALOGUE)
         states = await asyncio.to_thread(self._states)

@@ -178,6 +178,13 @@ class BackEnd:
         hosts += [self._replaced.pop(name, None) for name in gone]
         await self._leave_all(hosts)
 
+    def close_queue(self, name: QueueName) -> None:
+        """Leave the target on behalf of a front-end queue that is over; the others go on."""
+        for hosts in (self._queues, self._replaced):
+            host = hosts.pop(name, None)
+            if host is not None:
+                self._leave(host)
+
     async def close(self) -> None:
         """Leave the target for good."""
         await self._tasks.close()
@@ -283,7 +290,8 @@ class BackEnd:
         except (Error, TimeoutError, OSError) as error:
             self.lose(f"no back end for a queue: {error}")
             return
-        if name in self._queues:
+        # A queue that followed under this name has a back end of its own.
+        if name in self._queues and self._queues[name] is None:
             self.start(name, prepared)
         else:
             self.discard(prepared)

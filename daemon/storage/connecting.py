@@ -23,6 +23,7 @@ _UNSUPPORTED_PARAMETER = 6
 # Offsets of fields, in the command or (with this bit) in its data.
 _IN_DATA = 1 << 16
 _SUBSYSTEM = 256 | _IN_DATA
+_HOST = 512 | _IN_DATA
 _CONTROLLER = 16 | _IN_DATA
 _RECORD_FORMAT = 40
 _QUEUE_ID = 42
@@ -106,29 +107,44 @@ def check_connect(exported: Exported | None, connect: Connect) -> Exported:
 def find_association(
     associations: Mapping[int, Association], exported: Exported, connect: Connect
 ) -> Association:
-    """Return the association an I/O queue belongs to; ConnectRefusedError if it may not start."""
+    """Return the association an I/O queue belongs to; ConnectRefusedError if it may have none.
+
+    Whether the queue's id is in use is for the caller to see to.
+    """
     association = associations.get(connect.controller_id)
-    same = association is not None and (
-        association.exported is exported
-        and association.host_nqn == connect.host_nqn
-        and association.host_id == connect.host_id
-    )
-    if association is None or not same:
+    if association is None:
         raise _bad_field("controller id", connect.controller_id, offset=_CONTROLLER)
+    if association.exported is not exported:
+        raise _not_the_controllers(connect, "subsystem", connect.subsystem_nqn, offset=_SUBSYSTEM)
+    # The name is what a host proves (DH-HMAC-CHAP, a queue ticket); it answers for its host id,
+    # which only reservations use, and those take the admin queue's. So a host may send another one,
+    # as some do, although NVMe Base 2.0 has hosts repeat it.
+    if association.host_nqn != connect.host_nqn:
+        raise _not_the_controllers(connect, "host", connect.host_nqn, offset=_HOST)
     if not association.admin.is_authenticated:
         raise ConnectRefusedError(
             "connect.authentication",
             "the host hasn't authenticated on its admin queue",
             status=Status.AUTHENTICATION_REQUIRED,
         )
-    allowed = 1 <= connect.queue_id <= association.admin.queue_count
-    if not allowed or connect.queue_id in association.queue_ids:
+    if not 1 <= connect.queue_id <= association.admin.queue_count:
         raise _bad_field("queue id", connect.queue_id, offset=_QUEUE_ID)
     if not association.admin.is_ready:
         raise ConnectRefusedError(
             "connect.sequence", "the controller isn't enabled", status=Status.SEQUENCE_ERROR
         )
     return association
+
+
+def _not_the_controllers(
+    connect: Connect, field: str, name: str, *, offset: int
+) -> ConnectRefusedError:
+    return ConnectRefusedError(
+        "connect.parameter",
+        f"{field} {name!r} isn't that of controller {connect.controller_id}",
+        status=Status.CONNECT_PARAMETERS,
+        result=offset,
+    )
 
 
 def _bad_field(name: str, value: int, *, offset: int) -> ConnectRefusedError:

@@ -13,11 +13,13 @@ from sealane.daemon.anchors.broker import NoAnchor
 from sealane.daemon.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.anchors.lock import OwnerLock
 from sealane.daemon.devices import ServedDevice
-from sealane.daemon.files import read_bounded, write_durably
-from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.daemon.files import RESERVE_NAME, read_bounded, write_durably
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 DEVICE_NAME: Final = "device"
-DEVICE_FILES: Final = frozenset({DEVICE_NAME, f"{DEVICE_NAME}.lock", f"{DEVICE_NAME}.new"})
+DEVICE_FILES: Final = frozenset(
+    {DEVICE_NAME, f"{DEVICE_NAME}.lock", f"{DEVICE_NAME}.new", RESERVE_NAME}
+)
 _BYTES_MAX: Final = 256
 _OPENINGS_MAX: Final = (1 << 53) - 1
 
@@ -35,10 +37,23 @@ class DeviceFile:
         UnavailableError `anchor.in_use`, `device.failed`; VerificationError `device.malformed`.
         """
         self._path = directory / DEVICE_NAME
-        self._lock = OwnerLock(directory / f"{DEVICE_NAME}.lock")
+        self._lock_path = directory / f"{DEVICE_NAME}.lock"
+        self._lock = OwnerLock(self._lock_path)
         try:
             self.device_id, self.openings = self._read() or (uuid.uuid4(), 0)
             self.write(self.openings)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def hold_again(self) -> None:
+        """Hold the file after `release`, as it is now; errors as the first time.
+
+        VerificationError `device.malformed` also if it names another device.
+        """
+        self._lock = OwnerLock(self._lock_path)
+        try:
+            self.openings = self._read_again()
         except BaseException:
             self._lock.release()
             raise
@@ -55,6 +70,12 @@ class DeviceFile:
     def release(self) -> None:
         """Let the next process have it."""
         self._lock.release()
+
+    def _read_again(self) -> int:
+        found = self._read()
+        if found is None or found[0] != self.device_id:
+            raise VerificationError("device.malformed", f"{self._path}: names another device")
+        return found[1]
 
     def _read(self) -> tuple[uuid.UUID, int] | None:
         try:
@@ -108,16 +129,30 @@ class Device:
 
         See `DeviceAnchors` for `anchor_seconds`. `is_believed`: an operator takes what is found.
         """
-        self.is_believed = is_believed
-        self.served = served
+        self.file = file
         self.anchors_rarely = anchor_seconds > 0
         """Whether the anchor wears out: then it hears of checkpoints, not of every flush."""
+        self._anchor_seconds = anchor_seconds
+        self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
+
+    def reopen(
+        self, served: ServedDevice, *, secret: bytearray, anchor: Anchor, is_believed: bool
+    ) -> None:
+        """Take the device up again after `close`, with its file held; takes over the rest."""
+        if not self._is_closed:
+            raise UsageError("device.state", f"device {self.device_id} is open")
+        self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
+
+    def _open(
+        self, served: ServedDevice, *, secret: bytearray, anchor: Anchor, is_believed: bool
+    ) -> None:
+        self.is_believed = is_believed
+        self.served = served
         self.is_anchored = not isinstance(anchor, NoAnchor)
-        self.anchors = DeviceAnchors(anchor, spacing_seconds=anchor_seconds, lost=self.lose)
-        self._file = file
+        self._loss: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
+        self.anchors = DeviceAnchors(anchor, spacing_seconds=self._anchor_seconds, lost=self.lose)
         self._secret = secret
         self._is_closed = False
-        self._loss: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
 
     @property
     def device_id(self) -> uuid.UUID:
@@ -156,4 +191,4 @@ class Device:
             await self.anchors.close()
         finally:
             wipe(self._secret)
-            self._file.release()
+            self.file.release()

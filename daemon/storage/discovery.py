@@ -88,5 +88,8 @@ class DiscoverySubsystem(Exported):
     async def association_closed(self, association_id: int) -> None:
         """Nothing runs for a discovery association."""
 
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Nothing runs for a discovery association."""
+
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Nothing to report to: the listener logs it."""

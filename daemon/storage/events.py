@@ -59,14 +59,18 @@ class EventFeed:
         self._loop.remove_reader(source.event_fd())
         self._sources.remove(source)
 
+    def drain(self) -> None:
+        """Take in what the sources have to say now."""
+        for source in self._sources:
+            self._drain(source)
+
     def publish(self, event: StorageEvent) -> None:
         """Add an event of the control side."""
         self._kept.append(event)
 
     def take(self) -> Sequence[StorageEvent]:
         """Events since the last call, the oldest dropped if there are too many."""
-        for source in self._sources:
-            self._drain(source)
+        self.drain()
         taken = list(self._kept)
         self._kept.clear()
         return taken

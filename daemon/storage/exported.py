@@ -49,12 +49,15 @@ class Association:
     portal: Portal
     """Address at which the host reached this listener."""
     task: asyncio.Task[None] | None = None
-    queue_ids: set[int] = field(default_factory=set)
+    queues: dict[int, asyncio.Event] = field(default_factory=dict)
+    """I/O queues that connect or run; the event is set when nothing of one can run any more."""
     is_closed: bool = False
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is closed and nothing of its queues can run any more."""
     resets: int = 0
     """Controller resets: a queue that was being connected across one must not start."""
+    end_reason: str = ""
+    """Reason id, if this end has ended it."""
 
 
 class Admission(Protocol):
@@ -82,6 +85,9 @@ class Exported(Protocol):
 
     async def association_closed(self, association_id: int) -> None:
         """Stop and drain the association's queues. Also after a reset, which it survives."""
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Let go of what belonged to one I/O queue, of which nothing runs any more."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""

@@ -203,9 +203,15 @@ class AttachedVolume(Exported):
         """Stop the association's queues, wait for what they have at the target, and leave it."""
         try:
             await asyncio.to_thread(self.native.close_queues, association_id)
+            # What they said at their end is no word of queues that may follow under their names.
+            self._feed.drain()
         finally:
             # Also when a second cancellation comes while the queues drain.
             await self.back_end.close_association(association_id)
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Leave the target on behalf of a queue that is over."""
+        self.back_end.close_queue(QueueName(association_id=association_id, queue_id=queue_id))
 
     def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
         """Every host must authenticate; only the one the volume is attached to can."""

@@ -49,7 +49,8 @@ HANDSHAKES_MAX = 64  # of them, those that have not yet said who they are
 IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
 _ACCEPT_PAUSE_SECONDS = 0.1
 DRAIN_LEFT_SECONDS = 30.0
-_FAREWELL_SECONDS = 2.0
+QUEUE_REUSE_SECONDS = 8.0
+"""How long a Connect waits for what had its queue id before: more than a gateway drains a queue."""
 _CONTROLLERS_MAX = 0xFFEF
 
 Observer = Callable[[str], None]
@@ -141,7 +142,7 @@ class Listener:
         for association in self.associations:
             exported = association.exported
             if not exported.allows(association.host_nqn):
-                self.end_association(association.association_id)
+                self.end_association(association.association_id, "connect.host")
                 continue
             association.admin.update(exported.shown_to(association.host_nqn))
             if exported is self._discovery:
@@ -154,11 +155,10 @@ class Listener:
             session.wake()
 
     def queue_closed(self, event: StorageEvent) -> None:
-        """End the association of an I/O queue that closed: at once after a fault.
+        """Let go of an I/O queue that has ended, of which nothing runs any more.
 
-        A host that leaves in order closes its I/O queues first and then shuts its controller down
-        (Linux does): it gets the time to. A queue that a controller reset closed isn't known here
-        any more, and its association goes on.
+        However it ended, the association and its other queues go on, and its id may be connected
+        again: hosts close one queue and open another. The association ends with its admin queue.
         """
         association = next(
             (a for a in self.associations if a.association_id == event.association), None
@@ -166,40 +166,33 @@ class Listener:
         if event.reason:
             host = association.host_nqn if association is not None else "unknown"
             self._fault(host, event.reason, f"I/O queue {event.queue_id}: {event.detail}")
-        if association is None or event.queue_id not in association.queue_ids:
+        if association is None:
             return
-        association.queue_ids.discard(event.queue_id)
-        if event.reason:
-            self.end_association(event.association)
-        else:
-            loop = asyncio.get_running_loop()
-            loop.call_later(
-                _FAREWELL_SECONDS, self._end_unless_reset, association, association.resets
-            )
+        # One that a controller reset closed is not known here any more.
+        ended = association.queues.pop(event.queue_id, None)
+        if ended is not None:
+            association.exported.queue_closed(association.association_id, event.queue_id)
+            ended.set()
 
-    def end_association(self, association_id: int) -> None:
-        """Close an association; its queues are drained in its own task."""
+    def end_association(self, association_id: int, reason: str = "association.fenced") -> None:
+        """Close an association; its queues are drained in its own task. `reason` is for the log."""
         for association in self.associations:
             mine = association.association_id == association_id
             if mine and association.task is not None and not association.is_closed:
+                association.end_reason = association.end_reason or reason
                 association.task.cancel()
 
     async def end_export(self, exported: Exported) -> None:
         """Close every association of a subsystem and wait until its queues are drained."""
-        ending = [
-            association.task
-            for association in self.associations
-            if association.exported is exported and association.task is not None
-        ]
-        for task in ending:
-            task.cancel()
+        ending: list[asyncio.Task[None]] = []
+        for association in self.associations:
+            if association.exported is exported and association.task is not None:
+                association.end_reason = association.end_reason or "connect.subsystem"
+                association.task.cancel()
+                ending.append(association.task)
         if ending:
             await asyncio.wait(ending)
         self.changed()
-
-    def _end_unless_reset(self, association: Association, resets: int) -> None:
-        if association.resets == resets:
-            self.end_association(association.association_id)
 
     def _own_portals(self) -> Iterable[Portal]:
         return (Portal.of(*self.address),)
@@ -257,6 +250,22 @@ class Listener:
         if not self._sources[source]:
             del self._sources[source]
         connection.close()
+
+    @staticmethod
+    def _log_end(association: Association) -> None:
+        """Say why an association ended; visits to the discovery service aren't worth a line."""
+        log = get_logger()
+        say = log.debug if association.exported.subsystem.is_discovery else log.info
+        reason = association.end_reason or "listener.stopped"
+        if reason == "connection.lost" and association.admin.is_shut_down:
+            reason = "controller.shut_down"
+        say(
+            "association_ended",
+            reason=reason,
+            host=association.host_nqn,
+            subsystem=association.exported.subsystem.nqn,
+            controller_id=association.controller_id,
+        )
 
     def _fault(self, source: str, reason: str, detail: str) -> None:
         get_logger().warning("nvme_fault", source=source, reason=reason, message=detail)
@@ -356,8 +365,12 @@ class Listener:
                 result=connect_result(controller_id, authentication=needs_authentication),
             )
             await session.run()
+        except Error as error:
+            association.end_reason = association.end_reason or error.reason
+            raise
         finally:
             association.is_closed = True
+            self._log_end(association)
             del self._associations[controller_id], self._sessions[controller_id]
             self._closing.add(association)
             try:
@@ -365,6 +378,8 @@ class Listener:
             finally:
                 self._closing.discard(association)
                 association.drained.set()
+                for queue in association.queues.values():
+                    queue.set()
 
     async def _drain_left(self, exported: Exported, connect: Connect) -> None:
         """Return when nothing of the associations that this host has left can run any more.
@@ -381,7 +396,7 @@ class Listener:
         try:
             async with asyncio.timeout(DRAIN_LEFT_SECONDS):
                 for association in left:
-                    self.end_association(association.association_id)
+                    self.end_association(association.association_id, "connection.lost")
                     await association.drained.wait()
         except TimeoutError:
             raise ConnectRefusedError(
@@ -393,9 +408,12 @@ class Listener:
     async def _stop_queues(self, association: Association) -> None:
         """Stop the I/O queues of a controller that was reset or shut down."""
         association.resets += 1
-        association.queue_ids.clear()
+        stopped = [*association.queues.values()]
+        association.queues.clear()
         await association.exported.association_closed(association.association_id)
         association.admin.set_io_queues(connected=False)
+        for queue in stopped:
+            queue.set()
 
     # I/O queues
 
@@ -403,10 +421,10 @@ class Listener:
         admission: Admission | None = None
         answered = False
         try:
-            association = find_association(self._associations, exported, connect)
+            association = await self._association_of(exported, connect)
             self._check_room()
             # Taken before anything waits, so that no two Connects can have it.
-            association.queue_ids.add(connect.queue_id)
+            ended = association.queues[connect.queue_id] = asyncio.Event()
             resets = association.resets
             machine = make_authentication(exported, connect)
             try:
@@ -425,8 +443,9 @@ class Listener:
                 admission.start(stream.socket.fileno())
                 admission = None
             except BaseException:
-                if association.resets == resets:
-                    association.queue_ids.discard(connect.queue_id)
+                if association.queues.get(connect.queue_id) is ended:
+                    del association.queues[connect.queue_id]
+                ended.set()
                 raise
         except (Error, TimeoutError) as error:
             refused = _as_refusal(error)
@@ -439,8 +458,29 @@ class Listener:
             if admission is not None:
                 admission.close()
 
+    async def _association_of(self, exported: Exported, connect: Connect) -> Association:
+        """Return the association of a Connect whose queue id is free.
+
+        A host that closes a queue may connect its id again at once, before the end was noticed
+        here: it waits until nothing of the old queue can run. ConnectRefusedError else.
+        """
+        try:
+            async with asyncio.timeout(QUEUE_REUSE_SECONDS):
+                while True:
+                    association = find_association(self._associations, exported, connect)
+                    former = association.queues.get(connect.queue_id)
+                    if former is None:
+                        return association
+                    await former.wait()
+        except TimeoutError:
+            raise ConnectRefusedError(
+                "connect.queue.in_use",
+                f"queue {connect.queue_id} of controller {connect.controller_id} is connected",
+                status=Status.SEQUENCE_ERROR,
+            ) from None
+
     def _check_room(self) -> None:
-        if sum(len(each.queue_ids) for each in self.associations) >= IO_QUEUES_MAX:
+        if sum(len(each.queues) for each in self.associations) >= IO_QUEUES_MAX:
             raise ConnectRefusedError(
                 "queues.limit", "too many I/O queues", status=Status.CONNECT_BUSY
             )

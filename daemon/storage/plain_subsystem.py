@@ -251,7 +251,10 @@ class PlainSubsystem(Exported):
             try:
                 await asyncio.to_thread(controller.close)
             finally:
-                feed.close()
+                feed.remove(controller)
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Nothing of a queue is kept here: the engine's controller serves them all."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Nothing more than the listener logs."""

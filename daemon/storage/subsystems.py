@@ -137,11 +137,7 @@ async def _prepare(todo: Plan, wanted: Sequence[SubsystemConfig]) -> _Prepared:
     prepared = _Prepared()
     try:
         for config in wanted:
-            prepared.secrets[config.nqn] = {
-                host.nqn: _secrets(host, config.nqn)
-                for host in config.hosts
-                if host.dhchap_key_file is not None
-            }
+            prepared.secrets[config.nqn] = read_host_secrets(config)
             opened = prepared.opened.setdefault(config.nqn, [])
             for namespace in todo.opened[config.nqn]:
                 opened.append(await _open(config, namespace))
@@ -160,6 +156,15 @@ async def _open(config: SubsystemConfig, namespace: NamespaceConfig) -> OpenName
         raise UsageError("subsystem.store", f"{place}: {error}") from error
     except OSError as error:
         raise UnavailableError("subsystem.store", f"{place}: {error}") from error
+
+
+def read_host_secrets(config: SubsystemConfig) -> Secrets:
+    """Read the key files of a subsystem's hosts; UsageError in one line."""
+    return {
+        host.nqn: _secrets(host, config.nqn)
+        for host in config.hosts
+        if host.dhchap_key_file is not None
+    }
 
 
 def _secrets(host: HostConfig, nqn: str) -> tuple[HostSecret, HostSecret | None]:

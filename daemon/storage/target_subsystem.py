@@ -302,6 +302,12 @@ class TargetSubsystem(Exported):
             self.feed.remove(served.controller)
             self.past_refusals += served.controller.refusals()
 
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Nothing of a queue is kept here: its keys went with it, its ticket when it was admitted.
+
+        The association stands for its gateway, and is fenced with it, as long as it lasts.
+        """
+
     async def close(self, *, keep: bool) -> None:
         """Stop and drain every queue and let the store go; `keep`: with all that was written."""
         for association_id in [*self.served]:

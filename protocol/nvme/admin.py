@@ -18,6 +18,7 @@ from sealane.protocol.nvme.constants import (
     NOTIFICATIONS_MAX,
     QUEUE_DEPTH_MAX,
     AdminOpcode,
+    ControllerStatus,
     FabricsType,
     Feature,
     LogPage,
@@ -56,7 +57,8 @@ from sealane.protocol.nvme.subsystem import (
 
 _GROUPS_ONLY = 0x01
 _NOT_ABORTED = 1
-_PAGES_WITH_SPECIFIC_FIELD: Final = frozenset({LogPage.ANA, LogPage.DISCOVERY})
+_OTHER_CONTENT: Final = 0xFF80_0000
+"""CDW14 of Get Log Page: command set identifier and offset type."""
 _DISCOVERY_OPCODES: Final = frozenset(AdminOpcode) - {AdminOpcode.ABORT}
 
 
@@ -200,6 +202,11 @@ class AdminController:
         return self._properties.is_ready
 
     @property
+    def is_shut_down(self) -> bool:
+        """Whether the host has shut the controller down."""
+        return bool(self._properties.status & ControllerStatus.SHUTDOWN_COMPLETE)
+
+    @property
     def is_authenticated(self) -> bool:
         """Whether the host has proved itself, or needn't."""
         return self._authentication.is_open
@@ -235,8 +242,9 @@ class AdminController:
         return Answer(command_id=command_id, completion=completion, data=data)
 
     def _execute(self, command: Command) -> _Outcome | None:
-        if self._events.has_parked(command.command_id):
-            raise RefusedError(Status.COMMAND_ID_CONFLICT)
+        # A host that uses the id of a parked request for something else has given that one up:
+        # SPDK does before it shuts a controller down. Its answer could only be misunderstood.
+        self._events.abort(command.command_id)
         command.check_flags()
         if command.opcode == AdminOpcode.FABRICS:
             return self._fabrics(command)
@@ -329,8 +337,8 @@ class AdminController:
         result = self._features.set(
             selector, value, nsid=command.nsid, data=data, subsystem=self._subsystem
         )
-        if feature == Feature.ASYNC_EVENT_CONFIGURATION and not self._events.configure(value):
-            raise RefusedError(Status.INVALID_FIELD)
+        if feature == Feature.ASYNC_EVENT_CONFIGURATION:
+            self._events.configure(value)
         return _Outcome(result=result)
 
     def _get_feature(self, command: Command) -> _Outcome:
@@ -392,11 +400,11 @@ class AdminController:
         page = self._pages.get(request.page)
         if page is None:
             raise RefusedError(Status.INVALID_LOG_PAGE)
-        # Log specific identifier, UUID index, offset type and command set name nothing here.
-        is_plain = not words[1] >> 16 and not words[4]
-        has_specific = request.page in _PAGES_WITH_SPECIFIC_FIELD or not request.specific
+        # Offsets that count entries and command sets besides the first ask for something else than
+        # there is. Fields that mean nothing to a page are left alone: hosts may fill them.
+        is_plain = not words[4] & _OTHER_CONTENT
         is_sized = request.length <= self._subsystem.transfer_max and not request.offset % 4
-        if not (is_plain and has_specific and is_sized):
+        if not (is_plain and is_sized):
             raise RefusedError(Status.INVALID_FIELD)
         command.check_room(request.length)  # before reading a page has an effect
         content = page(request)

@@ -59,13 +59,10 @@ class AsyncEvents:
         self._parked.append(command_id)
         return True
 
-    def configure(self, configuration: int) -> bool:
-        """Set feature 0Bh; False if it names an event that isn't offered."""
-        if configuration & ~sum(event.bit for event in self._offered):
-            return False
-        self._configuration = configuration
+    def configure(self, configuration: int) -> None:
+        """Set feature 0Bh: what is offered of it. Hosts name events before they know of them."""
+        self._configuration = configuration & sum(event.bit for event in self._offered)
         self._pending = [event for event in self._pending if self._is_enabled(event)]
-        return True
 
     def clear(self, page: int, *, is_whole: bool) -> None:
         """Unmask what a log page tells: the host read it and didn't ask to retain the event.
@@ -116,10 +113,6 @@ class AsyncEvents:
     def configuration(self) -> int:
         """Feature 0Bh."""
         return self._configuration
-
-    def has_parked(self, command_id: int) -> bool:
-        """Whether a request with this id waits."""
-        return command_id in self._parked
 
     def _is_enabled(self, event: Event) -> bool:
         return event.bit == 0 or bool(self._configuration & event.bit)

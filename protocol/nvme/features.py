@@ -132,13 +132,14 @@ class Features:
     ) -> int:
         """Set Features: `selector` is CDW10, `value` CDW11. Returns the completion's result.
 
-        FeatureRefusedError if it can't be set. Feature 0Bh is checked by its owner beforehand.
+        FeatureRefusedError if it can't be set. The value of feature 0Bh is with its owner.
         """
         feature = selector & 0xFF
         entry = self._entry(feature)
         if selector & _SAVE:
             raise FeatureRefusedError(Status.FEATURE_NOT_SAVEABLE)
-        if not entry.is_changeable:
+        # Hosts set what they need, also where it is so already.
+        if not entry.is_changeable and (entry.data_bytes or value != entry.default):
             raise FeatureRefusedError(Status.FEATURE_NOT_CHANGEABLE)
         if not entry.accepts(value) or len(data) != entry.data_bytes:
             raise FeatureRefusedError(Status.INVALID_FIELD)

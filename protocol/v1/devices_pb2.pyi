@@ -443,17 +443,21 @@ class MoveDeviceRequest(message.Message):
 
     DEVICE_ID_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    UNSEEN_FIELD_NUMBER: builtins.int
     device_id: builtins.str
     node: builtins.str
+    unseen: builtins.bool
+    """the node may never have attested in the role that serves the device"""
     def __init__(
         self,
         *,
         device_id: builtins.str = ...,
         node: builtins.str = ...,
+        unseen: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "node", b"node", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -308,21 +308,25 @@ class RevokeNodeRequest(message.Message):
     NODE_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    UNSEEN_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
     """empty: every role"""
     reason: builtins.str
     """for the records, one line"""
+    unseen: builtins.bool
+    """the node may never have attested"""
     def __init__(
         self,
         *,
         node: builtins.str = ...,
         role: builtins.str = ...,
         reason: builtins.str = ...,
+        unseen: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["node", b"node", "reason", b"reason", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["node", b"node", "reason", b"reason", "role", b"role", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

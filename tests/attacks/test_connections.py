@@ -92,7 +92,7 @@ async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attac
         (old,) = world.proxy.io_links()
         sent = [pdu for pdu in old.history if pdu.way is Way.TO_TARGET]
         await say(world.proxy.target, b"".join(pdu.encode() for pdu in sent))
-        refused = await world.refusal("queue.ticket", "connect.parameter", origin="s")
+        refused = await world.refusal("queue.ticket", "connect.queue.in_use", origin="s")
         assert refused.lba == 0
         await queue.write(LBA, pattern(LBA, 2))
     assert await world.contents(LBA) == pattern(LBA, 2)

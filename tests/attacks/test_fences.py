@@ -6,18 +6,20 @@ to cut it: then nothing may be acknowledged, and nothing old may land, for as lo
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from attacks.pdus import READ, WRITE, Kind, Pdu, Way
+from attacks.pdus import DATASET, READ, WRITE, Kind, Pdu, Way
 from attacks.proxy import Proxy
+from attacks.raw_host import RawQueue
 from attacks.rules import Drop, Hold, is_command, is_response
-from attacks.world import Attacked, Cluster, attacked, attempt, pattern
+from attacks.world import SECTOR, Attacked, Cluster, attacked, attempt, pattern
 from sealane.errors import Error
 from trust.relay import Relay
 
 LBA = 4
+WRITE_IF = 0x81
 
 
 @pytest.fixture
@@ -103,6 +105,65 @@ async def test_write_re_sent_after_a_lost_completion_is_the_same_ciphertext_or_h
         by_iv.setdefault(block[4112:4124], set()).add(block[:4112])
     assert all(len(ciphertexts) == 1 for ciphertexts in by_iv.values())
     assert await fenced.contents(LBA) == pattern(LBA, 2)
+
+
+CHANGES: dict[str, Callable[[RawQueue], Awaitable[None]]] = {
+    "write": lambda queue: queue.write(LBA, pattern(LBA, 2)),
+    "durable write": lambda queue: queue.write(LBA, pattern(LBA, 2), is_forced=True),
+    "write in two commands": lambda queue: queue.write(LBA, pattern(LBA, 2) + bytes(SECTOR) * 31),
+    "deallocate": lambda queue: queue.deallocate(LBA, 1),
+    "write zeroes": lambda queue: queue.write_zeroes(LBA, 1),
+    "compare and write": lambda queue: queue.compare_and_write(
+        LBA, pattern(LBA, 1), pattern(LBA, 2)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
+async def test_change_whose_completion_was_dropped_does_not_happen_over_another_gateways(
+    cluster: Cluster, world: Attacked, change: str
+) -> None:
+    """One completion is lost, nothing restarts; before the retry another gateway uses the block."""
+    changed = pattern(LBA, 2) if "write" in change and "zeroes" not in change else bytes(SECTOR)
+    lost = Drop(match=is_response(WRITE, DATASET, WRITE_IF))
+    async with (
+        attacked(cluster, gateway="g2", volume=world.volume) as other,
+        world.queue() as ours,
+        other.queue() as theirs,
+    ):
+        await ours.write(LBA, pattern(LBA, 1))
+        world.proxy.add(lost)
+        pending = asyncio.ensure_future(attempt(CHANGES[change](ours)))
+        await world.proxy.until(lambda: lost.made)
+        assert await theirs.read(LBA) == changed
+        await theirs.compare_and_write(LBA, changed, pattern(LBA, 3))
+        await theirs.flush()
+        world.proxy.cut(*world.proxy.io_links())
+        assert (await pending).is_success
+        assert await theirs.read(LBA) == pattern(LBA, 3)
+        assert await ours.read(LBA) == pattern(LBA, 3)
+
+
+@pytest.mark.slow
+async def test_change_that_was_dropped_on_its_way_happens_once_behind_the_fence(
+    cluster: Cluster, world: Attacked
+) -> None:
+    """The other side of it: a command that never arrived is sent again, and answered."""
+    lost = Drop(match=is_command(WRITE))
+    async with (
+        attacked(cluster, gateway="g2", volume=world.volume) as other,
+        world.queue() as ours,
+        other.queue() as theirs,
+    ):
+        await ours.write(LBA, pattern(LBA, 1))
+        world.proxy.add(lost)
+        pending = asyncio.ensure_future(attempt(ours.write(LBA, pattern(LBA, 2))))
+        await world.proxy.until(lambda: lost.made)
+        await theirs.compare_and_write(LBA, pattern(LBA, 1), pattern(LBA, 3))
+        world.proxy.cut(*world.proxy.io_links())
+        assert (await pending).is_success
+        assert await theirs.read(LBA) == pattern(LBA, 2)
 
 
 @pytest.mark.slow

@@ -7,12 +7,16 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from attacks.disk import read_slot, write_slot
+from attacks.pdus import WRITE, Pdu
 from attacks.proxy import Proxy
 from attacks.raw_host import RawQueue
+from attacks.rules import is_command, is_response
 from attacks.world import SECTOR, Attacked, Cluster, attacked, attempt, pattern
 from patience import PATIENCE_SECONDS
 from sealane.protocol.nvme.constants import Status
@@ -20,6 +24,7 @@ from sealane.transport.nvme.errors import NvmeStatusError
 
 pytestmark = pytest.mark.slow
 LBAS = range(24)
+FLUSH_MILESTONE = 0x82
 
 
 @pytest.fixture
@@ -135,6 +140,47 @@ async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> No
         await tenant.check_all()
 
 
+@dataclass
+class Threshold:
+    """Lets some writes pass, and no more of what a gateway sends again."""
+
+    writes: int
+    passed: int = 0
+    answered: int = 0
+    stopped: int = 0
+
+    def __call__(self, pdu: Pdu) -> list[Pdu]:
+        if is_command(WRITE, FLUSH_MILESTONE)(pdu):
+            if self.passed == self.writes or pdu.opcode != WRITE:
+                self.stopped += 1
+                return []
+            self.passed += 1
+        self.answered += is_response(WRITE)(pdu)
+        return [pdu]
+
+
+@pytest.mark.parametrize("writes", range(3))
+async def test_durable_write_is_not_undone_by_the_gateways_own_journal(
+    world: Attacked, writes: int
+) -> None:
+    """Gateway and target die while the journal, older than the durable write, is sent again."""
+    cluster, volume, again = world.cluster, world.volume, Threshold(writes)
+    async with world.queue() as queue:
+        await queue.write(0, pattern(0, 1) + pattern(1, 1))
+        await queue.write(0, pattern(0, 2), is_forced=True)
+        await queue.write(1, pattern(1, 2))
+        cluster.kill_target()
+        world.proxy.rules.append(again)
+        await asyncio.to_thread(cluster.restart_target)
+        await world.proxy.until(lambda: again.stopped and again.answered == writes)
+        cluster.kill_gateway("g1")
+        cluster.kill_target()
+        await asyncio.to_thread(cluster.restart_target)
+    async with attacked(cluster, gateway="g2", volume=volume) as later:
+        assert await later.contents(0) == pattern(0, 2)
+        assert await later.contents(1) in {pattern(1, 1), pattern(1, 2)}
+
+
 async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
     mortal_cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -197,3 +243,35 @@ async def test_deallocated_sectors_stay_so_when_the_target_forgets_it(
         await asyncio.to_thread(cluster.restart_target)
         found = [await queue.read(lba) for lba in range(4)]
     assert found == [bytes(SECTOR), pattern(1, 3), pattern(2, 1), pattern(3, 1)]
+
+
+async def test_sector_sent_again_after_a_restart_cannot_be_put_back(
+    mortal_cluster: Cluster,
+) -> None:
+    """A gateway sends what is unflushed again, as it was: the log then has the same write twice.
+
+    The opening in between had found it, and a read had returned it. So nothing older may be read,
+    whatever the drive shows, also by a gateway that was told nothing.
+    """
+    cluster = mortal_cluster
+    async with attacked(cluster) as world:
+        async with world.queue() as queue:
+            await queue.write(0, pattern(0, 1, 8))
+            await queue.flush()
+            old = [read_slot(world.store, lba) for lba in range(8)]
+            await queue.write(0, pattern(0, 2, 8))
+            cluster.kill_target()
+            await asyncio.to_thread(cluster.restart_target)
+            # Held until the gateway has sent again what it was answered.
+            assert await queue.read(0, 8) == pattern(0, 2, 8)
+        cluster.kill_gateway("g1")
+        cluster.kill_target()
+        for slot in old:
+            write_slot(slot)
+        await asyncio.to_thread(cluster.restart_target)
+        async with attacked(cluster, gateway="g2", volume=world.volume) as other:
+            async with other.queue() as queue:
+                for lba in range(8):
+                    outcome = await attempt(queue.read(lba))
+                    assert not outcome.is_success, f"sector {lba} is read, older or unwritten"
+            await other.refusal("sector.stale")

@@ -5,14 +5,14 @@ import datetime as dt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Head, Record, verify_log
+from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Record, verify_log
 from sealane.errors import UsageError, VerificationError
 
 NOW = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
-def entry(chain: Chain, subject: str = "s", **detail: str | bytes | int | bool) -> bytes:
+def entry(chain: Chain, subject: str = "s", **detail: Detail) -> bytes:
     return chain.append(
         "lease.grant", subject=subject, outcome="granted", reason="", detail=detail, now=NOW
     )
@@ -123,10 +123,22 @@ def test_what_is_no_record_is_refused(line: bytes) -> None:
     assert reason_of([line]) == "audit.record.malformed"
 
 
+def test_record_of_what_is_too_wordy_is_shortened() -> None:
+    chain = Chain()
+    texts = {f"name{n}": "x" * 500 for n in range(60)}
+    lists = {"types": ["y" * 500] * 64}
+    for detail in (texts, lists):
+        line = entry(chain, **detail)
+        assert len(line) <= LINE_BYTES_MAX
+        assert Record.decode(line.removesuffix(b"\n")).detail.keys() == detail.keys()
+    short = entry(chain, types=["y"] * 64)
+    assert len(Record.decode(short.removesuffix(b"\n")).detail["types"]) == 64  # type: ignore[arg-type]
+
+
 def test_record_that_is_too_large_is_the_callers_mistake() -> None:
     chain = Chain()
     with pytest.raises(UsageError) as caught:
-        entry(chain, **{f"name{n}": "x" * 500 for n in range(60)})
+        entry(chain, **{f"{n}{'name' * 40}": "x" for n in range(60)})
     assert caught.value.reason == "audit.record.size"
     assert chain.head == GENESIS
     with pytest.raises(UsageError):

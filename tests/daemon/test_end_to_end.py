@@ -179,7 +179,7 @@ def test_command_line_scrubs_a_volume_and_shows_its_store(cluster: Cluster) -> N
         refused = sealanectl("--socket", cluster.gateway.socket, "volume", *arguments)
         assert refused.returncode == 2
         assert refused.stderr.endswith(f"[{reason}]\n")
-    run("volume", "delete", name)
+    run("volume", "delete", "--yes", name)
 
 
 async def test_volume_grows_while_it_is_attached_and_has_its_new_size_at_the_next_attach(
@@ -251,13 +251,13 @@ def test_command_line_lives_a_volumes_life(cluster: Cluster) -> None:
     attached = json.loads(run("volume", "attach", name, "--host-nqn", HOST))
     assert attached["attachment"]["host_nqn"] == HOST
     assert name in [v["name"] for v in json.loads(run("volume", "list"))]
-    refused = sealanectl("--socket", cluster.gateway.socket, "volume", "delete", name)
+    refused = sealanectl("--socket", cluster.gateway.socket, "volume", "delete", "--yes", name)
     assert refused.returncode == 2
     assert refused.stderr.endswith("is attached: detach it [volume.attached.state]\n")
     table = sealanectl("--socket", cluster.gateway.socket, "volume", "list").stdout
     assert name in table
     run("volume", "detach", name)
-    run("volume", "delete", name)
+    run("volume", "delete", "--yes", name)
     size = sealanectl("--socket", cluster.gateway.socket, "volume", "create", "--size", "5000")
     assert size.returncode == 2
 

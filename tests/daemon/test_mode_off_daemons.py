@@ -98,7 +98,7 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             volume_id = made["name"].removeprefix("volumes/")
             assert f'sealane_gateway_volume_writes{{mode="off",volume="{volume_id}"}}' in metrics
             ctl(gateway, "detach", made["name"])
-            ended = sealanectl("--socket", gateway.socket, "volume", "delete", big["name"])
+            ended = sealanectl("--socket", gateway.socket, "volume", "delete", "--yes", big["name"])
             assert ended.returncode == 0, ended.stderr
             assert [v["name"] for v in ctl(gateway, "list")] == [made["name"]]
     # The log of the second process, which attached.

@@ -249,7 +249,7 @@ def test_the_keep_alive_time_out_is_rounded_up(plain: AdminController) -> None:
         (Feature.POWER_MANAGEMENT, 0, 1),
         (Feature.ERROR_RECOVERY, 0xFFFF, 0x1_0000),
         (Feature.WRITE_ATOMICITY, 1, 2),
-        (Feature.ASYNC_EVENT_CONFIGURATION, 0x900, 0x200),
+        (Feature.ASYNC_EVENT_CONFIGURATION, 0x900, None),
         (Feature.COMMAND_SET_PROFILE, 0, 1),
     ],
 )
@@ -278,6 +278,11 @@ def test_temperature_thresholds_are_kept_apart(plain: AdminController) -> None:
     plain.handle(set_feature(0x04, under | 300))
     assert result(plain.handle(entry(0x0A, 0x04, under))) == 300
     assert result(plain.handle(entry(0x0A, 0x04, over))) == 0xFFFF
+
+
+def test_what_cannot_be_changed_can_be_set_to_what_it_is(plain: AdminController) -> None:
+    assert status(plain.handle(set_feature(0x06, 1))) == 0
+    assert result(plain.handle(entry(0x0A, 0x06))) == 1
 
 
 @pytest.mark.parametrize("feature", [0x06, 0x81])

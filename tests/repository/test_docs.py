@@ -1,6 +1,9 @@
 """What the documents show is true: links lead somewhere, commands exist, examples load."""
 
 import argparse
+import ast
+import builtins
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +57,47 @@ def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
         parser.parse_args([])
     (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return dict(found.choices)
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return every Python example of the documents, by name, as the body of a coroutine."""
+    found = []
+    for document in DOCUMENTS:
+        blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+        for number, code in enumerate(blocks):
+            body = re.sub("^", "    ", code, flags=re.MULTILINE)
+            found.append((f"{document.name}-{number}", f"async def example():\n{body}"))
+    return found
+
+
+@pytest.mark.parametrize(("name", "code"), examples())
+def test_python_examples_are_whole(name: str, code: str) -> None:
+    """What a reader has to bring is in small letters, or all in capitals; the rest is imported."""
+    tree = ast.parse(code, name)
+    bound: set[str] = {*dir(builtins)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                is_module = (
+                    importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    if hasattr(module, "__path__")
+                    else None
+                )
+                assert hasattr(module, alias.name) or is_module, f"{node.module}.{alias.name}"
+                bound.add(alias.asname or alias.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    missing = {each for each in used - bound if each != each.lower() and each != each.upper()}
+    assert not missing
+
+
+def test_no_example_hides_from_the_tests() -> None:
+    hidden = re.compile(r"^    (?:async with|with|from|import) .*", re.MULTILINE)
+    for document in DOCUMENTS:
+        fenced = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        assert not hidden.findall(fenced), document
 
 
 def test_commands_of_operators_exist() -> None:

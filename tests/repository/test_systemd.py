@@ -2,9 +2,13 @@
 
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from sealane.errors import UsageError, VerificationError
 
 UNIT = Path(__file__).parents[2] / "systemd" / "sealaned.service"
 EXPOSURE_MAX = 20
@@ -15,6 +19,7 @@ CALLED = (
     *("sendmmsg", "recvmmsg", "setsockopt", "ppoll", "epoll_wait"),  # packets
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # stores
     *("fallocate", "fdatasync", "ioctl", "flock", "statx", "preadv", "pwritev"),
+    "mlockall",  # keys never go to swap
     *("clone3", "prctl", "prlimit64", "getrandom", "timerfd_create", "setpriority"),
 )
 KEPT_OUT = ("mount", "ptrace", "process_vm_readv", "bpf", "setuid", "setrlimit", "keyctl")
@@ -31,6 +36,29 @@ def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -
     sysusers = (UNIT.parent / "sealane.sysusers").read_text().splitlines()
     (user,) = [line.split() for line in sysusers if not line.startswith("#")]
     assert (*user[:3], user[-1]) == ("u", "sealane", "-", "/usr/sbin/nologin")
+
+
+def test_a_wrong_configuration_is_not_tried_again() -> None:
+    settings: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            settings.setdefault(name, []).append(value)
+    (codes,) = settings["RestartPreventExitStatus"]
+    assert {UsageError.exit_code, VerificationError.exit_code} == {*map(int, codes.split())}
+    # The setting is about the main process: a check before it would be tried for ever.
+    assert "ExecStartPre" not in settings
+    assert settings["ExecReload"] == [settings["ExecStart"][0] + " --reload"]
+
+
+def test_unit_loads(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("sealaned")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/usr/bin/sealaned", str(program)))
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=True
+    )
+    assert UNIT.name not in found.stderr, found.stderr
 
 
 def analyze(*arguments: str | Path) -> str:
@@ -73,6 +101,13 @@ def allowed() -> set[str]:
 
 def test_unit_is_closed_to_what_no_role_needs() -> None:
     analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", UNIT)
+
+
+def test_unit_keeps_keys_out_of_core_files_and_swap() -> None:
+    lines = UNIT.read_text().splitlines()
+    assert {"LimitCORE=0", "LimitMEMLOCK=infinity", "MemorySwapMax=0"} <= {*lines}
+    example = tomllib.loads((UNIT.parent / "sealaned.toml").read_text())
+    assert example["node"]["lock_memory"] == "require"
 
 
 def test_filter_lets_through_what_the_roles_call() -> None:

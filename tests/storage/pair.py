@@ -13,7 +13,7 @@ from typing import Literal
 from attached_hosts import host_of
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import QueueGrant, VolumeKey
+from sealane.daemon.ports import PeerIncarnation, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.target import Target
@@ -53,6 +53,7 @@ class World:
         epoch: int | None = None,
         host_nqn: str = GATEWAY,
         is_read_only: bool = False,
+        gateway: PeerIncarnation | None = None,
     ) -> QueueGrant:
         """What the control channel does, in one process; `epoch` None: the newest."""
         epoch = self.newest_epoch if epoch is None else epoch
@@ -66,7 +67,7 @@ class World:
             secret=bytearray(secret),
             association_epoch=epoch,
             incarnation=7,
-            gateway=None,
+            gateway=gateway,
             permit=None,
             is_read_only=is_read_only,
         )

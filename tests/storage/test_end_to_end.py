@@ -6,14 +6,12 @@ from typing import Literal
 
 import pytest
 
-from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.ports import QueueGrant
-from sealane.daemon.storage import listener
 from sealane.daemon.storage.gateway import Gateway
 from sealane.daemon.storage.target import KEPT_STORES
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.nvme.initiator import HostController, NvmeStatusError
+from sealane.transport.nvme.initiator import NvmeStatusError
 from storage.pair import (
     MEBIBYTE,
     SECTORS,
@@ -181,20 +179,3 @@ async def test_host_may_shut_its_controller_down_after_its_queues(world: World) 
         await queue.close()
         await world.event(lambda event: event.kind == "queue_closed")
         assert (await host.identify_namespace()).block_bytes == 4096
-
-
-async def test_association_ends_after_its_last_farewell(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "_FAREWELL_SECONDS", 0)
-    async with world.host() as host:
-        queue = await host.open_queue(1)
-        await queue.close()
-        with pytest.raises(UnavailableError):
-            await ask_until_refused(host)
-
-
-async def ask_until_refused(host: HostController) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            await host.identify_namespace()

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 import pytest
+import structlog
 
 from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage import listener as listening
-from sealane.daemon.storage.events import EventFeed
+from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
     Association,
@@ -36,6 +37,7 @@ from sealane.transport.nvme.stream import VANISHED_SECONDS, PduStream
 HOST = "nqn.2026-11.dev.sealane:host"
 OTHER = "nqn.2026-11.dev.sealane:other"
 NQN = "nqn.2026-11.dev.sealane:volume:test"
+SECOND = "nqn.2026-11.dev.sealane:volume:second"
 
 
 @dataclass(slots=True)
@@ -66,9 +68,11 @@ class OneSubsystem(Exported, Provider):
         self.box: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.closed: asyncio.Queue[int] = asyncio.Queue()
         self.refusals: list[tuple[str, int]] = []
+        self.queues_closed: list[tuple[int, int]] = []
         self.secrets: tuple[HostSecret, HostSecret | None] | None = None
         self.idle: int | None = None
         self.hosts = {HOST}
+        self.second: OneSubsystem | None = None
 
     @property
     def subsystem(self) -> Subsystem:
@@ -85,7 +89,12 @@ class OneSubsystem(Exported, Provider):
         return self.idle
 
     def find(self, subsystem_nqn: str) -> Exported | None:
+        if subsystem_nqn == SECOND:
+            return self.second
         return self if subsystem_nqn == NQN else None
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        self.queues_closed.append((association_id, queue_id))
 
     def allows(self, host_nqn: str) -> bool:
         return host_nqn in self.hosts
@@ -130,6 +139,7 @@ class World:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     provider = OneSubsystem()
+    provider.second = OneSubsystem()
     made = Listener(provider, traddr="127.0.0.1", trsvcid=0)
     faults: list[str] = []
     made.observe(faults.append)
@@ -191,8 +201,9 @@ async def answered(world: World, sent: bytes) -> tuple[int, int]:
         ({"queue_size": 1}, Status.CONNECT_PARAMETERS),
         ({"queue_size": 129}, Status.CONNECT_PARAMETERS),
         ({"controller_id": 99}, Status.CONNECT_PARAMETERS),
-        ({"host_id": uuid.UUID(int=5)}, Status.CONNECT_PARAMETERS),
         ({"host_nqn": f"{HOST}2"}, Status.CONNECT_HOST),
+        ({"host_nqn": OTHER}, Status.CONNECT_PARAMETERS),
+        ({"subsystem_nqn": SECOND}, Status.CONNECT_PARAMETERS),
         ({"subsystem_nqn": f"{NQN}2"}, Status.CONNECT_PARAMETERS),
         ({"record_format": 1}, Status.CONNECT_FORMAT),
         ({"queue_id": 0}, Status.CONNECT_PARAMETERS),
@@ -201,17 +212,123 @@ async def answered(world: World, sent: bytes) -> tuple[int, int]:
 async def test_wrong_connects_are_refused(
     world: World, changes: dict[str, object], status: int
 ) -> None:
+    world.provider.hosts.add(OTHER)
     async with world.host() as host:
         assert (await answered(world, io_connect(host, **changes)))[0] == status
     assert world.provider.box.empty()
 
 
-async def test_a_queue_id_connects_once_per_association(world: World) -> None:
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"controller_id": 99}, 16 | 1 << 16),
+        ({"host_nqn": OTHER}, 512 | 1 << 16),
+        ({"subsystem_nqn": SECOND}, 256 | 1 << 16),
+        ({"queue_id": 17}, 42),
+    ],
+)
+async def test_a_refused_connect_names_its_field(
+    world: World, changes: dict[str, object], named: int
+) -> None:
+    world.provider.hosts.add(OTHER)
+    async with world.host() as host:
+        assert (await answered(world, io_connect(host, **changes)))[1] == named
+
+
+async def test_a_host_may_name_another_host_id_on_a_queue(world: World) -> None:
+    async with world.host() as host, world.raw() as (reader, writer):
+        writer.write(_native.encode_ic_req() + io_connect(host, host_id=uuid.UUID(int=5)))
+        response = await reader.readexactly(128 + 24)
+        assert decode_completion(response[136:152])[1] == 0
+        (await world.provider.box.get()).close()
+        (association,) = world.listener.associations
+        assert association.host_id == host._host_id
+
+
+async def test_a_queue_id_connects_once_per_association(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "QUEUE_REUSE_SECONDS", 0.05)
     async with world.host() as host:
         (await host.connect_queue(1)).close()
         (await world.provider.box.get()).close()
-        with pytest.raises(NvmeStatusError):
-            await host.connect_queue(1)
+        assert (await answered(world, io_connect(host)))[0] == Status.SEQUENCE_ERROR
+    assert world.faults == ["connect.queue.in_use"]
+
+
+def closed(queue_id: int, *, reason: str = "") -> StorageEvent:
+    return StorageEvent(
+        kind="queue_closed", reason=reason, detail="", association=1, queue_id=queue_id
+    )
+
+
+async def test_a_queue_id_connects_again_when_its_queue_is_drained(world: World) -> None:
+    async with world.host() as host:
+        (await host.connect_queue(1)).close()
+        (await world.provider.box.get()).close()
+        again = asyncio.ensure_future(answered(world, io_connect(host)))
+        # What another queue does meanwhile takes longer than a refusal would.
+        (await host.connect_queue(2)).close()
+        (await world.provider.box.get()).close()
+        world.listener.queue_closed(closed(2))
+        assert not again.done()
+        assert world.provider.box.empty()
+        world.listener.queue_closed(closed(1))
+        assert (await again)[0] == 0
+        (await world.provider.box.get()).close()
+    assert world.provider.queues_closed == [(1, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("how", ["reset", "end"])
+async def test_a_connect_that_waits_for_a_queue_id_hears_of_the_controllers_end(
+    world: World, how: str
+) -> None:
+    host = world.host()
+    await host.connect()
+    (await host.connect_queue(1)).close()
+    (await world.provider.box.get()).close()
+    again = asyncio.ensure_future(answered(world, io_connect(host)))
+    (await host.connect_queue(2)).close()
+    (await world.provider.box.get()).close()
+    if how == "reset":
+        await host._set_configuration(0)
+        assert (await again)[0] == Status.SEQUENCE_ERROR
+    await host.close()
+    if how == "end":
+        assert (await again)[0] in {Status.CONNECT_PARAMETERS, Status.SEQUENCE_ERROR}
+    assert world.provider.box.empty()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("shut down", "controller.shut_down"),
+        ("lost", "connection.lost"),
+        ("fenced", "association.fenced"),
+        ("not allowed", "connect.host"),
+    ],
+)
+async def test_the_log_says_why_an_association_ended(world: World, how: str, reason: str) -> None:
+    with structlog.testing.capture_logs() as lines:
+        host = world.host()
+        await host.connect()
+        (association,) = world.listener.associations
+        if how == "lost":
+            assert host._admin is not None
+            await host._admin.close()
+        elif how == "fenced":
+            world.listener.end_association(1)
+        elif how == "not allowed":
+            world.provider.hosts.clear()
+            world.listener.changed()
+        else:
+            await host.close()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await association.drained.wait()
+        await host.close()
+    ended = [line for line in lines if line["event"] == "association_ended"]
+    assert [line["reason"] for line in ended] == [reason]
+    assert ended[0]["host"] == HOST
 
 
 async def test_association_ends_with_its_admin_connection(world: World) -> None:
@@ -360,7 +477,11 @@ async def test_io_queues_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
         (await world.provider.box.get()).close()
         sent = io_connect(host, queue_id=2)
         assert (await answered(world, sent))[0] == Status.CONNECT_BUSY
-    assert "queues.limit" in world.faults
+        assert "queues.limit" in world.faults
+        # One that ended leaves its place to another.
+        world.listener.queue_closed(closed(1))
+        (await host.connect_queue(2)).close()
+        (await world.provider.box.get()).close()
 
 
 async def test_events_are_taken_once() -> None:

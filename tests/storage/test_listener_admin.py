@@ -102,6 +102,9 @@ class Plain(Exported, Provider):
     async def association_closed(self, association_id: int) -> None:
         self.closed.append(association_id)
 
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Queues are in the test's hands."""
+
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """The listener's observers hear of it."""
 
@@ -384,7 +387,7 @@ async def test_io_queues_wait_until_the_controller_is_enabled(world: World) -> N
     assert world.plain.box.empty()
 
 
-async def test_a_fault_on_an_io_queue_ends_the_association(world: World) -> None:
+async def test_a_fault_on_an_io_queue_ends_that_queue(world: World) -> None:
     admin = await world.admin()
     await world.connect(queue_id=1, controller_id=admin.controller_id)
     (await world.plain.box.get()).close()
@@ -393,7 +396,10 @@ async def test_a_fault_on_an_io_queue_ends_the_association(world: World) -> None
             kind="queue_closed", reason="pdu_malformed", detail="", association=1, queue_id=1
         )
     )
-    await admin.ended()
+    assert world.faults == ["pdu_malformed"]
+    assert (await admin.command(0x18, length=0))[0] == 0
+    await world.connect(queue_id=1, controller_id=admin.controller_id)
+    (await world.plain.box.get()).close()
 
 
 # Keep-alive

@@ -13,7 +13,6 @@ import structlog.testing
 from attacks.pdus import (
     COMPARE,
     FLUSH,
-    IDENTIFY,
     READ,
     WRITE,
     Kind,
@@ -228,10 +227,15 @@ async def test_a_command_id_in_use_is_refused() -> None:
                 opened.writer.write(write.encode())
                 assert (await opened.next()).kind == Kind.R2T  # type: ignore[union-attr]
                 assert await opened.status(command(0, FLUSH, 5).encode()) == 0x003, where
+            assert place.faults == []
+
+
+async def test_the_id_of_an_event_request_may_be_used_again() -> None:
+    for where in ("plain", "gateway"):
+        async with PLACES[where]() as place:
             async with admin_queue(place) as opened:
                 opened.writer.write(command(0, 0x0C, 5, nsid=0, blocks=1).encode())
-                identify = command(0, IDENTIFY, 5, nsid=0, transfer=4096)
-                assert await opened.status(identify.encode()) == 0x003, where
+                assert await opened.status(command(0, 0x18, 5, nsid=0).encode()) == 0, where
             assert place.faults == []
 
 

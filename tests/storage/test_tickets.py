@@ -2,12 +2,14 @@
 
 import contextlib
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from sealane import _native
+from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.storage.gateway import GatewaySettings
 from sealane.daemon.storage.listener import Admission
 from sealane.daemon.storage.target_subsystem import TargetSubsystem
@@ -15,7 +17,9 @@ from sealane.errors import ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.discovery import discover
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
-from storage.pair import GATEWAY, HOST, World, make_world
+from storage.pair import GATEWAY, HOST, SECTORS, World, make_world
+
+PEER = PeerIncarnation(spiffe_id="spiffe://sealane/t/gateway/g", incarnation=bytes(16))
 
 
 async def test_wrong_host_is_refused(world: World) -> None:
@@ -93,6 +97,41 @@ async def test_a_queue_that_was_fenced_before_it_started_never_runs(
         with contextlib.suppress(NvmeStatusError, UnavailableError):
             (await host.connect_queue(1, ticket=grant.ticket)).close()
     await world.reason("queue.epoch", at_target=True)
+    assert world.target.statistics(world.volume_id)["queues_running"] == 0
+
+
+async def lose_the_authorization(world: World) -> None:
+    await world.target.fence_gateway(PEER, "authorization.lost")
+
+
+async def grow(world: World) -> None:
+    await world.target.resize_volume(world.volume_id, sector_count=2 * SECTORS)
+
+
+@pytest.mark.parametrize("void", [lose_the_authorization, grow])
+async def test_a_queue_whose_ticket_became_void_before_it_started_never_runs(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    void: Callable[[World], Awaitable[None]],
+) -> None:
+    grant = world.grant(1, gateway=PEER)
+    unused = world.grant(2, gateway=PEER)
+    admit = TargetSubsystem.admit
+
+    async def voided(self: TargetSubsystem, *args: Any) -> Admission:
+        admission = await admit(self, *args)
+        monkeypatch.setattr(TargetSubsystem, "admit", admit)
+        await void(world)
+        return admission
+
+    monkeypatch.setattr(TargetSubsystem, "admit", voided)
+    async with world.back_host() as host:
+        with contextlib.suppress(NvmeStatusError, UnavailableError):
+            (await host.connect_queue(1, ticket=grant.ticket)).close()
+    await world.reason("authorization.lost", at_target=True)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(2, ticket=unused.ticket)
     assert world.target.statistics(world.volume_id)["queues_running"] == 0
 
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import QueueGrant, VolumeKey
+from sealane.daemon.authorizations import Authorizations
+from sealane.daemon.ports import PeerIncarnation, QueueGrant, VolumeKey
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage import target as target_module
 from sealane.daemon.storage import target_subsystem
@@ -206,6 +208,32 @@ async def test_a_gateway_cannot_fence_in_anothers_name(rack: Rack) -> None:
         assert caught.value.reason == "queue.host_nqn"
         await queue.write(0, content(1))
     assert rack.attached["g1"].statistics()["associations_lost"] == 0
+
+
+async def test_authorization_that_is_lost_during_the_fence_admits_no_queue(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence may take longer than an authorization lasts: it is asked for again behind it."""
+    is_lost = False
+    close_older, require = Target.close_older_queues, Authorizations.require
+
+    async def fence(*args: Any) -> None:
+        nonlocal is_lost
+        await close_older(*args)
+        is_lost = True
+
+    async def ask(self: Authorizations, use: PeerIncarnation) -> None:
+        if is_lost:
+            raise UnavailableError("authorization.lost", "lost during the fence")
+        await require(self, use)
+
+    monkeypatch.setattr(Target, "close_older_queues", fence)
+    monkeypatch.setattr(Authorizations, "require", ask)
+    with pytest.raises(UnavailableError) as caught:
+        await rack.open_queue("g3", 1, 5)
+    assert caught.value.reason == "authorization.lost"
+    assert is_lost
+    assert not list(rack.target._volume(rack.volume_id).tickets)
 
 
 async def test_gateways_of_a_volume_are_bounded_and_idle_ones_give_way(

@@ -66,6 +66,8 @@ class Model:
         if caller.node != self.owner:
             return "device.owner.refused"
         mine = (caller, self.epochs.get(caller.incarnation, 0))
+        if self.ending == mine:
+            return "device.moved"
         return "" if self.holder == mine else "device.fenced"
 
     def drop(self) -> None:
@@ -142,7 +144,8 @@ class Run:
 
     async def advance_late(self, caller: Subject) -> None:
         """Under an opening that came before the process's last one."""
-        expected = self.model.held(caller) or "device.fenced"
+        expected = self.model.held(caller)
+        expected = "device.fenced" if expected in {"", "device.moved"} else expected
         epoch = self.model.epochs.get(caller.incarnation, 1) - 1
         made = change(self.model.number, max(self.model.number, self.model.floor) + 10)
         assert await _said(self.world.advance(epoch, made, caller=caller)) == expected
@@ -175,7 +178,7 @@ class Run:
 
     async def move(self, node: str) -> None:
         model = self.model
-        said = await _said(self.world.books.move(self.world.device_id, node))
+        said = await _said(self.world.books.move(self.world.device_id, node, unseen=True))
         assert said == ("device.not_found" if model.owner is None else "")
         if not said and node != model.owner:
             model.end(self.world.now)

@@ -371,7 +371,9 @@ async def test_node_owns_a_bounded_number_of_devices(world: World) -> None:
         await world.open(S, uuid.UUID(int=number))
     await refused(UnavailableError, "device.limit", world.open(S, uuid.UUID(int=99)))
     await world.open(OTHER, D.__class__(int=99))
-    await refused(UnavailableError, "device.limit", world.books.move(uuid.UUID(int=99), "s"))
+    await refused(
+        UnavailableError, "device.limit", world.books.move(uuid.UUID(int=99), "s", unseen=True)
+    )
     await world.books.forget(uuid.UUID(int=0))
     await world.open(S, uuid.UUID(int=98))
 
@@ -380,7 +382,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
     await world.attest(S)
     epoch = await world.initialised()
     volume = await world.volume()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     assert await world.state() == "waiting"
     for call in (
         world.advance(epoch, change(1, 2)),
@@ -395,7 +397,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
     # Until the old owner must have stopped, or says that it has.
     world.now += FENCE - dt.timedelta(seconds=1)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     world.now += dt.timedelta(seconds=1)
     state = await world.open(OTHER)
     assert not state.is_initial
@@ -404,7 +406,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
 
 async def test_moved_device_is_free_once_its_old_owner_says_so(world: World) -> None:
     epoch = await world.initialised()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.devices.close(S_AGAIN, device_id=D, fencing_epoch=epoch)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
@@ -413,26 +415,32 @@ async def test_moved_device_is_free_once_its_old_owner_says_so(world: World) -> 
 
 async def test_wait_for_an_owner_is_not_shortened_by_a_second_move(world: World) -> None:
     await world.initialised()
-    await world.books.move(D, "o")
-    await world.books.move(D, "s")
+    await world.books.move(D, "o", unseen=True)
+    await world.books.move(D, "s", unseen=True)
     await refused(UnavailableError, "device.busy", world.open(S_AGAIN))
+
+
+async def test_device_goes_to_a_node_that_has_attested(world: World) -> None:
+    await world.initialised()
+    await refused(UsageError, "node.not_found", world.books.move(D, "o"))
+    assert (await world.books.details(D))[0].owner == "s"
 
 
 async def test_opening_that_a_move_ended_stays_over_when_the_device_comes_back(
     world: World,
 ) -> None:
     epoch = await world.initialised()
-    await world.books.move(D, "o")
-    await world.books.move(D, "s")
+    await world.books.move(D, "o", unseen=True)
+    await world.books.move(D, "s", unseen=True)
     call = world.devices.check(S, device_id=D, fencing_epoch=epoch)
-    await refused(VerificationError, "device.fenced", call)
+    await refused(VerificationError, "device.moved", call)
 
 
 async def test_device_that_was_closed_moves_without_waiting(world: World) -> None:
     epoch = await world.initialised()
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
     assert await world.state() == "closed"
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.open(OTHER)
     assert await world.state() == "open"
 
@@ -441,7 +449,7 @@ async def test_anchor_of_a_machine_does_not_move_with_the_device(world: World) -
     epoch = await world.initialised(anchor="file")
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
     assert not (await world.open(anchor="file")).is_initial
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     world.now += FENCE
     assert (await world.open(OTHER, anchor="file")).is_initial
 
@@ -457,7 +465,7 @@ async def test_operator_may_have_a_device_believed_anew(world: World) -> None:
 
 async def test_wait_for_an_owner_is_not_shortened_by_believing_anew(world: World) -> None:
     await world.initialised()
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.books.believe_anew(D)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     world.now += FENCE
@@ -477,14 +485,18 @@ async def test_forgotten_device_is_refused_and_its_secret_gone(world: World) -> 
     assert stored is not None
     assert stored.record.wrapped_secret == b""
     assert await world.registry.anchors.page(limit=1) == ([], False)
-    for call in (world.books.details(D), world.books.move(D, "o"), world.books.believe_anew(D)):
+    for call in (
+        world.books.details(D),
+        world.books.move(D, "o", unseen=True),
+        world.books.believe_anew(D),
+    ):
         await refused(UsageError, "device.not_found", call)
 
 
 @pytest.mark.parametrize("node", ["", "S", "-", "a" * 64])
 async def test_what_cannot_be_a_node_gets_no_device(world: World, node: str) -> None:
     await world.initialised()
-    for call in (world.books.move(D, node), world.books.authorize_next(node)):
+    for call in (world.books.move(D, node, unseen=True), world.books.authorize_next(node)):
         await refused(UsageError, "node.malformed", call)
 
 
@@ -510,7 +522,7 @@ async def test_books_are_paged_with_those_who_ask_behind(world: World) -> None:
 async def test_no_record_of_the_audit_log_has_a_secret(world: World) -> None:
     epoch = await world.initialised()
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
-    await world.books.move(D, "o")
+    await world.books.move(D, "o", unseen=True)
     await world.open(OTHER)
     await world.books.believe_anew(D)
     stored = await world.registry.devices.get(str(D))

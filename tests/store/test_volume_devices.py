@@ -128,7 +128,7 @@ async def test_volume_moves_with_its_anchor_once_the_old_gateway_must_have_stopp
     world: Volume,
 ) -> None:
     epoch = await world.confirmed()
-    await world.books.move(world.volume_id, "g2")
+    await world.books.move(world.volume_id, "g2", unseen=True)
     moved = (await world.registry.volume(world.volume_id)).record
     assert (moved.target_node, moved.device_id) == ("g2", world.volume_id)
     await refused(VerificationError, "device.owner.refused", world.anchor(epoch, 2))
@@ -163,7 +163,7 @@ async def test_volumes_are_none_of_the_devices_that_a_node_may_own(world: Volume
     await world.attest(target)
     assert await world.registry.served_device("g") is None
     await world.open(target, uuid.UUID(int=7))
-    await world.books.move(world.volume_id, "g3")
+    await world.books.move(world.volume_id, "g3", unseen=True)
 
 
 async def test_same_request_with_another_anchor_is_refused(world: Volume) -> None:

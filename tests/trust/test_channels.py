@@ -130,6 +130,30 @@ async def test_call_and_stream_under_way_end_on_the_channel_they_began_on(site: 
     assert gateway.channels.count == 1
 
 
+async def test_stream_that_is_followed_moves_to_the_renewed_certificates_channel(
+    site: Site,
+) -> None:
+    target, gateway = await site.identity("target", "s"), await site.identity("gateway", "g")
+    address = await site.serve(target, Echo(held=asyncio.Event()))
+    for _ in range(2):
+        async with gateway.stream_channel(address, "s", "target") as (channel, renewed):
+            leaf = gateway.certificate
+            stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(
+                storage_pb2.WatchEventsRequest(volume_id="v")
+            )
+            messages = channels.until(stream, renewed)
+            assert (await anext(messages)).kind == "first"
+            await gateway.renew()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(anext(messages), PATIENCE_SECONDS)
+            assert renewed.done()
+            assert stream.cancelled()
+            assert gateway.certificate != leaf
+    # Nothing is left on a channel of an old leaf, whose end the target would report.
+    assert await ask(gateway, address) == "x"
+    assert gateway.channels.count == 1
+
+
 async def test_broker_that_is_away_keeps_no_pinned_peer_from_being_called(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

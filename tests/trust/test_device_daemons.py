@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from patience import PATIENCE_SECONDS
 from sealane.client import connect
 from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
 from sealane.errors import Error, UnavailableError
+from sealane.protocol.v1 import devices_pb2
 from software_tpm import software_tpm
 from trust.relay import Relay
 from trust.test_revocation import HOST, Load
@@ -133,7 +134,7 @@ async def test_new_device_needs_an_operator_where_the_broker_says_so(world: Worl
         shown = world.ctl("show", asking["device"])
         assert (shown["owner"], shown["state"], shown["volumes"]) == ("s", "open", [volume])
         assert [*shown["anchored"]] == ["catalogue", volume.replace("volumes/", "volume/")]
-        world.ctl("forget", asking["device"], fails_with="device.volumes.state")
+        world.ctl("forget", "--yes", asking["device"], fails_with="device.volumes.state")
     assert world.devices()[0]["state"] == "closed"
     kinds = [record["outcome"] for record in world.audited("device.open")]
     assert kinds == ["refused", "granted"]
@@ -191,7 +192,7 @@ async def test_directory_that_was_put_back_is_refused(
         assert {r["reason"] for r in refusals} == {"device.anchor.mismatch"}
     # The operator believes it all the same.
     [device] = world.devices()
-    world.ctl("init", device["device"], "--anew")
+    world.ctl("init", device["device"], "--anew", "--yes")
     with daemon(config):
         assert world.devices()[0]["fencing epoch"] > device["fencing epoch"]
 
@@ -216,7 +217,9 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
                 running = tasks.create_task(load.run(attached))
                 await load.goes_on()
                 world.refused_start(world.target_config("s2"), "anchor.in_use", code=UNAVAILABLE)
-                await asyncio.to_thread(world.ctl, "move", device["device"], "--to", "s2")
+                await asyncio.to_thread(
+                    world.ctl, "move", device["device"], "--to", "s2", "--unseen", "--yes"
+                )
                 # It hears of it when it asks about its gateways the next time.
                 await asyncio.to_thread(wait_for_log, old.process, config, "device_lost")
                 with pytest.raises(Error):
@@ -242,6 +245,73 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
     assert [r["detail"]["owner_before"] for r in world.audited("device.move")] == ["s"]
 
 
+@pytest.mark.parametrize("hears", [False, True])
+async def test_device_that_is_given_back_is_served_again_by_the_same_process(
+    world: World, hears: bool
+) -> None:
+    world.start_broker()
+    config = world.target_config()
+    with daemon(config) as target:
+        [device] = world.devices()
+        with world.gateway(target) as gateway:
+            async with connect(gateway.socket) as client, asyncio.TaskGroup() as tasks:
+                volume = await client.volumes.create(size_bytes=MIB)
+                attached = await client.volumes.attach(volume.name, host_nqn=HOST)
+                load = Load()
+                running = tasks.create_task(load.run(attached))
+                await load.goes_on()
+                await move(world, device["device"], "s2")
+                if hears:
+                    # Else it hears of both moves at once.
+                    await until(lambda: _logged(target, "device_lost") == 1)
+                await move(world, device["device"], "s")
+                await until(lambda: _logged(target, "device_opened") == 2)
+                await load.goes_on()
+                running.cancel()
+        assert load.failure is None
+        assert world.devices()[0]["state"] == "open"
+    [lost] = [line for line in target.log_lines() if line["event"] == "device_lost"]
+    assert lost["reason"] == ("device.owner.refused" if hears else "device.moved")
+
+
+async def move(world: World, device: str, node: str) -> None:
+    """As sealanectl does, at once."""
+    request = devices_pb2.MoveDeviceRequest(device_id=device, node=node, unseen=True)
+    async with connect(world.broker.socket) as operator:
+        await operator.devices.MoveDevice(request, timeout=PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("verb", ["move", "forget", "init"])
+async def test_what_takes_a_device_away_needs_a_word_and_a_node_that_exists(
+    world: World, verb: str
+) -> None:
+    world.start_broker()
+    with daemon(world.target_config()):
+        [device] = world.devices()
+        options = {"move": ("--to", "s2", "--unseen"), "init": ("--anew",), "forget": ()}[verb]
+        asked = [verb, device["device"], *options]
+        ended = sealanectl("--socket", world.broker.socket, "device", *asked)
+        assert (ended.returncode, "[confirmation.missing]" in ended.stderr) == (2, True)
+        assert device["device"] in ended.stderr
+        if verb == "move":
+            typed = (verb, device["device"], "--to", "nosuch", "--yes")
+            world.ctl(*typed, fails_with="[node.not_found]")
+        assert world.devices() == [device]
+
+
+def _logged(target: Daemon, event: str) -> int:
+    return sum(line["event"] == event for line in target.log_lines())
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait until another process has done something."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            if happened():
+                return
+            await asyncio.sleep(0.05)
+
+
 def _copy_of(world: World, config: Path) -> Path:
     """Copy the device's directory, as who has it under his hands can, and configure that one."""
     copy = f"{world.directory}-copy"
@@ -255,7 +325,7 @@ async def test_device_of_a_dead_owner_is_busy_until_it_must_have_stopped(world: 
     with daemon(world.target_config()) as old:
         [device] = world.devices()
         old.kill()
-    world.ctl("move", device["device"], "--to", "s2")
+    world.ctl("move", device["device"], "--to", "s2", "--unseen", "--yes")
     assert world.devices()[0]["state"] == "waiting"
     world.refused_start(world.target_config("s2"), "device.busy", code=UNAVAILABLE)
 
@@ -298,10 +368,12 @@ async def test_forgotten_device_is_refused_for_ever(world: World) -> None:
     config = world.target_config()
     with daemon(config):
         [device] = world.devices()
-    world.ctl("forget", device["device"])
+    world.ctl("forget", "--yes", device["device"])
     assert world.devices()[0]["state"] == "forgotten"
     world.refused_start(config, "device.forgotten")
-    world.ctl("move", device["device"], "--to", "s2", fails_with="device.not_found")
+    world.ctl(
+        "move", device["device"], "--to", "s2", "--unseen", "--yes", fails_with="device.not_found"
+    )
     assert len(world.audited("device.forget")) == 1
 
 

@@ -135,8 +135,8 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with contextlib.AsyncExitStack() as stack:
         store = SqliteStore(tmp_path / "b.sqlite")
-        stack.push_async_callback(store.close)
         service, _, registry = await start_broker(store, starts=Count(), heads=Count())
+        stack.push_async_callback(registry.close)
         stack.push_async_callback(service.close)
         yield World(registry, Recorder(), utc_now().replace(microsecond=0))
 
@@ -228,8 +228,13 @@ async def test_restored_node_must_attest_anew(world: World) -> None:
     assert await _reason(UsageError, world.membership().restore("g", "gateway")) == "node.not_found"
 
 
-async def test_node_that_never_attested_can_be_revoked(world: World) -> None:
-    await world.membership().revoke("g", "gateway", reason="")
+async def test_node_that_never_attested_is_revoked_only_where_that_is_meant(world: World) -> None:
+    for role in ("gateway", ""):
+        asked = world.membership().revoke("g", role, reason="")
+        assert await _reason(UsageError, asked) == "node.not_found"
+        assert await _reason(UsageError, world.membership().restore("g", role)) == "node.not_found"
+    assert (await world.membership().members(page_size=9, page_token=""))[0] == []
+    await world.membership().revoke("g", "gateway", reason="", unseen=True)
     assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
     await world.attest(replace(GATEWAY, node="h"))
 
@@ -328,7 +333,7 @@ async def test_both_leaves_of_a_renewal_are_named_and_none_of_a_predecessor(worl
 async def test_list_has_every_node_with_its_state(world: World) -> None:
     await world.attest(GATEWAY)
     await world.attest(TARGET)
-    await world.membership().revoke("x", "fabric", reason="lost")
+    await world.membership().revoke("x", "fabric", reason="lost", unseen=True)
     members, token = await world.membership().members(page_size=2, page_token="")
     more, end = await world.membership().members(page_size=2, page_token=token)
     states = {(m.record.node, m.record.role): m.state for m in [*members, *more]}

@@ -145,7 +145,7 @@ async def _loaded(cluster: Cluster) -> AsyncIterator[tuple[Load, asyncio.Task[No
 async def test_revoked_gateway_is_cut_off_within_the_bound(cluster: Cluster) -> None:
     async with _loaded(cluster) as (load, running, name):
         began = asyncio.get_running_loop().time()
-        await asyncio.to_thread(cluster.revoke, "revoke", "g", "--reason", "stolen")
+        await asyncio.to_thread(cluster.revoke, "revoke", "--yes", "g", "--reason", "stolen")
         await asyncio.wait({running}, timeout=AUTHORIZATION_SECONDS + SLACK_SECONDS)
         ended = asyncio.get_running_loop().time()
         # Failed with a status, not lost: the host was told.
@@ -203,7 +203,7 @@ async def test_cut_control_path_ends_the_queues_and_mending_it_resumes_them(
 async def test_revocation_reaches_a_target_whose_control_path_is_cut(cluster: Cluster) -> None:
     async with _loaded(cluster) as (load, running, _):
         cluster.relay.cut()
-        await asyncio.to_thread(cluster.revoke, "revoke", "g", "--role", "gateway")
+        await asyncio.to_thread(cluster.revoke, "revoke", "--yes", "g", "--role", "gateway")
         async with asyncio.timeout(AUTHORIZATION_SECONDS + SLACK_SECONDS):
             while not await _lost(cluster):
                 pass

@@ -97,7 +97,7 @@ async def test_namespace_put_back_is_refused_here_and_by_the_gateway_that_the_vo
         assert [
             (d["device"], d["is"], d["anchor"]) for d in world.devices() if d["owner"] == "g"
         ] == [(device, "volume", "broker")]
-        world.ctl("move", device, "--to", "g2")
+        world.ctl("move", device, "--to", "g2", "--unseen", "--yes")
         with gateway(world, disks, "g2") as second:
             assert await refusal(second, name) == "store.rolled_back"
             shutil.copyfile(newest, image)

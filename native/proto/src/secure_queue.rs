@@ -49,6 +49,12 @@ impl CommandCounter {
         self.0 += 1;
         self.0
     }
+
+    /// The number taken last; 0: none was.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Way a sector travels.
@@ -84,6 +90,8 @@ pub struct SecureQueue {
     read_sector: MacKey,
     association_epoch: u64,
     incarnation: u64,
+    name: u64,
+    host_nqn: String,
 }
 
 /// Digest of a command's range list: SHA-256 of a dataset management command's in-capsule data,
@@ -104,6 +112,10 @@ impl SecureQueue {
     pub fn new(secret: &Secret, context: &QueueContext) -> Self {
         let bytes = context.encode();
         let key = |label: &str| MacKey::new(&secret.derive(label, &bytes));
+        // As many bytes as CDW10-11 hold, of what a key of its own makes of nothing.
+        let [n0, n1, n2, n3, n4, n5, n6, n7, ..] =
+            key("sealane secure queue v1 name").mac(nonce(0, 0), &[]);
+        let name = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
         Self {
             command: key("sealane secure queue v1 command"),
             completion: key("sealane secure queue v1 completion"),
@@ -111,7 +123,27 @@ impl SecureQueue {
             read_sector: key("sealane secure queue v1 read sector"),
             association_epoch: context.association_epoch,
             incarnation: context.incarnation,
+            name,
+            host_nqn: context.host_nqn.clone(),
         }
+    }
+
+    /// What both sides call this queue: no other has this name, and it isn't secret.
+    #[must_use]
+    pub fn name(&self) -> u64 {
+        self.name
+    }
+
+    /// Association epoch that the keys are bound to.
+    #[must_use]
+    pub fn association_epoch(&self) -> u64 {
+        self.association_epoch
+    }
+
+    /// NQN of the host that the keys are bound to.
+    #[must_use]
+    pub fn host_nqn(&self) -> &str {
+        &self.host_nqn
     }
 
     fn command_message(

@@ -35,6 +35,8 @@ pub const RESERVATION_RELEASE: u8 = 0x15;
 pub const WRITE_IF: u8 = 0x81;
 /// Opcode, vendor specific, secure queues only: flush, and tell how far the store has come.
 pub const FLUSH_MILESTONE: u8 = 0x82;
+/// Opcode, vendor specific, secure queues only: tell how the changes of a queue ended that is over.
+pub const OUTCOMES: u8 = 0x86;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
@@ -158,7 +160,7 @@ impl SubmissionEntry {
     /// Whether it is answered with blocks.
     #[must_use]
     pub fn reads_blocks(&self) -> bool {
-        matches!(self.opcode, READ | FLUSH_MILESTONE)
+        matches!(self.opcode, READ | FLUSH_MILESTONE | OUTCOMES)
     }
 
     /// Blocks of a command with a range.

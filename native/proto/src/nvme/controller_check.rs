@@ -3,9 +3,10 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLAGS_SGL, FLUSH,
-    FLUSH_MILESTONE, FUSED, PROTECTION_INFORMATION, RANGE_BYTES, READ, RESERVATION_ACQUIRE,
-    RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT, SGL_IN_CAPSULE, SGL_TRANSPORT,
-    SubmissionEntry, Transfer, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
+    FLUSH_MILESTONE, FUSED, OUTCOMES, PROTECTION_INFORMATION, RANGE_BYTES, READ,
+    RESERVATION_ACQUIRE, RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT,
+    SGL_IN_CAPSULE, SGL_TRANSPORT, SubmissionEntry, Transfer, VERIFY, WRITE, WRITE_IF,
+    WRITE_ZEROES,
 };
 use super::operation::{
     Access, AcquireAction, CommandSet, FUSED_BLOCKS_MAX, LbaRange, NamespaceFormat, Operation,
@@ -77,7 +78,7 @@ impl Rules<'_> {
     fn needed(&self, entry: &SubmissionEntry) -> Option<CommandSet> {
         Some(match entry.opcode {
             FLUSH | READ | WRITE => CommandSet::NONE,
-            FLUSH_MILESTONE if self.is_secure => CommandSet::NONE,
+            FLUSH_MILESTONE | OUTCOMES if self.is_secure => CommandSet::NONE,
             COMPARE => CommandSet::COMPARE,
             WRITE_ZEROES => CommandSet::WRITE_ZEROES,
             DATASET_MANAGEMENT => CommandSet::DEALLOCATE,
@@ -137,7 +138,7 @@ impl Rules<'_> {
             READ | WRITE | COMPARE | WRITE_IF => {
                 exactly(u64::from(entry.block_count()) * of.block_bytes as u64)
             }
-            FLUSH_MILESTONE => exactly(of.block_bytes as u64),
+            FLUSH_MILESTONE | OUTCOMES => exactly(of.block_bytes as u64),
             _ => exactly(0),
         }
     }
@@ -196,6 +197,10 @@ impl Rules<'_> {
             VERIFY => Operation::Verify,
             FLUSH => Operation::Flush,
             FLUSH_MILESTONE => Operation::FlushMilestone,
+            OUTCOMES => Operation::Outcomes {
+                queue: entry.start_lba.get(),
+                epoch: u64::from(entry.cdw13.get()) << 32 | u64::from(entry.cdw12.get()),
+            },
             WRITE_ZEROES => {
                 Operation::WriteZeroes { deallocate: entry.cdw12.get() & DEALLOCATE_BIT != 0 }
             }

@@ -2,8 +2,8 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE,
-    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, RANGE_BYTES, READ, VERIFY, WRITE, WRITE_IF,
-    WRITE_ZEROES,
+    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OUTCOMES, RANGE_BYTES, READ, VERIFY, WRITE,
+    WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
@@ -34,6 +34,14 @@ pub enum HostCommand {
     Flush,
     /// Secure queues only: the same, answered with a block that begins with the store's milestone.
     FlushMilestone,
+    /// Secure queues only: ask for a block that lists how the changes of another queue of this host
+    /// ended ([`super::outcomes`]).
+    Outcomes {
+        /// That queue's name.
+        queue: u64,
+        /// Its association epoch.
+        epoch: u64,
+    },
     /// Make blocks read as zeros.
     WriteZeroes {
         /// First LBA.
@@ -90,6 +98,7 @@ pub(super) struct Entry {
     /// Command dwords 10 and 11; for ranges of blocks the first LBA.
     pub(super) cdw10_11: u64,
     pub(super) cdw12: u32,
+    pub(super) cdw13: u32,
     /// Bytes that move, in either direction.
     pub(super) bytes: usize,
     /// Data for the controller.
@@ -112,7 +121,7 @@ impl HostCommand {
             Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
                 whole(data.len())
             }
-            Self::Flush | Self::FlushMilestone => true,
+            Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
             }
@@ -153,6 +162,14 @@ impl HostCommand {
             Self::FlushMilestone => {
                 Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
             }
+            Self::Outcomes { queue, epoch } => Entry {
+                opcode: OUTCOMES,
+                cdw10_11: queue,
+                cdw12: epoch as u32,
+                cdw13: (epoch >> 32) as u32,
+                bytes: block_bytes,
+                ..Entry::default()
+            },
             Self::WriteZeroes { lba, blocks, deallocate } => {
                 let control = if deallocate { DEALLOCATE_BIT } else { 0 };
                 ranged(WRITE_ZEROES, lba, blocks, control, 0)

@@ -196,6 +196,18 @@ impl HostQueue {
         self.slots.count()
     }
 
+    /// Number of the command submitted last; 0: none was.
+    #[must_use]
+    pub fn last_number(&self) -> u64 {
+        self.counter.last()
+    }
+
+    /// The queue's name, by which its target can be asked about it later; 0 for a plain one.
+    #[must_use]
+    pub fn name(&self) -> u64 {
+        self.secure.as_ref().map_or(0, SecureQueue::name)
+    }
+
     /// Whether one more command can be submitted.
     #[must_use]
     pub fn can_submit(&self) -> bool {
@@ -223,7 +235,7 @@ impl HostQueue {
     fn put(&mut self, tag: u64, request: Entry) -> u16 {
         let cid = self.slots.next_free().unwrap_or_default();
         let number = self.counter.take();
-        let Entry { opcode, fused, cdw10_11, cdw12, bytes, data: mut buffer } = request;
+        let Entry { opcode, fused, cdw10_11, cdw12, cdw13, bytes, data: mut buffer } = request;
         let in_capsule = !buffer.is_empty() && bytes <= self.limits.in_capsule_max;
         let mut entry = SubmissionEntry {
             opcode,
@@ -237,6 +249,7 @@ impl HostQueue {
             },
             start_lba: cdw10_11.into(),
             cdw12: cdw12.into(),
+            cdw13: cdw13.into(),
             ..SubmissionEntry::default()
         };
         if let Some(secure) = &self.secure {

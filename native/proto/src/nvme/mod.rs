@@ -8,6 +8,7 @@ pub mod controller_queue;
 pub mod host_command;
 pub mod host_queue;
 pub mod operation;
+pub mod outcomes;
 pub mod pdu;
 pub mod reader;
 pub mod slots;

@@ -84,6 +84,10 @@ pub struct Command {
     pub blocks: u32,
     /// Force unit access: what is written must be durable before it is completed.
     pub is_forced: bool,
+    /// Its number on the connection.
+    pub number: u64,
+    /// Its id, which the host uses for no other command before it has the completion.
+    pub cid: u16,
 }
 
 /// A range of blocks inside the namespace.
@@ -107,6 +111,14 @@ pub enum Operation {
     /// Secure queues only: the same, and hand a block that begins with the store's milestone, or is
     /// zeros, to the queue's `complete_read`.
     FlushMilestone,
+    /// Secure queues only: hand a block that lists how the changes of another queue of the same
+    /// gateway ended ([`super::outcomes`]) to the queue's `complete_read`.
+    Outcomes {
+        /// That queue's name.
+        queue: u64,
+        /// Its association epoch.
+        epoch: u64,
+    },
     /// Make the blocks read as zeros.
     WriteZeroes {
         /// The blocks may be deallocated.

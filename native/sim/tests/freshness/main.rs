@@ -10,6 +10,7 @@ mod milestone;
 mod model;
 mod opening;
 mod reading;
+mod resent;
 mod rules;
 mod search;
 mod shared;

@@ -13,6 +13,8 @@ pub(super) struct Back {
     pub(super) queue: HostQueue,
     /// Association epoch of its keys.
     pub(super) epoch: u64,
+    /// Incarnation of the target they are bound to.
+    pub(super) incarnation: u64,
     /// Most blocks of one command.
     pub(super) blocks_max: u32,
     /// Commands submitted under its keys.
@@ -24,11 +26,12 @@ impl Back {
     pub(super) fn new(
         connection: Connection,
         queue: HostQueue,
-        epoch: u64,
+        (epoch, incarnation): (u64, u64),
         transfer_max: usize,
     ) -> Self {
         let blocks_max = (transfer_max / BLOCK_BYTES).max(1) as u32;
-        Self { connection, queue, epoch, blocks_max, commands: 0, is_rekey_asked: false }
+        let (commands, is_rekey_asked) = (0, false);
+        Self { connection, queue, epoch, incarnation, blocks_max, commands, is_rekey_asked }
     }
 
     /// Whether one more command may be submitted under its keys.

@@ -1,15 +1,19 @@
 //! Changes that the target acknowledged and may still lose: sent again when it restarts.
 //!
 //! In the order of their acknowledgement. Overlapping changes never run at the same time (see
-//! [`super::ranges`]), so that order is the order in which the target made them.
+//! [`super::ranges`]), so that order is the order in which the target made them. Of each block only
+//! the newest version is sent again: an older one would undo, until the newer one follows, what was
+//! acknowledged as durable (FUA) or what another gateway has flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use sealane_proto::nvme::operation::RANGES_MAX;
 use sealane_proto::sector::BLOCK_BYTES;
 
-use super::ranges::BlockRanges;
+use super::ranges::{BlockRanges, Cover};
+use super::request::Sent;
 
 /// What one entry costs besides its sectors.
 const ENTRY_BYTES: usize = 128;
@@ -53,6 +57,20 @@ impl Change {
             Self::Deallocate(ranges) => ENTRY_BYTES + ranges.len().max(1) * size_of::<Range<u64>>(),
         }
     }
+}
+
+/// A part of a change that is sent again: blocks of which the journal has nothing newer.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    /// A write in whole, or a deallocation of these blocks only.
+    pub(super) change: Change,
+    /// Of a write: the first of the blocks, and how many they are; else 0.
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+    /// Where it was sent last, if it has no answer.
+    pub(super) sent: Option<Sent>,
+    /// Ranges of the deallocation that are done.
+    pub(super) ranges_done: usize,
 }
 
 /// Position in the journal: everything acknowledged before it is older.
@@ -181,10 +199,28 @@ impl Journal {
         })
     }
 
-    /// The entries from position `from` on, oldest first.
-    pub(super) fn since(&self, from: u64) -> Option<(u64, &Change)> {
-        let index = from.max(self.first) - self.first;
-        self.entries.get(index as usize).map(|change| (self.first + index, change))
+    /// What must be sent again to a target that has lost what wasn't flushed: the newest version of
+    /// each block, once.
+    pub(super) fn pieces(&self) -> Vec<Piece> {
+        let mut newer = Cover::default();
+        let mut pieces = Vec::new();
+        for change in self.entries.iter().rev() {
+            let left: Vec<Range<u64>> =
+                change.ranges().iter().flat_map(|range| newer.add(range.clone())).collect();
+            let piece = |change, lba, blocks| {
+                let (sent, ranges_done) = (None, 0);
+                Piece { change, lba, blocks, sent, ranges_done }
+            };
+            match change {
+                Change::Write { .. } => pieces.extend(left.into_iter().map(|range| {
+                    piece(change.clone(), range.start, (range.end - range.start) as u32)
+                })),
+                Change::Deallocate(_) => pieces.extend(left.chunks(RANGES_MAX).map(|ranges| {
+                    piece(Change::Deallocate(BlockRanges::Many(ranges.into())), 0, 0)
+                })),
+            }
+        }
+        pieces
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -215,13 +251,11 @@ mod tests {
     }
 
     fn lbas(journal: &Journal) -> Vec<u64> {
-        let (mut found, mut from) = (Vec::new(), 0);
-        while let Some((position, change)) = journal.since(from) {
+        let lba = |change: &Change| {
             let Change::Write { lba, .. } = change else { panic!("only writes here") };
-            found.push(*lba);
-            from = position + 1;
-        }
-        found
+            *lba
+        };
+        journal.entries.iter().map(lba).collect()
     }
 
     #[test]

@@ -9,15 +9,16 @@
 //!   any ── fail ─► Failed
 //! ```
 //!
-//! Replaying: one queue sends the journal, nothing else moves. Resending: changes that were on
+//! Replaying: one queue sends the journal and flushes it, nothing else moves. Resending: changes that were on
 //! their way when the target went are sent again; a read may have seen them, so reads wait.
 
 use std::ops::Range;
 
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::nvme::status::Status;
 
 use super::QueueName;
-use super::journal::{Change, Journal, Mark};
+use super::journal::{Change, Journal, Mark, Piece};
 use super::ranges::ChangingRanges;
 
 /// What may be submitted.
@@ -46,6 +47,8 @@ pub(super) enum Begin {
     Wait,
     /// The journal is full: the asker must flush, and then ask again.
     FlushFirst,
+    /// The journal is full, and the flush that was to make room failed like this.
+    Refused(Status),
 }
 
 /// The association epoch is not newer, its target is another one than its epoch's, or was asked for
@@ -79,11 +82,17 @@ pub(super) struct Link {
     must_resend: bool,
     /// Queue that sends the journal.
     replayer: Option<QueueName>,
+    /// What of the journal this incarnation is still to be sent.
+    pieces: Vec<Piece>,
+    /// Pieces that queues have.
+    pieces_out: usize,
     pub(super) journal: Journal,
     changing: ChangingRanges,
     is_flushing: bool,
     /// A change waits for the flush that is under way, or for the next.
     is_room_wanted: bool,
+    /// How the flush failed that a change waited for: told to the next one without room.
+    refusal: Option<Status>,
     is_awaited: bool,
     /// Something changed that other queues wait for.
     wakes: bool,
@@ -100,10 +109,13 @@ impl Link {
             must_replay: false,
             must_resend: false,
             replayer: None,
+            pieces: Vec::new(),
+            pieces_out: 0,
             journal: Journal::new(journal_bytes_max),
             changing: ChangingRanges::default(),
             is_flushing: false,
             is_room_wanted: false,
+            refusal: None,
             is_awaited: false,
             wakes: false,
         }
@@ -133,6 +145,8 @@ impl Link {
         if self.incarnation.is_some_and(|known| known != incarnation) {
             self.must_replay = true;
             self.must_resend = true;
+            self.pieces = self.journal.pieces();
+            self.pieces_out = 0;
         }
         if !is_same {
             self.milestone = milestone;
@@ -201,7 +215,36 @@ impl Link {
         }
     }
 
-    /// Every entry of the journal is acknowledged by the new incarnation.
+    /// A piece of the journal that this incarnation of the target is still to be sent.
+    pub(super) fn next_piece(&mut self, incarnation: u64) -> Option<Piece> {
+        let piece = self.pieces.pop().filter(|_| self.incarnation == Some(incarnation))?;
+        self.pieces_out += 1;
+        Some(piece)
+    }
+
+    /// A piece is back: it wasn't sent, or has no answer. One for another incarnation is that one's.
+    pub(super) fn return_piece(&mut self, incarnation: u64, piece: Piece, wakes: bool) {
+        if self.incarnation == Some(incarnation) {
+            self.pieces_out -= 1;
+            self.pieces.push(piece);
+            self.wakes |= wakes;
+        }
+    }
+
+    /// A piece is acknowledged.
+    pub(super) fn piece_done(&mut self, incarnation: u64) {
+        if self.incarnation == Some(incarnation) {
+            self.pieces_out -= 1;
+            self.wakes |= self.pieces_out == 0 && self.pieces.is_empty();
+        }
+    }
+
+    /// Whether this incarnation has acknowledged all of the journal.
+    pub(super) fn is_sent_again(&self, incarnation: u64) -> bool {
+        self.incarnation == Some(incarnation) && self.pieces.is_empty() && self.pieces_out == 0
+    }
+
+    /// All of the journal is acknowledged by the new incarnation, and flushed.
     pub(super) fn replayed(&mut self, queue: QueueName) {
         if self.replayer == Some(queue) {
             self.replayer = None;
@@ -220,14 +263,18 @@ impl Link {
             return Begin::Wait;
         }
         if self.journal.reserve(cost) {
+            self.refusal = None;
             if self.is_flushing || !self.journal.is_half_full() {
                 return Begin::Begun;
             }
             self.is_flushing = true;
             return Begin::BegunAndFlush;
         }
-        self.is_room_wanted = true;
         self.changing.release(ranges);
+        if let Some(status) = self.refusal.take() {
+            return Begin::Refused(status);
+        }
+        self.is_room_wanted = true;
         self.is_awaited = true;
         // With nothing to flush, changes on their way have all the room: their ends are waited for.
         if self.is_flushing || self.journal.is_empty() {
@@ -280,6 +327,7 @@ impl Link {
             return false;
         }
         self.journal.flushed(mark);
+        self.refusal = None;
         // Answers on several queues may overtake each other.
         if let Some(told) = told
             && self.milestone.is_none_or(|newest| told.is_after(&newest))
@@ -291,12 +339,20 @@ impl Link {
         true
     }
 
-    /// The flush that the journal asked for has ended, or its queue has: whether a change waited
-    /// for room.
-    pub(super) fn flush_ended(&mut self) -> bool {
+    /// The flush that the journal asked for has ended. If it failed and a change waits for room, a
+    /// change without room hears of it, whatever queue it is on: it would only ask for the same flush.
+    pub(super) fn flush_ended(&mut self, status: Status) {
         self.is_flushing = false;
         self.wakes = true;
-        std::mem::take(&mut self.is_room_wanted)
+        let is_room_wanted = std::mem::take(&mut self.is_room_wanted);
+        if is_room_wanted && !status.is_success() {
+            self.refusal = Some(status);
+        }
+    }
+
+    /// The queue that was to flush has ended: another one must.
+    pub(super) fn flush_lost(&mut self) {
+        self.flush_ended(Status::SUCCESS);
     }
 
     /// Whether queues must be woken; asked after every change of state.
@@ -468,7 +524,7 @@ mod tests {
         let mark = link.journal.mark();
         link.take_wakes();
         assert!(link.flushed(1, mark, None));
-        link.flush_ended();
+        link.flush_ended(Status::SUCCESS);
         assert!(link.take_wakes());
         assert_eq!(link.begin(&[1..2], whole), Begin::Begun);
         assert_eq!(link.begin(&[2..3], 1), Begin::Wait, "nothing to flush: wait for ends");
@@ -484,9 +540,20 @@ mod tests {
         assert!(link.acknowledge(1, &[0..1], half).is_ok());
         assert_eq!(link.begin(&[4..5], 1), Begin::BegunAndFlush);
         assert_eq!(link.begin(&[6..7], 1), Begin::Begun, "one flush at a time");
-        assert!(!link.flush_ended(), "it failed, and nobody waited for it");
+        link.flush_ended(Status::WRITE_FAULT);
+        assert_eq!(
+            link.begin(&[8..9], JOURNAL_BYTES_MIN),
+            Begin::FlushFirst,
+            "it failed, and nobody waited for it"
+        );
+        link.flush_ended(Status::WRITE_FAULT);
+        assert_eq!(link.begin(&[10..11], 1), Begin::BegunAndFlush, "one that has room");
+        link.flush_ended(Status::SUCCESS);
         assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst);
-        assert!(link.flush_ended());
+        link.flush_ended(Status::WRITE_FAULT);
+        let refused = Begin::Refused(Status::WRITE_FAULT);
+        assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), refused);
+        assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst, "told once");
     }
 
     #[test]

@@ -36,7 +36,16 @@ impl Port for GatewayPort {
             _ => return Err(TransferError::Length),
         };
         let slot = tag as u16;
-        let command = Command { slot, nsid: 1, operation, lba, blocks, is_forced: false };
+        let command = Command {
+            slot,
+            nsid: 1,
+            operation,
+            lba,
+            blocks,
+            is_forced: false,
+            number: 0,
+            cid: slot,
+        };
         self.queue.front.submit(command);
         self.outstanding += 1;
         Ok(())

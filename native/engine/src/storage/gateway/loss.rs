@@ -27,11 +27,17 @@ impl<F: Front> GatewayQueue<F> {
         self.in_flight = 0;
         self.first_deadline = Nanos::MAX;
         self.replay = None;
+        self.forget_questions();
         self.hold_from(now);
         for mut part in self.parts.drain() {
             part.is_again = true;
-            if matches!(part.owner, Owner::Replay(_)) {
-                continue;
+            match part.owner {
+                Owner::Replay(_) => {
+                    self.return_replayed(part);
+                    continue;
+                }
+                Owner::Outcomes => continue,
+                _ => {}
             }
             if self.is_front_gone {
                 self.forget(&part);
@@ -84,15 +90,8 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Answers the command that is first in the queue with an error.
-    pub(super) fn end_first_waiting(&mut self, status: Status) {
-        if let Some(slot) = self.waiting.front().copied() {
-            self.end_request(slot, status);
-        }
-    }
-
     /// Answers a command whose parts the target doesn't have (any more).
-    fn end_request(&mut self, slot: u16, status: Status) {
+    pub(super) fn end_request(&mut self, slot: u16, status: Status) {
         let ended = |part: &Part| part.owner == Owner::Request(slot);
         let (mine, others) = std::mem::take(&mut self.again).into_iter().partition(ended);
         self.again = others;
@@ -111,7 +110,7 @@ impl<F: Front> GatewayQueue<F> {
     pub(super) fn forget(&mut self, part: &Part) {
         self.give_up(part);
         if part.owner == Owner::Journal {
-            self.shared.link(Link::flush_ended);
+            self.shared.link(Link::flush_lost);
         }
     }
 

@@ -13,6 +13,7 @@ mod link;
 mod load;
 mod loss;
 mod opening;
+mod outcomes;
 mod queue;
 mod ranges;
 mod replay;
@@ -395,7 +396,8 @@ impl GatewayVolume {
         let BackQueue { limits, secure, epoch, incarnation } = back;
         self.shared.link(|link| link.connect(epoch, &incarnation))?;
         let queue = HostQueue::new(limits, Some(secure));
-        mailbox.post(Back::new(Connection::new(fd), queue, epoch, limits.transfer_max));
+        let bound_to = (epoch, incarnation.number);
+        mailbox.post(Back::new(Connection::new(fd), queue, bound_to, limits.transfer_max));
         Ok(())
     }
 

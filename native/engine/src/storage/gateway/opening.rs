@@ -13,7 +13,6 @@ use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, 
 
 use super::front::Front;
 use super::journal::Change;
-use super::link::Link;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Work};
 use super::{Shared, add};
@@ -87,17 +86,19 @@ impl<F: Front> GatewayQueue<F> {
                 }
             }
             Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
+            Work::Outcomes { queue, .. } => self.told(queue, status, data),
         }
     }
 
-    fn change_ended(&mut self, part: Part, change: Change, is_forced: bool, status: Status) {
-        if let Owner::Replay(position) = part.owner {
-            if status.is_success() {
-                self.replayed(&change);
-            } else {
-                let detail = format!("entry {position} of the journal: target answered {status}");
-                self.shared.fail(self.name, "journal.refused", detail);
-            }
+    pub(super) fn change_ended(
+        &mut self,
+        part: Part,
+        change: Change,
+        is_forced: bool,
+        status: Status,
+    ) {
+        if let Owner::Replay(incarnation) = part.owner {
+            self.replayed(incarnation, part.lba, status);
             return;
         }
         if status.is_success() {
@@ -123,19 +124,22 @@ impl<F: Front> GatewayQueue<F> {
 
     /// Sends a part again of which an association that is over had an answer.
     fn repeat(&mut self, part: Part, work: Work) {
+        if matches!(part.owner, Owner::Replay(_)) {
+            // Who sends the journal now flushes it.
+            return;
+        }
         self.again.push(Part { work, is_again: true, ..part });
     }
 
     fn flush_ended(&mut self, part: &Part, status: Status) {
+        if matches!(part.owner, Owner::Replay(_)) {
+            return self.replay_flushed(status);
+        }
         if part.owner != Owner::Journal {
             self.part_done(part, status);
             return;
         }
-        let is_awaited = self.shared.link(Link::flush_ended);
-        if !status.is_success() && is_awaited {
-            // The change that waits for room would only ask for the same flush again.
-            self.end_first_waiting(status);
-        }
+        self.shared.link(|link| link.flush_ended(status));
     }
 
     /// Goes on with a compare-and-write whose current sectors were read; or says how it ended.
@@ -184,13 +188,19 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    fn swap_ended(&mut self, mut part: Part, change: Change, status: Status, now: Nanos) {
+    pub(super) fn swap_ended(
+        &mut self,
+        mut part: Part,
+        change: Change,
+        status: Status,
+        now: Nanos,
+    ) {
         if status.is_success() {
             self.acknowledge(part, change, |change| Work::Examine { sent: Some(change) });
         } else if status.code() != Status::COMPARE_FAILURE.code() {
             self.swap_failed(&part, status);
-        } else if part.is_again {
-            part.is_again = false;
+        } else if part.is_unknown {
+            part.is_unknown = false;
             part.work = Work::Examine { sent: Some(change) };
             self.send(part, now);
         } else if part.attempts < SWAPS_MAX {

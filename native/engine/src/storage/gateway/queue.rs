@@ -17,6 +17,7 @@ use sealane_proto::sector::CounterRange;
 use super::back::Back;
 use super::front::Front;
 use super::link::Phase;
+use super::outcomes::Answer;
 use super::replay::Replay;
 use super::request::{Part, Parts, Request};
 use super::{QueueName, Shared, add};
@@ -54,6 +55,8 @@ pub(super) struct GatewayQueue<F: Front> {
     /// Since when there has been no back end to work with.
     pub(super) held_since: Option<Nanos>,
     pub(super) replay: Option<Replay>,
+    /// What the target said of queues that are over.
+    pub(super) answers: Vec<Answer>,
 }
 
 impl<F: Front> GatewayQueue<F> {
@@ -74,6 +77,7 @@ impl<F: Front> GatewayQueue<F> {
             first_deadline: Nanos::MAX,
             held_since: None,
             replay: None,
+            answers: Vec::new(),
         }
     }
 
@@ -203,6 +207,7 @@ impl<F: Front> GatewayQueue<F> {
             Operation::Verify => add(&counters.verifies, 1),
             Operation::WriteIf(_)
             | Operation::FlushMilestone
+            | Operation::Outcomes { .. }
             | Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }

@@ -88,6 +88,44 @@ impl ChangingRanges {
     }
 }
 
+/// A set of blocks.
+#[derive(Debug, Default)]
+pub(super) struct Cover {
+    /// Disjoint ranges: first block to end.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Cover {
+    /// Adds blocks; returns those that weren't in the set, as ranges in ascending order.
+    pub(super) fn add(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
+        let (mut start, mut end) = (range.start, range.end);
+        let mut added = Vec::new();
+        if start >= end {
+            return added;
+        }
+        if let Some((&known, &known_end)) = self.ranges.range(..=start).next_back()
+            && known_end >= start
+        {
+            // Also one that only touches it: neighbours become one.
+            start = known;
+        }
+        let mut from = range.start;
+        while let Some((&known, &known_end)) = self.ranges.range(start..=end).next() {
+            self.ranges.remove(&known);
+            if from < known {
+                added.push(from..known.min(range.end));
+            }
+            from = from.max(known_end);
+            end = end.max(known_end);
+        }
+        if from < range.end {
+            added.push(from..range.end);
+        }
+        self.ranges.insert(start, end);
+        added
+    }
+}
+
 /// The same blocks as disjoint ranges in ascending order.
 fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted: Vec<Range<u64>> =
@@ -132,6 +170,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_cover_agrees_with_a_set_of_blocks(
+            ranges in proptest::collection::vec((0u64..60, 0u64..20), 1..60),
+        ) {
+            let (mut cover, mut known) = (Cover::default(), std::collections::BTreeSet::new());
+            for (start, blocks) in ranges {
+                let expected: Vec<u64> =
+                    (start..start + blocks).filter(|block| known.insert(*block)).collect();
+                let added: Vec<u64> = cover.add(start..start + blocks).into_iter().flatten().collect();
+                prop_assert_eq!(added, expected);
+                let disjoint = cover.ranges.iter().zip(cover.ranges.iter().skip(1));
+                prop_assert!(disjoint.into_iter().all(|((_, end), (next, _))| end < next));
+            }
+        }
+
         #[test]
         fn claims_agree_with_a_set_of_blocks(
             steps in proptest::collection::vec(proptest::collection::vec((0u64..60, 0u64..9), 1..5), 1..40),

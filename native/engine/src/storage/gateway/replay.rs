@@ -1,25 +1,23 @@
-//! What the journal sends on its own behalf: itself, to a target that restarted, and the flush that
-//! makes room in it.
+//! What the journal sends on its own behalf: itself, to a target that restarted, and flushes: the one
+//! that ends that, and the one that makes room in it.
 
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::BLOCK_BYTES;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::status::Status;
 
 use super::add;
 use super::front::Front;
-use super::journal::Change;
+use super::journal::Piece;
+use super::outcomes::Fate;
 use super::queue::GatewayQueue;
-use super::ranges::ChangingRanges;
 use super::request::{Owner, Part, Work};
 use super::submission::flush_work;
 
 /// The journal on its way to a target that restarted.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
-    /// Position of the next entry.
-    next: u64,
-    /// Blocks of the entries that are on their way: overlapping ones go one by one, in order.
-    changing: ChangingRanges,
-    is_waiting: bool,
+    /// All of it is there again; this makes it durable.
+    is_flushing: bool,
 }
 
 impl<F: Front> GatewayQueue<F> {
@@ -30,57 +28,99 @@ impl<F: Front> GatewayQueue<F> {
         self.send(part, now);
     }
 
-    /// Sends the journal to a target that restarted, if it is this queue's turn to.
+    /// Sends the journal to a target that restarted, if it is this queue's turn to. Its pieces don't
+    /// overlap, so their order doesn't matter.
     pub(super) fn submit_replay(&mut self, now: Nanos) {
         let name = self.name;
         if self.replay.is_none() && self.shared.link(|link| link.claim_replay(name)) {
             self.replay = Some(Replay::default());
         }
-        while self.has_room()
-            && let Some(replay) = &mut self.replay
+        let Some(incarnation) = self.backs.last().map(|back| back.incarnation) else { return };
+        while self.replay.is_some()
+            && self.has_room()
+            && let Some(piece) = self.shared.link(|link| link.next_piece(incarnation))
         {
-            let next = replay.next;
-            let entry = self.shared.link(|link| {
-                link.journal.since(next).map(|(position, change)| (position, change.clone()))
-            });
-            let Some((position, change)) = entry else { break };
-            let ranges = change.ranges();
-            if !replay.changing.claim(&ranges, 0) {
-                replay.is_waiting = true;
+            if !self.send_piece(piece, incarnation, now) {
                 return;
             }
-            replay.next = position + 1;
-            let mut part =
-                Part::internal(Owner::Replay(position), Work::Change { change, is_forced: false });
-            part.blocks = match &part.work {
-                Work::Change { change: Change::Write { lba, blocks }, .. } => {
-                    part.lba = *lba;
-                    (blocks.len() / BLOCK_BYTES) as u32
+        }
+        self.finish_replay(incarnation, now);
+    }
+
+    /// Sends a piece of the journal, unless an earlier attempt was made. False: nobody knows yet.
+    fn send_piece(&mut self, mut piece: Piece, incarnation: u64, now: Nanos) -> bool {
+        if let Some(sent) = piece.sent {
+            match self.fate(sent, now) {
+                Fate::Unmade => {}
+                Fate::Asked => {
+                    self.shared.link(|link| link.return_piece(incarnation, piece, false));
+                    return false;
                 }
-                _ => 0,
-            };
-            add(&self.shared.counters.changes_replayed, 1);
+                Fate::Ended(ended) if ended.status.code() == Status::ABORTED.code() => {
+                    piece.ranges_done += usize::from(ended.ranges);
+                }
+                Fate::Ended(ended) => {
+                    self.replayed(incarnation, piece.lba, ended.status);
+                    return true;
+                }
+                Fate::Forgotten => {
+                    let detail = "the target doesn't know what it has of the journal".to_owned();
+                    self.shared.fail(self.name, "journal.refused", detail);
+                    return false;
+                }
+            }
+        }
+        let Piece { change, lba, blocks, ranges_done, .. } = piece;
+        let work = Work::Change { change, is_forced: false };
+        let owner = Owner::Replay(incarnation);
+        add(&self.shared.counters.changes_replayed, 1);
+        self.send(Part { lba, blocks, ranges_done, ..Part::internal(owner, work) }, now);
+        true
+    }
+
+    /// A piece of the journal has an end.
+    pub(super) fn replayed(&mut self, incarnation: u64, lba: u64, status: Status) {
+        if status.is_success() {
+            self.shared.link(|link| link.piece_done(incarnation));
+        } else {
+            let detail = format!("the journal, block {lba}: target answered {status}");
+            self.shared.fail(self.name, "journal.refused", detail);
+        }
+    }
+
+    /// A piece has no answer, or couldn't be sent: the journal still has it to send.
+    pub(super) fn return_replayed(&mut self, part: Part) {
+        let Owner::Replay(incarnation) = part.owner else { return };
+        let Part { lba, blocks, sent, ranges_done, work, .. } = part;
+        if let Work::Change { change, .. } = work {
+            let piece = Piece { change, lba, blocks, sent, ranges_done };
+            self.shared.link(|link| link.return_piece(incarnation, piece, true));
+        }
+    }
+
+    /// Flushes what was sent again, before anything else moves: writes that were acknowledged as
+    /// durable are so again.
+    fn finish_replay(&mut self, incarnation: u64, now: Nanos) {
+        let Some(replay) = &mut self.replay else { return };
+        if !replay.is_flushing && self.shared.link(|link| link.is_sent_again(incarnation)) {
+            replay.is_flushing = true;
+            let part = Part::internal(Owner::Replay(incarnation), flush_work(&self.shared));
             self.send(part, now);
         }
-        self.finish_replay();
     }
 
-    /// An entry of the journal is acknowledged again.
-    pub(super) fn replayed(&mut self, change: &Change) {
-        if let Some(replay) = &mut self.replay {
-            replay.changing.release(&change.ranges());
-            replay.is_waiting = false;
+    /// The flush that ends the journal's way has ended.
+    pub(super) fn replay_flushed(&mut self, status: Status) {
+        let name = self.name;
+        if self.replay.take().is_none() {
+            return;
         }
-        self.finish_replay();
-    }
-
-    fn finish_replay(&mut self) {
-        let Some(replay) = &self.replay else { return };
-        let (next, name) = (replay.next, self.name);
-        let on_its_way = self.parts.iter().any(|part| matches!(part.owner, Owner::Replay(_)));
-        if !on_its_way && self.shared.link(|link| link.journal.since(next).is_none()) {
-            self.replay = None;
+        if status.is_success() {
             self.shared.link(|link| link.replayed(name));
+        } else if let Some(epoch) = self.backs.last().map(|back| back.epoch) {
+            // The next association tries it again, after a pause.
+            let detail = "the journal is sent again but not flushed";
+            self.shared.lose(name, epoch, Reason::BackEndStatus.id(), detail);
         }
     }
 }

@@ -56,8 +56,23 @@ pub(super) enum Owner {
     Nobody,
     /// The journal, which was full.
     Journal,
-    /// The journal, this entry of which is sent again.
+    /// The journal, which is sent again to this incarnation of the target.
     Replay(u64),
+    /// This queue, which asks how changes of another one ended.
+    Outcomes,
+}
+
+/// Where a change was sent last. Until it has an answer it may have been made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// The target's incarnation.
+    pub(super) incarnation: u64,
+    /// The queue's name.
+    pub(super) queue: u64,
+    /// Its association epoch.
+    pub(super) epoch: u64,
+    /// The command's number on that queue.
+    pub(super) number: u64,
 }
 
 /// Blocks and room in the journal that are a change's own until it ends.
@@ -74,13 +89,15 @@ pub(super) enum Work {
     Read,
     /// A write or deallocation: sent again exactly as it is.
     Change { change: Change, is_forced: bool },
-    /// Makes durable what was acknowledged before `mark`, which is set when it is submitted.
+    /// Makes durable what was acknowledged before `mark`, which is set before it is first sent.
     Flush { mark: Mark },
     /// Reads for a compare-and-write. `sent`: the new sectors, if an earlier attempt to store them
     /// has an unknown outcome.
     Examine { sent: Option<Change> },
     /// Stores the new sectors of a compare-and-write if those it compared with are still current.
     Swap { current: Vec<[u8; IV_BYTES]>, change: Change, is_forced: bool },
+    /// Asks how the changes of a queue ended that is over.
+    Outcomes { queue: u64, epoch: u64 },
 }
 
 /// A part of a command that is one command at the target.
@@ -97,8 +114,14 @@ pub(super) struct Part {
     pub(super) order: u64,
     /// Attempts of a compare-and-write that met somebody else's.
     pub(super) attempts: u32,
-    /// It was sent before, on an association that was lost: its outcome is unknown.
+    /// It was sent before, on an association that was lost.
     pub(super) is_again: bool,
+    /// Where it was sent last, if it is a change: its target must be asked before it is sent again.
+    pub(super) sent: Option<Sent>,
+    /// An earlier attempt may have been made by an incarnation of the target that is over.
+    pub(super) is_unknown: bool,
+    /// Ranges of a deallocation that were done by earlier attempts.
+    pub(super) ranges_done: usize,
     /// Association in which it was sent last.
     pub(super) epoch: u64,
     /// When an answer is overdue.
@@ -118,6 +141,9 @@ impl Part {
             order: 0,
             attempts: 0,
             is_again: false,
+            sent: None,
+            is_unknown: false,
+            ranges_done: 0,
             epoch: 0,
             deadline: Nanos::MAX,
         }
@@ -127,7 +153,7 @@ impl Part {
     pub(super) fn back_bytes(&self) -> usize {
         match &self.work {
             Work::Change { change: Change::Deallocate(_), .. } => 0,
-            Work::Flush { .. } => BLOCK_BYTES,
+            Work::Flush { .. } | Work::Outcomes { .. } => BLOCK_BYTES,
             _ => self.blocks as usize * BLOCK_BYTES,
         }
     }

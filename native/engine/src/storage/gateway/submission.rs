@@ -16,9 +16,10 @@ use super::front::Front;
 use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
+use super::outcomes::{is_change, ranges_left};
 use super::queue::{GatewayQueue, HOST_WINDOW, TARGET_WINDOW};
 use super::ranges::BlockRanges;
-use super::request::{Claim, Owner, Part, Work};
+use super::request::{Claim, Owner, Part, Sent, Work};
 use super::{Shared, add};
 
 /// What became of an attempt to submit.
@@ -79,6 +80,9 @@ impl<F: Front> GatewayQueue<F> {
             order: 0,
             attempts: 0,
             is_again: false,
+            sent: None,
+            is_unknown: false,
+            ranges_done: 0,
             epoch: 0,
             deadline: Nanos::MAX,
         })
@@ -107,6 +111,10 @@ impl<F: Front> GatewayQueue<F> {
                     flushes = begun == Begin::BegunAndFlush;
                 }
                 Begin::Wait => return Submitted::Later,
+                Begin::Refused(status) => {
+                    self.end_request(slot, status);
+                    return Submitted::Done;
+                }
                 Begin::FlushFirst => {
                     self.flush_journal(now);
                     return Submitted::Later;
@@ -195,8 +203,10 @@ impl<F: Front> GatewayQueue<F> {
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
+        self.settle_unknown(now);
         // A part with blocks of its own is a change that began: all of those must end first.
-        let may = |part: &Part| phase == Phase::Ready || part.claim.is_some();
+        let may =
+            |part: &Part| part.sent.is_none() && (phase == Phase::Ready || part.claim.is_some());
         while self.has_room()
             && let Some(index) = self.again.iter().position(may)
         {
@@ -212,15 +222,16 @@ impl<F: Front> GatewayQueue<F> {
             self.orders += 1;
             part.order = self.orders;
         }
-        if matches!(part.work, Work::Flush { .. }) {
-            part.work = flush_work(&self.shared);
-        }
         let Some(back) = self.backs.last_mut() else {
-            self.again.push(part);
+            self.unsent(part);
             return;
         };
         let command = command_of(&part, back);
         part.epoch = back.epoch;
+        // The number that it gets now, if the queue takes it.
+        let (incarnation, queue, epoch) = (back.incarnation, back.queue.name(), back.epoch);
+        let sent = Sent { incarnation, queue, epoch, number: back.queue.last_number() + 1 };
+        part.sent = is_change(&part.work).then_some(sent);
         part.deadline = now.saturating_add(nanos(self.shared.settings.command_timeout));
         self.first_deadline = self.first_deadline.min(part.deadline);
         let bytes = part.back_bytes();
@@ -228,19 +239,29 @@ impl<F: Front> GatewayQueue<F> {
         match back.submit(tag, command) {
             Ok(()) => self.in_flight += bytes,
             Err(error) => {
-                let Some(part) = self.parts.take(tag) else { return };
+                let Some(mut part) = self.parts.take(tag) else { return };
+                part.sent = None;
                 if error == SubmitError::Length {
                     self.give_up(&part);
                     self.part_done(&part, Status::INTERNAL_ERROR.final_());
                 } else {
-                    self.again.push(part);
+                    self.unsent(part);
                 }
             }
         }
     }
+
+    /// A part couldn't be given to the target now.
+    fn unsent(&mut self, part: Part) {
+        match part.owner {
+            Owner::Replay(_) => self.return_replayed(part),
+            Owner::Outcomes => self.forget_questions(),
+            _ => self.again.push(part),
+        }
+    }
 }
 
-/// A flush that is submitted now.
+/// A flush of what is acknowledged by now. Sent again, it promises no more than that.
 pub(super) fn flush_work(shared: &Shared) -> Work {
     Work::Flush { mark: shared.link(|link| link.journal.mark()) }
 }
@@ -275,8 +296,13 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             HostCommand::Read { lba: part.lba, blocks: part.blocks }
         }
         Work::Flush { .. } => HostCommand::FlushMilestone,
+        Work::Outcomes { queue, epoch } => HostCommand::Outcomes { queue: *queue, epoch: *epoch },
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
-            HostCommand::Write { lba: *lba, data: copy(back, blocks), is_forced: *is_forced }
+            // Of a change that is sent again, all but what newer ones replaced.
+            let start = (part.lba - lba) as usize * BLOCK_BYTES;
+            let blocks = blocks.get(start..start + part.blocks as usize * BLOCK_BYTES);
+            let data = copy(back, blocks.unwrap_or_default());
+            HostCommand::Write { lba: part.lba, data, is_forced: *is_forced }
         }
         Work::Swap { current, change: Change::Write { lba, blocks }, is_forced } => {
             let mut data = copy(back, blocks);
@@ -285,9 +311,9 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             }
             HostCommand::WriteIf { lba: *lba, data, is_forced: *is_forced }
         }
-        Work::Change { change: Change::Deallocate(ranges), .. }
-        | Work::Swap { change: Change::Deallocate(ranges), .. } => HostCommand::Deallocate(
-            ranges
+        Work::Change { change: change @ Change::Deallocate(_), .. }
+        | Work::Swap { change: change @ Change::Deallocate(_), .. } => HostCommand::Deallocate(
+            ranges_left(change, part.ranges_done)
                 .iter()
                 .map(|range| LbaRange {
                     lba: range.start,

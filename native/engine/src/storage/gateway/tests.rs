@@ -18,6 +18,7 @@ use sealane_proto::nvme::controller_queue::{
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, LbaRange, NamespaceFormat};
+use sealane_proto::nvme::outcomes::{self, Ended};
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::status::Status;
@@ -105,12 +106,19 @@ struct Disk {
     incarnation: u64,
     flushes: u64,
     writes: Vec<(u64, [u8; IV_BYTES])>,
+    /// How the changes of each queue ended, by its name; empty again after a restart.
+    ended: HashMap<u64, Vec<Ended>>,
+    /// Whether flushes fail.
+    fails_flush: bool,
+    /// Questions about them that were answered.
+    asked: u64,
 }
 
 impl Disk {
     fn restart(&mut self) {
         self.current = self.durable.clone();
         self.incarnation += 1;
+        self.ended.clear();
     }
 
     fn store(&mut self, lba: u64, data: &[u8]) {
@@ -124,9 +132,13 @@ impl Disk {
         self.current.get(&lba).map_or([0; IV_BYTES], |block| block_iv(block))
     }
 
-    fn execute(&mut self, queue: &mut ControllerQueue, command: Command) {
-        let Command { slot, operation, lba, blocks, is_forced, .. } = command;
+    fn execute(&mut self, name: u64, queue: &mut ControllerQueue, command: Command) {
+        let Command { slot, operation, lba, blocks, is_forced, number, .. } = command;
         let mut status = Status::SUCCESS;
+        let is_change = matches!(
+            operation,
+            Operation::Write(_) | Operation::WriteIf(_) | Operation::Deallocate(_)
+        );
         match operation {
             Operation::Read => {
                 let mut data = vec![0; blocks as usize * BLOCK_BYTES];
@@ -150,6 +162,16 @@ impl Disk {
                     status = Status::COMPARE_FAILURE;
                 }
             }
+            Operation::Outcomes { queue: of, .. } => {
+                self.asked += 1;
+                let mut block = vec![0; BLOCK_BYTES];
+                let changes = self.ended.get(&of).map_or(&[][..], Vec::as_slice);
+                outcomes::encode(Some(changes), block.first_chunk_mut().unwrap());
+                return queue.complete_read(slot, block);
+            }
+            Operation::FlushMilestone if self.fails_flush => {
+                return queue.complete(slot, Status::WRITE_FAULT, Vec::new());
+            }
             Operation::FlushMilestone => {
                 self.flushes += 1;
                 self.durable = self.current.clone();
@@ -166,7 +188,13 @@ impl Disk {
             other => panic!("the gateway doesn't send {other:?}"),
         }
         if is_forced && status.is_success() {
-            self.durable = self.current.clone();
+            // As little as a drive may make durable: the blocks of this command.
+            for lba in lba..lba + u64::from(blocks) {
+                self.durable.insert(lba, self.current[&lba].clone());
+            }
+        }
+        if is_change && status.is_success() {
+            self.ended.entry(name).or_default().push(Ended { number, status, ranges: 0 });
         }
         queue.complete(slot, status, Vec::new());
     }
@@ -213,7 +241,8 @@ impl Lane {
         let connect = |link: &mut Link| link.connect(epoch, &target(link.milestone()));
         self.gateway.shared.link(connect).unwrap();
         let queue = HostQueue::new(BACK, Some(secure(queue_id, epoch, incarnation)));
-        let back = Back::new(Connection::new(dummy()), queue, epoch, BACK.transfer_max);
+        let bound_to = (epoch, incarnation);
+        let back = Back::new(Connection::new(dummy()), queue, bound_to, BACK.transfer_max);
         self.gateway.add_back(back, self.now);
         let commands = CommandSet::DEALLOCATE.with(CommandSet::WRITE_IF);
         self.target = Some(ControllerQueue::new(
@@ -251,9 +280,10 @@ impl Lane {
                 requests.truncate(bytes);
             }
             target.receive(&requests);
+            let name = back.queue.name();
             while let Some(event) = target.next_event() {
                 match event {
-                    ControllerEvent::Received(command) => disk.execute(target, command),
+                    ControllerEvent::Received(command) => disk.execute(name, target, command),
                     ControllerEvent::Failed { detail, .. } => panic!("{detail}"),
                 }
             }
@@ -307,7 +337,7 @@ impl Lane {
         let Some(ControllerEvent::Received(command)) = target.next_event() else {
             panic!("a command");
         };
-        disk.execute(&mut target, command);
+        disk.execute(self.gateway.backs[0].queue.name(), &mut target, command);
         target.transmit().take()
     }
 
@@ -376,7 +406,7 @@ fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(lane.ended[&flush].0, Status::SUCCESS);
-    assert_eq!((lane.read(&mut disk, 1), disk.flushes), (1, 2));
+    assert_eq!((lane.read(&mut disk, 1), disk.flushes), (1, 3), "the journal's own among them");
 }
 
 #[test]
@@ -403,14 +433,218 @@ fn a_write_is_sent_again_as_the_identical_ciphertext() {
     let (mut lane, mut disk) = world();
     let data = vec![5; DATA_BYTES];
     let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
-    // The write is executed and its answer is lost.
+    // The write is executed and its answer is lost, and then what was written.
     lane.step(&mut disk, Some((usize::MAX, 0)));
     assert_eq!(lane.ended.get(&tag), None);
     let first = disk.writes.clone();
+    disk.restart();
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
     assert_eq!(disk.writes, [first.clone(), first].concat());
+}
+
+/// A change that is made and whose answer is lost; then somebody else changes its blocks.
+fn lost_and_overwritten(command: HostCommand) -> (Lane, Disk, Status) {
+    let (mut lane, mut disk) = world();
+    for lba in 0..4 {
+        lane.write(&mut disk, lba, 1);
+    }
+    let tag = lane.submit(command);
+    lane.step(&mut disk, Some((usize::MAX, 0)));
+    assert_eq!(lane.ended.get(&tag), None);
+    // As another gateway's: all of them are something else, durably.
+    for lba in 0..4 {
+        disk.current.insert(lba, Box::new([9; BLOCK_BYTES]));
+    }
+    let (others, before) = (disk.current.clone(), disk.writes.len());
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    let status = lane.ended.remove(&tag).expect("the command ended").0;
+    assert!(disk.current == others, "it happened twice");
+    assert_eq!(disk.writes.len(), before);
+    (lane, disk, status)
+}
+
+#[test]
+fn a_change_whose_answer_was_lost_is_not_made_twice() {
+    for is_forced in [false, true] {
+        let data = vec![2; DATA_BYTES];
+        let command = HostCommand::Write { lba: 1, data, is_forced };
+        let (lane, disk, status) = lost_and_overwritten(command);
+        assert_eq!((status, disk.asked), (Status::SUCCESS, 1));
+        assert!(!lane.gateway.shared.link(|link| link.journal.is_empty()), "it isn't flushed");
+    }
+    let ranges = vec![LbaRange { lba: 0, blocks: 1 }, LbaRange { lba: 2, blocks: 2 }];
+    assert_eq!(lost_and_overwritten(HostCommand::Deallocate(ranges)).2, Status::SUCCESS);
+}
+
+#[test]
+fn a_change_that_was_not_made_is_sent_again_and_one_that_failed_is_not() {
+    let failed = Ended { number: 1, status: Status::WRITE_FAULT, ranges: 0 };
+    for (known, ended) in [(None, Status::SUCCESS), (Some(failed), Status::WRITE_FAULT)] {
+        let (mut lane, mut disk) = world();
+        let name = lane.gateway.backs[0].queue.name();
+        let tag =
+            lane.submit(HostCommand::Write { lba: 9, data: vec![5; DATA_BYTES], is_forced: false });
+        lane.step(&mut disk, Some((0, 0)));
+        disk.ended.entry(name).or_default().extend(known);
+        lane.connect(2, disk.incarnation);
+        lane.settle(&mut disk);
+        assert_eq!(lane.ended.remove(&tag).unwrap().0, ended);
+        assert_eq!(disk.writes.len(), usize::from(known.is_none()));
+        let held = lane.gateway.shared.link(|link| link.begin(std::slice::from_ref(&(9..10)), 10));
+        assert_eq!(held, link::Begin::Begun, "its blocks are free again");
+    }
+}
+
+#[test]
+fn a_question_that_is_lost_is_asked_again_of_the_first_queue() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    lane.step(&mut disk, Some((usize::MAX, 0)));
+    for epoch in 2..5 {
+        lane.connect(epoch, disk.incarnation);
+        lane.step(&mut disk, Some((usize::MAX, 0)));
+    }
+    assert_eq!(disk.asked, 3);
+    lane.connect(5, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
+    assert_eq!((disk.writes.len(), disk.asked), (1, 4));
+}
+
+#[test]
+fn a_change_that_its_target_has_forgotten_is_not_claimed_and_not_made_again() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    lane.step(&mut disk, Some((0, 0)));
+    lane.connect(2, disk.incarnation);
+    lane.gateway.submit(lane.now);
+    let asked = lane.gateway.backs[0].queue.outstanding();
+    assert_eq!(asked, 1);
+    let name = secure(1, 1, 1).name();
+    lane.gateway.told(name, Status::SUCCESS, &[0; BLOCK_BYTES]);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::INTERNAL_PATH_ERROR.final_());
+    assert!(disk.writes.is_empty());
+}
+
+#[test]
+fn of_a_deallocation_that_was_made_in_part_the_rest_is_made() {
+    let (mut lane, mut disk) = world();
+    for lba in 0..3 {
+        lane.write(&mut disk, lba, 1);
+    }
+    let name = lane.gateway.backs[0].queue.name();
+    let ranges = (0..3).map(|lba| LbaRange { lba, blocks: 1 }).collect();
+    let tag = lane.submit(HostCommand::Deallocate(ranges));
+    lane.step(&mut disk, Some((0, 0)));
+    let aborted = Ended { number: 4, status: Status::ABORTED, ranges: 2 };
+    disk.ended.entry(name).or_default().push(aborted);
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
+    let left: Vec<u64> = (0..3).filter(|lba| disk.current.contains_key(lba)).collect();
+    assert_eq!(left, [0, 1], "those that were done are somebody else's now");
+    // A target that restarts has lost all of it.
+    lane.lose();
+    disk.restart();
+    disk.durable.clear();
+    lane.connect(3, disk.incarnation);
+    assert!((0..3).all(|lba| lane.read(&mut disk, lba) == 0));
+}
+
+#[test]
+fn what_was_acknowledged_as_durable_is_never_undone_by_sending_the_journal_again() {
+    // Each change of blocks 3 and 4, and whether it is durable when it is answered.
+    let write = |lba, count: usize, byte, is_forced| HostCommand::Write {
+        lba,
+        data: vec![byte; count * DATA_BYTES],
+        is_forced,
+    };
+    let deallocate = HostCommand::Deallocate(vec![LbaRange { lba: 3, blocks: 2 }]);
+    let histories = [
+        vec![write(3, 1, 1, false), write(3, 1, 2, true)],
+        vec![write(2, 3, 1, false), write(3, 1, 2, true)],
+        vec![deallocate, write(3, 1, 2, true), write(4, 1, 3, false)],
+        vec![write(3, 2, 1, false), write(3, 1, 2, true), write(4, 1, 3, false)],
+    ];
+    for history in histories {
+        // The target dies again, with its gateway, after each byte that comes through.
+        for bytes in (0..40_000).step_by(1000) {
+            let (mut lane, mut disk) = world();
+            for command in history.clone() {
+                assert_eq!(lane.run(&mut disk, command).0, Status::SUCCESS);
+            }
+            lane.lose();
+            disk.restart();
+            lane.connect(2, disk.incarnation);
+            lane.step(&mut disk, Some((bytes, 0)));
+            // Whatever of it is durable then.
+            for left in [&disk.durable, &disk.current] {
+                let block = left.get(&3).expect("it was durable").as_ref();
+                let mut plain = [0; DATA_BYTES];
+                lane.gateway.shared.keys.open(3, block, &mut plain).expect("opens");
+                assert!(plain == [2; DATA_BYTES], "{bytes} bytes of the journal came through");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_journal_is_flushed_behind_itself_and_nothing_else_moves_before() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 3, 7);
+    lane.lose();
+    disk.restart();
+    lane.connect(2, disk.incarnation);
+    let read = lane.submit(HostCommand::Read { lba: 3, blocks: 1 });
+    lane.step(&mut disk, None);
+    assert_eq!((disk.writes.len(), disk.flushes), (2, 0));
+    lane.step(&mut disk, None);
+    assert_eq!(disk.flushes, 1);
+    assert!(!lane.ended.contains_key(&read));
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&read].1, vec![7; DATA_BYTES]);
+    disk.restart();
+    assert_eq!(disk.current.len(), 1);
+    assert!(lane.gateway.shared.link(|link| link.journal.is_empty()));
+}
+
+#[test]
+fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    lanes[0].connect(1, 1);
+    for lba in 0..6 {
+        lanes[0].write(&mut disk, lba, 1);
+    }
+    lanes[0].lose();
+    disk.restart();
+    disk.writes.clear();
+    lanes[0].connect(2, disk.incarnation);
+    // Three blocks come through, and none of the answers.
+    lanes[0].step(&mut disk, Some((3 * (BLOCK_BYTES + 72) + 10, 0)));
+    let came_through: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
+    assert_eq!(came_through.len(), 3);
+    // Another gateway overwrites them. Another queue goes on.
+    for lba in &came_through {
+        disk.current.insert(*lba, Box::new([9; BLOCK_BYTES]));
+    }
+    lanes[1].connect(3, disk.incarnation);
+    for _ in 0..4 {
+        lanes.iter_mut().for_each(|lane| lane.settle(&mut disk));
+    }
+    assert_eq!(common.link(|link| link.phase()), Phase::Ready);
+    let mut sent: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
+    sent.sort_unstable();
+    assert_eq!(sent, [0, 1, 2, 3, 4, 5], "each once");
+    assert!(came_through.iter().all(|lba| *disk.current[lba] == [9; BLOCK_BYTES]));
+    assert_eq!(disk.asked, 1);
 }
 
 #[test]
@@ -442,13 +676,15 @@ fn a_lost_compare_and_write_that_nobody_can_tell_of_is_not_claimed() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 6, 1);
     lane.write(&mut disk, 7, 1);
+    assert_eq!(lane.run(&mut disk, HostCommand::Flush).0, Status::SUCCESS);
     let (expected, data) = (vec![1; DATA_BYTES], vec![2; DATA_BYTES]);
     let tag = lane.submit(HostCommand::CompareAndWrite { lba: 6, expected, data });
     lane.step(&mut disk, None);
     lane.step(&mut disk, Some((0, 0)));
     // It may have been executed, and overwritten since.
     let others = disk.current[&7].clone();
-    disk.current.insert(6, others);
+    disk.durable.insert(6, others);
+    disk.restart();
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::INTERNAL_PATH_ERROR.final_());
@@ -807,4 +1043,79 @@ fn zeroes_are_sealed_where_all_sectors_are_and_come_again_as_they_were() {
     assert!((3..23).all(|lba| lane.read(&mut disk, lba) == 0));
     let sealed = lane.gateway.shared.counters.sectors_sealed.load(Ordering::Relaxed);
     assert_eq!(sealed, 20, "sent again, not sealed again");
+}
+
+#[test]
+fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    lanes[0].write(&mut disk, 1, 1);
+    let flush = lanes[0].submit(HostCommand::Flush);
+    let answers = lanes[0].executed(&mut disk);
+    assert_eq!(lanes[1].write(&mut disk, 2, 2), Status::SUCCESS);
+    lanes[0].gateway.backs[0].queue.receive(&answers);
+    lanes[0].settle(&mut disk);
+    assert_eq!(lanes[0].ended[&flush].0, Status::SUCCESS);
+    lanes.iter_mut().for_each(Lane::lose);
+    disk.restart();
+    lanes.iter_mut().for_each(|lane| lane.connect(2, disk.incarnation));
+    assert_eq!(lanes[0].read(&mut disk, 2), 2);
+}
+
+#[test]
+fn an_answer_for_a_command_that_was_given_up_is_not_its_successors() {
+    let (mut lane, mut disk) = world();
+    let write =
+        |byte| HostCommand::Write { lba: 9, data: vec![byte; DATA_BYTES], is_forced: false };
+    let first = lane.submit(write(5));
+    lane.step(&mut disk, Some((0, 0)));
+    disk.restart();
+    // It is sent again, and answered when it has been given up and its slot is another command's.
+    lane.now += 50 * SECOND;
+    lane.connect(2, disk.incarnation);
+    let answers = lane.executed(&mut disk);
+    lane.now += 11 * SECOND;
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&first).unwrap().0, Status::INTERNAL_PATH_ERROR);
+    let second = lane.submit(write(6));
+    lane.gateway.backs[0].queue.receive(&answers);
+    lane.settle(&mut disk);
+    assert!(!lane.ended.contains_key(&second), "the target never saw it");
+    lane.connect(3, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&second].0, Status::SUCCESS);
+    assert_eq!(lane.read(&mut disk, 9), 6);
+}
+
+#[test]
+fn a_journal_that_cannot_be_flushed_is_told_to_who_needs_room_in_it_only() {
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, fails_flush: true, ..Disk::default() };
+    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    let mut lba = 0;
+    while !common.link(|link| link.journal.is_half_full()) {
+        lba = (lba + 1) % BLOCKS;
+        assert_eq!(lanes[0].write(&mut disk, lba, 1), Status::SUCCESS);
+    }
+    // The first queue flushes; until that has failed the second one has used up the room.
+    lanes[0].submit(HostCommand::Write { lba: 0, data: vec![1; DATA_BYTES], is_forced: false });
+    let answers = lanes[0].executed(&mut disk);
+    let waiting = loop {
+        lba = lba % (BLOCKS - 1) + 1;
+        let data = vec![2; DATA_BYTES];
+        let tag = lanes[1].submit(HostCommand::Write { lba, data, is_forced: false });
+        lanes[1].settle(&mut disk);
+        if lanes[1].ended.remove(&tag).is_none() {
+            break tag;
+        }
+    };
+    lanes[0].gateway.backs[0].queue.receive(&answers);
+    let read = lanes[0].submit(HostCommand::Read { lba: 5, blocks: 1 });
+    lanes[0].settle(&mut disk);
+    assert!(!lanes[0].ended.contains_key(&read), "it needs no room");
+    lanes[1].settle(&mut disk);
+    assert_eq!(failure_of(lanes[1].ended[&waiting].0), failure_of(Status::WRITE_FAULT));
 }

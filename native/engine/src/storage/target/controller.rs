@@ -15,6 +15,7 @@ use sealane_proto::secure_queue::SecureQueue;
 use super::assigned::{AnaState, Assigned};
 use super::mailbox::{Mailbox, Message};
 use super::namespace::Namespace;
+use super::outcomes::QueueName;
 use super::reservation::HostId;
 use super::worker::Worker;
 use crate::clock;
@@ -164,13 +165,14 @@ impl Controller {
         state.mailboxes.push((queue_id, Arc::downgrade(&mailbox)));
         let shared = Arc::clone(&self.shared);
         let number = NEXT_QUEUE.fetch_add(1, Ordering::Relaxed);
-        let is_secure = secure.is_some();
+        let secure_name =
+            secure.as_ref().map(|queue| (queue.host_nqn().to_owned(), name_of(queue)));
         shared.touch();
         // With the state locked: no change of namespaces may come between.
         self.queues.start(format!("target-q{queue_id}"), self.shared.association, move |stop| {
             let queue = ControllerQueue::new(limits, Vec::new(), secure);
             let ids = (queue_id, limits.queue_depth);
-            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, is_secure));
+            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, secure_name));
             worker.assign(&namespaces);
             worker.event("queue_opened", "", None, String::new());
             let (reason, detail) = worker.run(&mut Connection::new(fd), stop.as_fd());
@@ -224,4 +226,8 @@ impl Controller {
     pub fn errors(&self) -> Vec<ErrorEntry> {
         self.shared.lock().errors.iter().rev().copied().collect()
     }
+}
+
+fn name_of(queue: &SecureQueue) -> QueueName {
+    QueueName { name: queue.name(), epoch: queue.association_epoch() }
 }

@@ -10,11 +10,13 @@ use std::ops::Range;
 use sealane_proto::freshness::milestone::MILESTONE_BYTES;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
+use sealane_proto::nvme::outcomes::{self, Ended};
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, block_iv, take_expected_iv};
 
 use super::mailbox::Waiter;
 use super::namespace::{Namespace, add};
+use super::outcomes::QueueName;
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
@@ -22,6 +24,10 @@ use super::worker::Worker;
 use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreDone, StoreRequest};
 use crate::storage::stores::fresh::failure::reason_of;
+
+/// Blocks of a verify that are read at a time, however many it names: it moves none to the host,
+/// so that no transfer bounds them.
+const VERIFY_BLOCKS: u64 = 32;
 
 /// Namespace id of a flush of all namespaces.
 const ALL_NAMESPACES: u32 = u32::MAX;
@@ -41,9 +47,27 @@ pub(super) struct Task {
     status: Status,
     /// Ranges of a deallocation that are done.
     ranges_done: usize,
+    /// Blocks of a verify that are done.
+    verified: u64,
+    /// Number and id of the command, by which its gateway may ask how it ended.
+    number: u64,
+    cid: u16,
+    /// A store was given a change to make.
+    has_changed: bool,
 }
 
 impl Task {
+    /// The blocks that its next read of the store has.
+    fn to_read(&self) -> Range<u64> {
+        match self.operation {
+            Operation::Verify => {
+                let start = self.blocks.start + self.verified;
+                start..self.blocks.end.min(start + VERIFY_BLOCKS)
+            }
+            _ => self.blocks.clone(),
+        }
+    }
+
     fn mode(&self) -> Mode {
         match self.operation {
             Operation::Read | Operation::Compare(_) | Operation::Verify => Mode::Shared,
@@ -57,9 +81,25 @@ impl Task {
             Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }
-            | Operation::ReservationReport { .. } => None,
+            | Operation::ReservationReport { .. }
+            | Operation::Outcomes { .. } => None,
             _ => Some(Group::Write),
         }
+    }
+
+    /// How the command ended, if it changed anything or began to.
+    fn ended(&self) -> Option<Ended> {
+        let (mut status, mut ranges) = (self.status, 0);
+        if let Operation::Deallocate(all) = &self.operation
+            && self.ranges_done < all.len()
+        {
+            ranges = self.ranges_done as u16;
+            if status.is_success() {
+                // Its queue ended between two of its ranges.
+                status = Status::ABORTED;
+            }
+        }
+        self.has_changed.then_some(Ended { number: self.number, status, ranges })
     }
 
     /// Whether its store operation is a read. A write-if that still has its sectors waits for
@@ -97,7 +137,7 @@ impl Task {
 impl Worker {
     /// Begins a command that the queue handed out.
     pub fn execute(&mut self, command: Command) {
-        let Command { slot, nsid, operation, lba, blocks, is_forced } = command;
+        let Command { slot, nsid, operation, lba, blocks, is_forced, number, cid } = command;
         if nsid == ALL_NAMESPACES {
             return self.flush_all(slot);
         }
@@ -106,6 +146,10 @@ impl Worker {
             return self.queue.complete(slot, Status::INVALID_NAMESPACE.final_(), Vec::new());
         };
         let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
+        if self.secure_name.is_some() && usize::from(cid) >= self.tasks.len() {
+            // Ends are kept by command id, so those of a gateway are as many as its queue is deep.
+            return self.queue.complete(slot, Status::INVALID_FIELD.final_(), Vec::new());
+        }
         let blocks = lba..lba.saturating_add(u64::from(blocks));
         if blocks.end > attachment.namespace.block_count() {
             return self.queue.complete(slot, Status::LBA_OUT_OF_RANGE.final_(), Vec::new());
@@ -121,6 +165,10 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            verified: 0,
+            number,
+            cid,
+            has_changed: false,
         };
         let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
         let cost = task.cost(attachment.namespace.block_bytes());
@@ -141,9 +189,10 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let blocks = match &task.operation {
-            Operation::Flush | Operation::FlushMilestone | Operation::ReservationReport { .. } => {
-                None
-            }
+            Operation::Flush
+            | Operation::FlushMilestone
+            | Operation::Outcomes { .. }
+            | Operation::ReservationReport { .. } => None,
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
             // Nothing runs while reservations change: who is preempted has nothing in flight.
             Operation::ReservationRegister { .. }
@@ -175,7 +224,8 @@ impl Worker {
             return self.finish(slot, Vec::new());
         }
         let lba = task.blocks.start;
-        let bytes = (task.blocks.end - lba) as usize * namespace.block_bytes();
+        let to_read = task.to_read();
+        let bytes = (to_read.end - to_read.start) as usize * namespace.block_bytes();
         let request = match &mut task.operation {
             Operation::Read
             | Operation::Compare(_)
@@ -183,7 +233,7 @@ impl Worker {
             | Operation::CompareAndWrite { .. }
             | Operation::WriteIf(_) => {
                 self.reading += bytes;
-                StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
+                StoreRequest::Read { lba: to_read.start, buffer: self.queue.buffer(bytes) }
             }
             Operation::Write(data) => {
                 let buffer = std::mem::take(data);
@@ -197,8 +247,14 @@ impl Worker {
                 StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
             }
             Operation::Flush | Operation::FlushMilestone => StoreRequest::Flush,
+            Operation::Outcomes { queue, epoch } => {
+                let name = QueueName { name: *queue, epoch: *epoch };
+                return self.tell_outcomes_of(slot, name);
+            }
             _ => return self.change_reservations(slot),
         };
+        task.has_changed |=
+            matches!(request, StoreRequest::Write { .. } | StoreRequest::Deallocate { .. });
         task.stores += 1;
         attachment.channel.submit(u64::from(slot), request);
     }
@@ -213,6 +269,10 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            verified: 0,
+            number: 0,
+            cid: 0,
+            has_changed: false,
         };
         let host = self.controller.host_id;
         for attachment in self.attachments.iter_mut().flatten() {
@@ -249,6 +309,8 @@ impl Worker {
             let detail = error.to_string();
             if error.kind() == io::ErrorKind::NotConnected {
                 self.store_lost = Some(detail.clone());
+                // A device that the gateway has to itself: it makes the change again.
+                task.has_changed = false;
             }
             let refusal = (reason, lba, detail);
             report(namespace, self.controller.association, self.queue_id, refusal);
@@ -287,6 +349,7 @@ impl Worker {
             return self.finish(slot, buffer);
         }
         task.operation = Operation::Write(Vec::new());
+        task.has_changed = true;
         task.stores += 1;
         let (lba, durable) = (task.blocks.start, task.is_forced);
         let request = StoreRequest::Write { lba, buffer, durable };
@@ -298,14 +361,14 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let namespace = &attachment.namespace;
-        let lba = task.blocks.start;
-        if let Err((reason, lba)) = namespace.check(lba, &mut buffer) {
+        let read = task.to_read();
+        if let Err((reason, lba)) = namespace.check(read.start, &mut buffer) {
             task.status = Status::from(reason);
             let refusal = (reason, Some(lba), "stored sector".to_owned());
             report(namespace, self.controller.association, self.queue_id, refusal);
             return self.finish(slot, buffer);
         }
-        let blocks = task.blocks.end - lba;
+        let blocks = read.end - read.start;
         match &mut task.operation {
             Operation::Read => {
                 add(&namespace.counters.reads, 1);
@@ -327,9 +390,30 @@ impl Worker {
                 }
                 task.status = Status::COMPARE_FAILURE.final_();
             }
+            Operation::Verify => {
+                task.verified += read.end - read.start;
+                if !task.to_read().is_empty() && !self.is_ending {
+                    return self.verify_more(slot, buffer);
+                }
+                if !task.to_read().is_empty() {
+                    task.status = Status::ABORTED;
+                }
+            }
             _ => {}
         }
         self.finish(slot, buffer);
+    }
+
+    /// Goes on with a verify; its range stays locked.
+    fn verify_more(&mut self, slot: u16, mut buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let next = task.to_read();
+        let bytes = (next.end - next.start) as usize * attachment.namespace.block_bytes();
+        buffer.resize(bytes, 0);
+        self.reading += bytes;
+        task.stores += 1;
+        attachment.channel.submit(u64::from(slot), StoreRequest::Read { lba: next.start, buffer });
     }
 
     /// Blocks were stored, deallocated or made durable.
@@ -368,6 +452,20 @@ impl Worker {
             }
         }
         self.finish(slot, buffer);
+    }
+
+    /// Answers how the changes of another queue of the same gateway ended.
+    fn tell_outcomes_of(&mut self, slot: u16, name: QueueName) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let mut data = self.queue.buffer(BLOCK_BYTES);
+        if let Some((gateway, _)) = &self.secure_name
+            && let Some(block) = data.first_chunk_mut()
+        {
+            outcomes::encode(attachment.namespace.outcomes().of(gateway, name), block);
+        }
+        self.queue.complete_read(slot, data);
+        self.forget(slot);
     }
 
     fn change_reservations(&mut self, slot: u16) {
@@ -424,10 +522,15 @@ impl Worker {
     fn forget(&mut self, slot: u16) {
         let task = self.tasks.get_mut(usize::from(slot)).and_then(Option::take);
         let Some(task) = task else { return };
-        if let Some(Some(attachment)) = self.attachments.get(task.attachment)
-            && let Some(id) = task.lock
-        {
-            attachment.namespace.release(id);
+        if let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) {
+            if self.secure_name.is_some()
+                && let Some(ended) = task.ended()
+            {
+                attachment.changes.note(task.cid, ended);
+            }
+            if let Some(id) = task.lock {
+                attachment.namespace.release(id);
+            }
         }
         self.detach(task.attachment);
     }

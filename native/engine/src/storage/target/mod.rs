@@ -7,6 +7,7 @@ pub mod jobs;
 mod load;
 mod mailbox;
 pub mod namespace;
+mod outcomes;
 pub mod qos;
 mod range_lock;
 pub mod reservation;

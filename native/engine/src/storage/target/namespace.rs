@@ -13,6 +13,7 @@ use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unw
 
 use super::load::{HostLoad, Load};
 use super::mailbox::{Message, Waiter};
+use super::outcomes::Outcomes;
 use super::qos::{Cost, Qos, QosLimits};
 use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
 use super::reservation::{Group, HostId, Notices, Reservations};
@@ -63,6 +64,7 @@ pub struct Namespace {
     is_reserved: AtomicBool,
     pub(super) counters: Counters,
     load: Mutex<Load>,
+    outcomes: Mutex<Outcomes>,
     events: Arc<EventLog>,
 }
 
@@ -109,6 +111,7 @@ impl Namespace {
             is_reserved: AtomicBool::new(false),
             counters: Counters::default(),
             load: Mutex::default(),
+            outcomes: Mutex::default(),
             events,
         })
     }
@@ -362,6 +365,11 @@ impl Namespace {
             });
         }
         Ok(())
+    }
+
+    /// How the changes of its secure queues ended.
+    pub(super) fn outcomes(&self) -> MutexGuard<'_, Outcomes> {
+        lock(&self.outcomes)
     }
 
     pub(super) fn begin(&self) {

@@ -18,6 +18,7 @@ use super::controller::Shared;
 use super::execution::Task;
 use super::mailbox::{Mailbox, Message};
 use super::namespace::Namespace;
+use super::outcomes::{Changes, QueueName};
 use crate::clock;
 use crate::storage::connection::{Connection, Gone};
 use crate::storage::events::StorageEvent;
@@ -41,6 +42,8 @@ pub(super) struct Attachment {
     pub channel: Box<dyn StoreChannel>,
     /// Commands of this queue that use it.
     pub tasks: usize,
+    /// How the changes ended, for a secure queue.
+    pub changes: Changes,
     /// No longer the controller's; goes with its last command.
     is_retired: bool,
 }
@@ -52,7 +55,8 @@ pub(super) struct Worker {
     pub queue_id: u16,
     /// Unlike any other queue's of the process.
     pub number: u64,
-    pub is_secure: bool,
+    /// NQN of the gateway and name of a secure queue; None: a plain one.
+    pub secure_name: Option<(String, QueueName)>,
     pub attachments: Vec<Option<Attachment>>,
     /// By slot of the queue.
     pub tasks: Vec<Option<Task>>,
@@ -73,7 +77,7 @@ impl Worker {
         mailbox: Arc<Mailbox>,
         queue: ControllerQueue,
         (queue_id, queue_depth): (u16, u16),
-        (number, is_secure): (u64, bool),
+        (number, secure_name): (u64, Option<(String, QueueName)>),
     ) -> Self {
         Self {
             controller,
@@ -81,7 +85,7 @@ impl Worker {
             queue,
             queue_id,
             number,
-            is_secure,
+            secure_name,
             attachments: Vec::new(),
             tasks: (0..queue_depth.max(2)).map(|_| None).collect(),
             reading: 0,
@@ -97,6 +101,7 @@ impl Worker {
     pub fn run(&mut self, connection: &mut Connection, stop: BorrowedFd<'_>) -> Ended {
         let ended = self.serve(connection, stop);
         self.drain();
+        self.tell_outcomes();
         ended
     }
 
@@ -228,7 +233,7 @@ impl Worker {
 
     /// Makes the queue's namespaces these, as far as they may be on a queue of its kind.
     pub fn assign(&mut self, assigned: &[Assigned]) {
-        let fits = |entry: &&Assigned| entry.namespace.is_sealed() == self.is_secure;
+        let fits = |entry: &&Assigned| entry.namespace.is_sealed() == self.secure_name.is_some();
         let assigned: Vec<&Assigned> = assigned.iter().filter(fits).collect();
         self.queue.set_namespaces(assigned.iter().map(|entry| entry.format()).collect());
         let is_same = |attachment: &Attachment, entry: &Assigned| {
@@ -258,7 +263,12 @@ impl Worker {
 
     fn attach(&mut self, entry: &Assigned, channel: Box<dyn StoreChannel>) {
         let (nsid, namespace) = (entry.nsid, Arc::clone(&entry.namespace));
-        let attachment = Some(Attachment { nsid, namespace, channel, tasks: 0, is_retired: false });
+        if let Some((gateway, name)) = &self.secure_name {
+            namespace.outcomes().begin(gateway, *name);
+        }
+        let changes = Changes::default();
+        let attachment =
+            Some(Attachment { nsid, namespace, channel, tasks: 0, changes, is_retired: false });
         match self.attachments.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = attachment,
             None => self.attachments.push(attachment),
@@ -354,6 +364,15 @@ impl Worker {
             let left = due.map_or(DRAIN_LOOK, |due| due.saturating_sub(clock::now()));
             // Whatever `poll` says, `collect` looks.
             let _ = poll(&mut fds, Some(&clock::timespec(left.min(DRAIN_LOOK))));
+        }
+    }
+
+    /// Says how the changes ended, once nothing of the queue is in flight.
+    fn tell_outcomes(&mut self) {
+        let Some((gateway, name)) = &self.secure_name else { return };
+        for attachment in self.attachments.iter_mut().flatten() {
+            let changes = std::mem::take(&mut attachment.changes);
+            attachment.namespace.outcomes().end(gateway, *name, changes);
         }
     }
 

@@ -389,8 +389,10 @@ impl ControllerQueue {
     }
 
     fn event(&mut self, slot: u16, entry: &SubmissionEntry, operation: Operation) {
+        let mut number = 0;
         if let Some(slot) = self.slot_mut(slot) {
             slot.stage = Stage::Executing;
+            number = slot.number;
         }
         let (lba, blocks) = if entry.has_block_range() {
             (entry.start_lba.get(), entry.block_count())
@@ -399,7 +401,8 @@ impl ControllerQueue {
         };
         let writes = matches!(entry.opcode, WRITE | WRITE_ZEROES | WRITE_IF);
         let is_forced = writes && entry.cdw12.get() & FORCE_UNIT_ACCESS != 0;
-        let command = Command { slot, nsid: entry.nsid.get(), operation, lba, blocks, is_forced };
+        let (nsid, cid) = (entry.nsid.get(), entry.cid.get());
+        let command = Command { slot, nsid, operation, lba, blocks, is_forced, number, cid };
         self.events.push_back(ControllerEvent::Received(command));
     }
 }

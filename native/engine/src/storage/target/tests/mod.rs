@@ -4,6 +4,7 @@ mod commands;
 mod concurrency;
 pub mod hosts;
 mod lifetime;
+mod outcomes;
 mod permits;
 mod reservations;
 pub mod store;

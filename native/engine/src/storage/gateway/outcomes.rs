@@ -1,0 +1,141 @@
+//! What became of changes whose association was lost, asked of the target behind its fence: what was
+//! made must not be made again, because another gateway may have changed the blocks in between
+//! (`docs/secure-queue.md` §3).
+//!
+//! Only the incarnation that a change was sent to can tell. What another one has of it is decided by
+//! the journal and by sending again.
+
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::outcomes::{Ended, decode};
+use sealane_proto::nvme::status::Status;
+
+use super::front::Front;
+use super::journal::Change;
+use super::queue::GatewayQueue;
+use super::request::{Owner, Part, Sent, Work};
+
+/// What is known of a change that was sent.
+pub(super) enum Fate {
+    /// Its queue ended before it began: it never happens.
+    Unmade,
+    /// The target is being asked.
+    Asked,
+    /// It was made, or failed, or part of its ranges is done.
+    Ended(Ended),
+    /// The target doesn't know any more.
+    Forgotten,
+}
+
+/// A queue that is over, and what its target says of its changes.
+#[derive(Debug)]
+pub(super) struct Answer {
+    queue: u64,
+    /// None: asked, and not answered yet.
+    changes: Option<Option<Vec<Ended>>>,
+}
+
+impl<F: Front> GatewayQueue<F> {
+    /// What became of a change that was sent to this incarnation of the target.
+    pub(super) fn fate(&mut self, sent: Sent, now: Nanos) -> Fate {
+        if let Some(answer) = self.answers.iter().find(|answer| answer.queue == sent.queue) {
+            return match &answer.changes {
+                None => Fate::Asked,
+                Some(None) => Fate::Forgotten,
+                Some(Some(changes)) => {
+                    let ended = changes.iter().find(|ended| ended.number == sent.number);
+                    ended.map_or(Fate::Unmade, |ended| Fate::Ended(*ended))
+                }
+            };
+        }
+        if self.has_room() {
+            self.answers.push(Answer { queue: sent.queue, changes: None });
+            let work = Work::Outcomes { queue: sent.queue, epoch: sent.epoch };
+            self.send(Part::internal(Owner::Outcomes, work), now);
+        }
+        Fate::Asked
+    }
+
+    /// The target answered how the changes of a queue ended.
+    pub(super) fn told(&mut self, queue: u64, status: Status, data: &[u8]) {
+        let told = if status.is_success() { decode(data) } else { None };
+        if let Some(answer) = self.answers.iter_mut().find(|answer| answer.queue == queue) {
+            answer.changes = Some(told);
+        }
+    }
+
+    /// Questions that were lost are asked again.
+    pub(super) fn forget_questions(&mut self) {
+        self.answers.retain(|answer| answer.changes.is_some());
+    }
+
+    /// Settles the changes that were on their way when their association was lost: those that were
+    /// made are acknowledged, the others may be sent again.
+    pub(super) fn settle_unknown(&mut self, now: Nanos) {
+        let Some((incarnation, epoch)) =
+            self.backs.last().map(|back| (back.incarnation, back.epoch))
+        else {
+            return;
+        };
+        for mut part in std::mem::take(&mut self.again) {
+            let Some(sent) = part.sent else {
+                self.again.push(part);
+                continue;
+            };
+            if sent.incarnation != incarnation {
+                // It may have been made, and lost or not.
+                part.is_unknown = true;
+                part.sent = None;
+                part.ranges_done = 0;
+                self.again.push(part);
+                continue;
+            }
+            match self.fate(sent, now) {
+                Fate::Asked => self.again.push(part),
+                Fate::Unmade => {
+                    part.sent = None;
+                    self.again.push(part);
+                }
+                Fate::Ended(ended) if ended.status.code() == Status::ABORTED.code() => {
+                    part.sent = None;
+                    part.ranges_done += usize::from(ended.ranges);
+                    self.again.push(part);
+                }
+                Fate::Ended(ended) => {
+                    part.epoch = epoch;
+                    self.ended_before(part, ended.status, now);
+                }
+                Fate::Forgotten => {
+                    self.give_up(&part);
+                    self.part_done(&part, Status::INTERNAL_PATH_ERROR.final_());
+                }
+            }
+        }
+        if self.again.is_empty() && self.replay.is_none() {
+            self.answers.retain(|answer| answer.changes.is_none());
+        }
+    }
+
+    /// A change ended like this, and the answer was lost.
+    fn ended_before(&mut self, mut part: Part, status: Status, now: Nanos) {
+        match std::mem::replace(&mut part.work, Work::Read) {
+            Work::Change { change, is_forced } => {
+                self.change_ended(part, change, is_forced, status)
+            }
+            Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
+            work => self.again.push(Part { work, sent: None, ..part }),
+        }
+    }
+}
+
+/// Whether it matters if this is done twice.
+pub(super) fn is_change(work: &Work) -> bool {
+    matches!(work, Work::Change { .. } | Work::Swap { .. })
+}
+
+/// The ranges of a deallocation that are still to be done.
+pub(super) fn ranges_left(change: &Change, done: usize) -> &[std::ops::Range<u64>] {
+    match change {
+        Change::Deallocate(ranges) => ranges.get(done..).unwrap_or_default(),
+        Change::Write { .. } => &[],
+    }
+}

@@ -1,0 +1,133 @@
+//! A gateway that lost a queue asks how its changes ended.
+
+use std::sync::Arc;
+use std::thread;
+
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::operation::LbaRange;
+use sealane_proto::nvme::outcomes::{Ended, decode};
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, set_expected_iv};
+
+use super::hosts::{Host, controller, sealed, secure};
+use super::store::ShuffledStore;
+use crate::storage::target::Namespace;
+
+fn world() -> (ShuffledStore, Arc<Namespace>) {
+    let store = ShuffledStore::new(16, true, 21);
+    let namespace = Namespace::new(Box::new(store.clone())).unwrap();
+    (store, Arc::new(namespace))
+}
+
+/// Asks on a queue of its own for those of queue 1.
+fn outcomes(namespace: &Arc<Namespace>) -> Option<Vec<Ended>> {
+    let asking = controller(2, namespace);
+    let mut host = Host::connect(&asking, 2, true);
+    let (status, data) = host.run(HostCommand::Outcomes { queue: secure(1).name(), epoch: 1 });
+    assert_eq!(status, Status::SUCCESS);
+    decode(&data)
+}
+
+fn made(number: u64) -> Ended {
+    Ended { number, status: Status::SUCCESS, ranges: 0 }
+}
+
+#[test]
+fn what_was_made_is_told_and_what_was_refused_or_read_is_not() {
+    let (store, namespace) = world();
+    let first = controller(1, &namespace);
+    let mut host = Host::connect(&first, 1, true);
+    // All at once: none of them reuses another's command id.
+    let mut other_than_stored = sealed(8);
+    set_expected_iv(other_than_stored.first_chunk_mut::<BLOCK_BYTES>().unwrap(), &[7; 12]);
+    let commands = [
+        HostCommand::Write { lba: 3, data: sealed(5), is_forced: false },
+        HostCommand::Read { lba: 9, blocks: 1 },
+        HostCommand::WriteIf { lba: 4, data: other_than_stored, is_forced: false },
+        HostCommand::WriteIf { lba: 5, data: sealed(6), is_forced: true },
+        HostCommand::FlushMilestone,
+        HostCommand::Deallocate(vec![
+            LbaRange { lba: 6, blocks: 1 },
+            LbaRange { lba: 8, blocks: 2 },
+        ]),
+        HostCommand::Write { lba: 16, data: sealed(5), is_forced: false },
+    ];
+    let tags = commands.map(|command| host.submit(command));
+    assert_eq!(outcomes(&namespace), None, "it isn't over");
+    for tag in tags {
+        host.finish(tag);
+    }
+    first.close();
+    assert_eq!(outcomes(&namespace), Some(vec![made(1), made(4), made(6)]));
+    store.fail(true);
+    let third = controller(3, &namespace);
+    let mut host = Host::connect(&third, 1, true);
+    assert!(!host.write(3, sealed(9)).is_success());
+    third.close();
+    store.fail(false);
+    let failed = outcomes(&namespace).expect("known");
+    assert_eq!((failed.len(), failed[0].number, failed[0].status.is_success()), (1, 1, false));
+}
+
+#[test]
+fn a_change_that_the_store_has_when_its_queue_ends_is_told_as_it_ends() {
+    let (store, namespace) = world();
+    let first = controller(1, &namespace);
+    let mut host = Host::connect(&first, 1, true);
+    store.hold(true);
+    // The second one waits for the range of the first, and is given up with the queue.
+    host.submit(HostCommand::Write { lba: 3, data: sealed(5), is_forced: false });
+    host.submit(HostCommand::Write { lba: 3, data: sealed(6), is_forced: false });
+    while store.submitted() < 1 {
+        thread::yield_now();
+    }
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| first.close());
+        drop(host);
+        store.hold(false);
+        closing.join().unwrap();
+    });
+    let told = outcomes(&namespace).expect("known");
+    let has_second = store.block(3) == sealed(6);
+    assert_eq!(told.contains(&made(2)), has_second, "as the block is");
+    assert!(told.contains(&made(1)));
+}
+
+#[test]
+fn of_a_deallocation_it_is_told_how_many_ranges_are_done() {
+    let mut partly = 0;
+    for attempt in 0..200 {
+        let (store, namespace) = world();
+        let first = controller(1, &namespace);
+        let mut host = Host::connect(&first, 1, true);
+        for lba in 0..16 {
+            store.put(lba, sealed(5));
+        }
+        let ranges = (0..16).map(|lba| LbaRange { lba, blocks: 1 }).collect();
+        store.hold(true);
+        host.submit(HostCommand::Deallocate(ranges));
+        while store.submitted() < 1 {
+            thread::yield_now();
+        }
+        thread::scope(|scope| {
+            let closing = scope.spawn(|| first.close());
+            // Longer and longer, until the queue hears of its end before the store goes on.
+            (0..attempt * 10).for_each(|_| thread::yield_now());
+            store.hold(false);
+            closing.join().unwrap();
+        });
+        let done = (0..16).filter(|lba| store.block(*lba) == vec![0; BLOCK_BYTES]).count();
+        let [told] = outcomes(&namespace).expect("known")[..] else { panic!("one command") };
+        if told.status.is_success() {
+            assert_eq!((told, done), (made(1), 16));
+        } else {
+            partly += 1;
+            let expected = Ended { number: 1, status: Status::ABORTED, ranges: done as u16 };
+            assert_eq!(told, expected);
+        }
+        if partly == 3 {
+            break;
+        }
+    }
+    assert!(partly > 0, "the queue never ended between two ranges");
+}

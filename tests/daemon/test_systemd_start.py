@@ -1,0 +1,178 @@
+"""What the shipped unit promises, kept by real daemons: example, checks, reload, priorities."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane import daemon, sealaned, short_directory
+from patience import PATIENCE_SECONDS
+from ports import addresses_of_our_own
+
+ROOT = Path(__file__).parents[2]
+SYSTEMD = ROOT / "systemd"
+PROGRAMS = Path(sys.executable).parent
+
+
+def first_start() -> str:
+    """The commands that docs/configuration.md gives for it, but the service manager's."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    _, _, section = text.partition("## First start under systemd\n")
+    installs, keys, *_ = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    assert "sysusers" in installs
+    return "\n".join(line for line in keys.splitlines() if not line.startswith("systemctl"))
+
+
+def moved(text: str, root: Path) -> str:
+    """The same text for a machine that lies under `root`."""
+    text = text.replace("-g sealane ", "")
+    credentials = "/run/credentials/sealaned.service"
+    text = text.replace(f"{credentials}/kek", f"{root}/etc/kek")
+    text = text.replace(f"{credentials}/attestation-key", f"{root}/etc/attestation-key.pem")
+    for place, name in (
+        ("/etc/sealane", "etc"),
+        ("/var/lib/sealane", "var"),
+        ("/run/sealane", "run"),
+    ):
+        text = text.replace(place, f"{root}/{name}")
+    return text
+
+
+@pytest.fixture
+def example() -> Iterator[Path]:
+    """The configuration of the example, after what the documentation tells one to do."""
+    with short_directory() as root:
+        (root / "etc").mkdir()
+        (root / "systemd").symlink_to(SYSTEMD)
+        subprocess.run(
+            ["sh", "-eu", "-c", moved(first_start(), root)],
+            cwd=root,
+            env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        shipped = moved((root / "etc" / "sealaned.toml").read_text(), root)
+        numbers = sorted({*re.findall(r"127\.0\.0\.1:\d+", shipped)})
+        for known, free in zip(numbers, addresses_of_our_own(len(numbers)), strict=True):
+            shipped = shipped.replace(known, free)
+        # Where the tests' helper looks for the ready file.
+        path = root / "etc" / "sealaned.toml"
+        path.write_text(shipped.replace(f'"{root}/run"', f'"{root}/etc/sealaned-run"'))
+        yield path
+
+
+def test_the_example_starts_as_it_is_shipped(example: Path) -> None:
+    checked = sealaned("--config", example, "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert not (example.parents[1] / "var").exists()  # a check makes nothing
+    with daemon(example) as running:
+        assert {"broker", "target", "gateway", "fabric_control", "metrics"} <= {*running.addresses}
+
+
+# What is wrong: the file, its content, and the exit code and reason that a check and a start give.
+MISTAKES = {
+    "no key encryption key": ("kek", None, 2, "config.unreadable"),
+    "a short one": ("kek", b"short", 2, "key.size"),
+    "no attestation key": ("attestation-key.pem", None, 2, "config.unreadable"),
+    "one that is none": ("attestation-key.pem", b"-----BEGIN", 2, "attestation.key.malformed"),
+    "no policy": ("policy.toml", None, 2, "config.unreadable"),
+    "no trust anchor": ("anchor.pem", None, 2, "config.unreadable"),
+    "one that is not": ("anchor.pem", b"none", 3, "certificate.anchor.malformed"),
+    "a directory that is a file": ("../var/volumes", b"", 2, "directory.unusable"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_a_start_cannot_use_a_check_refuses(example: Path, mistake: str) -> None:
+    name, content, exit_code, reason = MISTAKES[mistake]
+    path = example.parent / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    if name == "anchor.pem":
+        # That of a broker on another machine.
+        own = f"{example.parents[1]}/var/trust-anchor.pem"
+        example.write_text(example.read_text().replace(own, str(path)))
+    checked = sealaned("--config", example, "--check")
+    started = sealaned("--config", example)
+    assert checked.returncode == started.returncode == exit_code, checked.stderr + started.stderr
+    assert checked.stderr == started.stderr
+    assert f"[{reason}]" in checked.stderr
+
+
+def test_keys_and_directories_open_to_others_are_refused_by_a_check(example: Path) -> None:
+    (example.parent / "kek").chmod(0o644)
+    assert "[key.file.mode]" in sealaned("--config", example, "--check").stderr
+    (example.parent / "kek").chmod(0o600)
+    (example.parents[1] / "var").mkdir(mode=0o755)
+    assert "[directory.mode]" in sealaned("--config", example, "--check").stderr
+
+
+def test_a_reload_fails_where_the_daemon_refuses_it(example: Path) -> None:
+    whole = example.read_text()
+    assert "[daemon.stopped]" in sealaned("--config", example, "--reload").stderr
+    with daemon(example) as running:
+        done = sealaned("--config", example, "--reload")
+        assert (done.returncode, done.stderr) == (0, "")
+        # One that begins at once after the file was changed sees the change.
+        (example.parent / "policy.toml").write_text("version = \n")
+        refused = sealaned("--config", example, "--reload")
+        assert refused.returncode == 2
+        assert "nothing was changed: " in refused.stderr
+        example.write_text(whole + "[target2]\n")
+        assert "config.key.unknown" in sealaned("--config", example, "--reload").stderr
+        example.write_text(whole)
+        running.kill()
+        # Its ready file is still there, and its number may be anybody's.
+        left = sealaned("--config", example, "--reload")
+        assert (left.returncode, "[daemon.stopped]" in left.stderr) == (4, True)
+
+
+def test_the_journal_gets_priorities(example: Path) -> None:
+    log = example.with_suffix(".journal")
+    with log.open("wb") as sink:
+        status = os.fstat(sink.fileno())
+        journal = os.environ | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        started = [sys.executable, "-m", "sealane.daemon.main", "--config", str(example)]
+        with subprocess.Popen(started, stderr=sink, stdout=sink, env=journal) as process:
+            ready = example.parent / "sealaned-run" / "ready.json"
+            wait_until(ready.exists, process)
+            process.send_signal(signal.SIGHUP)
+            (example.parent / "policy.toml").unlink()
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "reload_failed" in log.read_text(), process)
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0
+        # A start that fails says so at the level of an error, too.
+        assert subprocess.run(started, stderr=sink, env=journal, check=False).returncode == 2
+    levels = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
+    *lines, last = log.read_text().splitlines()
+    seen = set()
+    for line in lines:
+        found = re.fullmatch(r"<(\d)>({.*})", line)
+        assert found is not None, line
+        level = json.loads(found[2])["level"]
+        assert found[1] == levels[level]
+        seen.add(level)
+    assert seen >= {"info", "warning", "error"}
+    assert last.startswith("<3>sealaned: ")
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Look until something has happened, while a process lives."""
+    # Another process does it: looking again is the only way to hear of it.
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not happened():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

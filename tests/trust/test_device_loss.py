@@ -1,0 +1,117 @@
+"""What a target does once its device is lost: which it takes up again, and which it never does."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from patience import PATIENCE_SECONDS
+from sealane.daemon import target_device
+from sealane.daemon.devices import ServedDevice
+from sealane.daemon.target_device import keep_served
+from sealane.errors import Error, UnavailableError, VerificationError
+
+SERVED = ServedDevice(device_id=uuid.UUID(int=1), fencing_epoch=1)
+
+
+@dataclass
+class Target:
+    """All that `keep_served` has to do with, in one: it notes what is asked of it."""
+
+    losses: list[Error]
+    answers: list[Error | None] = field(default_factory=list)
+    openings: list[Error | None] = field(default_factory=list)
+    did: list[str] = field(default_factory=list)
+    served: ServedDevice = SERVED
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_lost(self) -> Error:
+        if not self.losses:
+            await asyncio.Event().wait()
+        return self.losses.pop(0)
+
+    def lose_all(self, reason: str) -> None:
+        self.did.append(reason)
+
+    async def abandon(self, loss: Error) -> None:
+        assert loss.reason == self.did[-1]
+        self.did.append("abandon")
+
+    async def close(self, *_: object) -> None:
+        self.did.append("close")
+
+    async def authorize(self, nonce: bytes, peers: Sequence[Any], *, device: object) -> list[str]:
+        assert (len(nonce), list(peers), device) == (32, [], SERVED)
+        self._say("asked", self.answers)
+        return []
+
+    async def reopen(self) -> None:
+        self._say("opened", self.openings)
+
+    async def resume(self) -> None:
+        self.did.append("resume")
+        self.resumed.set()
+
+    def _say(self, what: str, said: list[Error | None]) -> None:
+        self.did.append(what)
+        error = said.pop(0)
+        if error is not None:
+            raise error
+
+    async def kept(self) -> None:
+        me: Any = self
+        await keep_served(me, self.reopen, client=me, trust=me, authorizations=me, service=me)
+
+
+def refusal(reason: str) -> VerificationError:
+    return VerificationError(reason, "a broker said so")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_device, "GIVEN_BACK_SECONDS", 0)
+
+
+@pytest.mark.parametrize("reason", ["device.fenced", "device.forgotten", "anchor.failed"])
+async def test_device_that_was_opened_elsewhere_stays_lost(reason: str) -> None:
+    target = Target([refusal(reason)])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await target.kept()
+    assert target.did == [reason, "abandon", "close", "close"]
+
+
+async def test_device_that_was_given_away_is_asked_for_until_it_is_back() -> None:
+    target = Target(
+        [refusal("device.owner.refused")],
+        answers=[
+            refusal("device.owner.refused"),
+            UnavailableError("peer.unreachable", "no broker"),
+            refusal("certificate.expired"),
+            refusal("device.fenced"),
+            refusal("device.moved"),
+        ],
+        openings=[UnavailableError("device.busy", "the other one ends"), None],
+    )
+    keeping = asyncio.ensure_future(target.kept())
+    await asyncio.wait_for(target.resumed.wait(), PATIENCE_SECONDS)
+    keeping.cancel()
+    assert target.did[4:] == ["asked"] * 4 + ["opened", "asked", "opened", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "openings"),
+    [
+        ([refusal("device.forgotten")], []),
+        ([refusal("device.fenced")], [refusal("device.anchor.mismatch")]),
+    ],
+)
+async def test_device_that_is_given_back_changed_is_not_opened(
+    answers: list[Error | None], openings: list[Error | None]
+) -> None:
+    target = Target([refusal("device.moved")], answers=answers, openings=openings)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await target.kept()
+    assert "resume" not in target.did
