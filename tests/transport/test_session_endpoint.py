@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import pytest
 
 from patience import PATIENCE_SECONDS
+from permits import permitted
 from relays import emulator, forger, switch
 from sealane._native import Completion, JobRing, Permit, SessionEndpoint
+from sealane.daemon.clock import monotonic_ns
 
 REGION = 4 << 20
 
@@ -535,3 +537,49 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
 def test_impossible_sizes_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="out of range"):
         SessionEndpoint(["127.0.0.1:0"], **arguments)
+
+
+# Permits: nobody closes these sessions, their threads look themselves.
+
+PERMITTED_BYTES = 100_000
+
+
+def _send(left: End, right: End) -> None:
+    memoryview(left.ring.region)[:PERMITTED_BYTES] = b"x" * PERMITTED_BYTES
+    right.ring.post_receive(offset=PERMITTED_BYTES, length=PERMITTED_BYTES, user_data=7)
+    left.ring.post_send(offset=0, length=PERMITTED_BYTES, user_data=7)
+
+
+def _landed(right: End) -> bytes:
+    return bytes(memoryview(right.ring.region)[PERMITTED_BYTES : 2 * PERMITTED_BYTES])
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["sender", "receiver"])
+def test_nothing_passes_once_the_permit_has_ended(side: int) -> None:
+    permit = permitted()
+    with pair(permits=(None, permit) if side else (permit, None)) as ends:
+        left, right = ends
+        transfer(left, right, sizes=[PERMITTED_BYTES])
+        before = _landed(right)
+        permit.take_back("node.revoked")
+        _send(left, right)
+        assert ends[side].wait_state("closed") == "session.peer.revoked"
+        assert ends[1 - side].wait_state("closed") == "session.peer_closed.revoked"
+        assert _landed(right) == before
+
+
+def test_a_session_ends_when_nobody_extends_its_permit() -> None:
+    permit = permitted()
+    with pair(permits=(permit, None)) as (left, right):
+        transfer(left, right, sizes=[PERMITTED_BYTES])
+        before = _landed(right)
+        permit.take_back("")
+        permit.extend(monotonic_ns())
+        _send(left, right)
+        assert left.wait_state("closed") == "session.trust.ended"
+        assert _landed(right) == before
+
+
+def test_a_session_whose_permit_never_held_is_never_established() -> None:
+    with pair(permits=(Permit(), None), establish=False) as (left, _):
+        assert left.wait_state("closed") == "session.trust.ended"
