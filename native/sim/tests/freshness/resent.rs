@@ -162,7 +162,10 @@ impl World {
                 add(format!("{name} {what}"), outcome);
             };
             if !gateway.is_connected {
-                with("connects", &|world, number| world.connects(number, setting.rules));
+                with("connects", &|world, number| {
+                    world.connects(number, setting.rules);
+                    Ok(())
+                });
             } else if let Some((version, is_made)) = gateway.piece {
                 if is_made {
                     with("hears of its journal", &|world, number| {
@@ -232,9 +235,16 @@ impl World {
                 Ok(())
             });
         }
+        steps.extend(self.restarts(setting));
+        steps
+    }
+
+    fn restarts(&self, setting: Setting) -> Vec<Step<Self>> {
+        let mut steps = Vec::new();
+        let mut add = |what: String, outcome| steps.push(Step { what, outcome });
         if self.life < setting.restarts {
             if setting.is_put_back && self.life == 0 {
-                if alive().next().is_some() {
+                if self.gateways.iter().any(|gateway| !gateway.is_dead) {
                     let what = "the target restarts on a device that was put back";
                     let mut world = self.restarted(self.told);
                     world.gone_again = std::mem::take(&mut world.gone);
@@ -263,7 +273,7 @@ impl World {
         world
     }
 
-    fn connects(&mut self, number: usize, rules: Rules) -> Result<(), String> {
+    fn connects(&mut self, number: usize, rules: Rules) {
         let life = self.life;
         let gateway = &mut self.gateways[number];
         let is_new_life = gateway.life != life;
@@ -279,13 +289,12 @@ impl World {
         } else if let Some((version, false)) = piece {
             gateway.pieces.push(version);
         }
-        let Some(flight) = gateway.flight else { return Ok(()) };
+        let Some(flight) = gateway.flight else { return };
         if rules.target_is_asked && !is_new_life && flight.is_made {
             self.acknowledges(number, flight);
         } else {
             gateway.flight = Some(Flight { is_made: false, ..flight });
         }
-        Ok(())
     }
 
     fn acknowledges(&mut self, number: usize, flight: Flight) {
@@ -320,7 +329,9 @@ fn needs(setting: Setting, leave_out: impl Fn(&mut Rules), violation: &str) {
     match look(Setting { rules, ..setting }) {
         Found::Violation { trace, .. } if trace.last().is_some_and(|last| last == violation) => {
             println!("{rules:?}:");
-            trace.iter().for_each(|line| println!("    {line}"));
+            for line in trace {
+                println!("    {line}");
+            }
         }
         found => panic!("{rules:?}: what should go wrong doesn't: {found:?}"),
     }
