@@ -18,6 +18,7 @@ from attached_hosts import host_of, new_secret
 from attacks.ledger import Ledger
 from attacks.proxy import Proxy
 from attacks.world import HOST, TENANTS, Attacked, Cluster, attacked, pattern
+from permits import own_authorized
 from sealane.crypto.lease import Lease
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.filling import volume_key
@@ -45,7 +46,9 @@ async def holder(world: Attacked, victim: Insider) -> AsyncIterator[tuple[Lease,
         identity=victim.identity,
         broker=victim.broker,
         devices=victim.devices,
-        third_parties=ThirdPartyStores([], host_nqn=gateway_nqn("g1"), directory=Path("/unused")),
+        third_parties=ThirdPartyStores(
+            [], host_nqn=gateway_nqn("g1"), directory=Path("/unused"), authorized=own_authorized
+        ),
     )
     descriptor = await victim.broker.descriptor(world.volume.name.removeprefix("volumes/"))
     traddr, trsvcid = world.proxy.address
