@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .make
-NATIVE_SOURCES := $(shell find native \( -name target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
+NATIVE_SOURCES := $(shell find native \( -path native/target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
 # What tests draw comes from SEED, so that a gate says the same of the same commit. `make hunt` and
 # `make kill-test` draw one and print it; with SEED=n they repeat.

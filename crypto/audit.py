@@ -28,6 +28,9 @@ CHECKPOINT: Final = "audit.checkpoint"
 
 _TEXT_CHARACTERS_MAX: Final = 512
 _ITEMS_MAX: Final = 64
+# What fits at most: 64 items of a name and this, in a line.
+_SHORT_CHARACTERS_MAX: Final = 48
+_SHORT_ITEMS_MAX: Final = 1
 _KIND: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 _MEMBERS: Final = frozenset(
     {"detail", "kind", "outcome", "previous", "reason", "sequence", "subject", "time"}
@@ -111,22 +114,25 @@ class Chain:
         """Return the next record's line, its end included, and make it the head.
 
         Texts are cut to 512 characters, and what isn't printable ASCII is written as `?`: they may
-        be a stranger's. Bytes are written in hexadecimal.
+        be a stranger's. Bytes are written in hexadecimal. If a line would still be too long, each
+        item of `detail` is cut shorter: nobody escapes the log by being wordy.
         """
         if _KIND.fullmatch(kind) is None or len(detail) > _ITEMS_MAX:
             raise UsageError("audit.record.malformed", f"an audit record can't be {kind!r}")
-        line = canonical_json(
-            {
-                "detail": {name: _plain(value) for name, value in detail.items()},
-                "kind": kind,
-                "outcome": outcome,
-                "previous": self.head.digest.hex(),
-                "reason": reason,
-                "sequence": self.head.sequence + 1,
-                "subject": _text(subject),
-                "time": now.astimezone(dt.UTC).isoformat(timespec="microseconds"),
-            }
-        )
+        record: dict[str, JSON] = {
+            "detail": {name: _plain(value) for name, value in detail.items()},
+            "kind": kind,
+            "outcome": outcome,
+            "previous": self.head.digest.hex(),
+            "reason": reason,
+            "sequence": self.head.sequence + 1,
+            "subject": _text(subject),
+            "time": now.astimezone(dt.UTC).isoformat(timespec="microseconds"),
+        }
+        line = canonical_json(record)
+        if len(line) > LINE_BYTES_MAX:
+            shorter = {name: _shortened(_plain(value)) for name, value in detail.items()}
+            line = canonical_json(record | {"detail": shorter})
         if len(line) > LINE_BYTES_MAX:
             raise UsageError(
                 "audit.record.size", f"a record of {kind} has {len(line)} bytes: log less of it"
@@ -231,6 +237,14 @@ def _plain(value: Detail) -> JSON:
     if isinstance(value, list):
         return [_text(item) for item in value[:_ITEMS_MAX]]
     return _text(value) if isinstance(value, str) else value
+
+
+def _shortened(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return value[:_SHORT_CHARACTERS_MAX]
+    if isinstance(value, list):
+        return [_shortened(item) for item in value[:_SHORT_ITEMS_MAX]]
+    return value
 
 
 def _text(text: str) -> str:

@@ -19,6 +19,7 @@ from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 
 _CALL_SECONDS: Final = 10.0
 _PAGE_SIZE: Final = 1000
+_SECTOR_BYTES: Final = 4096
 
 
 class BrokerClient:
@@ -52,7 +53,12 @@ class BrokerClient:
         answer = await self._brokers.call(
             lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)
         )
-        return open_descriptor(self._identity.anchor, answer.volume), answer
+        descriptor = open_descriptor(self._identity.anchor, answer.volume)
+        is_asked = (descriptor.mode, descriptor.third_party) == (mode, third_party)
+        # An earlier call with this request id may have made it, and others may have grown it since.
+        if not is_asked or descriptor.sector_count * _SECTOR_BYTES < size_bytes:
+            raise _mismatch("the broker described another volume than was asked for")
+        return descriptor, answer
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the verified descriptor of exactly `volume_id`."""
@@ -60,12 +66,7 @@ class BrokerClient:
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
         )
-        descriptor = open_descriptor(self._identity.anchor, signed)
-        if descriptor.volume_id != volume_id:
-            raise VerificationError(
-                "volume.descriptor.mismatch", "the broker described another volume"
-            )
-        return descriptor
+        return self._described(signed, volume_id)
 
     async def descriptors(
         self, *, page_size: int, page_token: str
@@ -88,16 +89,18 @@ class BrokerClient:
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).FinishFilling(request, timeout=_CALL_SECONDS)
         )
-        return open_descriptor(self._identity.anchor, signed)
+        return self._described(signed, volume_id)
 
     async def begin_resize(
         self, volume_id: str, *, size_bytes: int
     ) -> broker_pb2.SignedVolumeDescriptor:
         """Let a volume grow; returns its signed descriptor as it will be."""
         request = broker_pb2.BeginResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
-        return await self._brokers.call(
+        signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).BeginResize(request, timeout=_CALL_SECONDS)
         )
+        self._described(signed, volume_id)
+        return signed
 
     async def finish_resize(
         self, volume_id: str, *, size_bytes: int
@@ -107,7 +110,7 @@ class BrokerClient:
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).FinishResize(request, timeout=_CALL_SECONDS)
         )
-        return open_descriptor(self._identity.anchor, signed)
+        return self._described(signed, volume_id)
 
     async def share(
         self, volume_id: str, *, tenant: str, read_only: bool
@@ -120,7 +123,7 @@ class BrokerClient:
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).SetVolumeShare(request, timeout=_CALL_SECONDS)
         )
-        return open_descriptor(self._identity.anchor, signed)
+        return self._described(signed, volume_id)
 
     async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
         """End a tenant's use of a volume; returns its descriptor, in a new key epoch."""
@@ -128,7 +131,7 @@ class BrokerClient:
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).RemoveVolumeShare(request, timeout=_CALL_SECONDS)
         )
-        return open_descriptor(self._identity.anchor, signed)
+        return self._described(signed, volume_id)
 
     async def unregister(self, volume_id: str) -> None:
         """Make the broker forget a volume."""
@@ -214,6 +217,15 @@ class BrokerClient:
         )
         return answer.counters
 
+    def _described(
+        self, signed: broker_pb2.SignedVolumeDescriptor, volume_id: str
+    ) -> broker_pb2.VolumeDescriptor:
+        """Verify that a descriptor is the broker's, and of the volume that was asked about."""
+        descriptor = open_descriptor(self._identity.anchor, signed)
+        if descriptor.volume_id != volume_id:
+            raise _mismatch("the broker described another volume")
+        return descriptor
+
     def _context(
         self,
         purpose: str,
@@ -229,3 +241,7 @@ class BrokerClient:
             key_epoch=request.key_epoch,
             arena=arena,
         )
+
+
+def _mismatch(message: str) -> VerificationError:
+    return VerificationError("volume.descriptor.mismatch", message)

@@ -379,7 +379,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _stream(
-        self, method: str, correlation: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]
+        self,
+        method: str,
+        correlation: str,
+        behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
     ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
         async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
             log = get_logger().bind(correlation_id=correlation, method=method)
@@ -401,9 +404,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     async def _checked(
-        self, method: str, context: Context, digest: bytes, responses: AsyncIterator[Any]
+        self,
+        method: str,
+        context: Context,
+        digest: bytes,
+        responses: AsyncIterator[Any] | Awaitable[None],
     ) -> AsyncIterator[Any]:
         """Yield `responses` while the caller may have them."""
+        if not isinstance(responses, AsyncIterator):
+            # gRPC's other form of a stream, which the health service has: it writes by the context.
+            if self._authorizer is not None:
+                await self._authorizer.authorize(method, context, digest)
+            await responses
+            return
         if self._authorizer is None:
             async for response in responses:
                 yield response

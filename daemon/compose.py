@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
@@ -42,6 +42,7 @@ from sealane.daemon.fabric.servicer import (
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.finding_reports import FindingReports
+from sealane.daemon.health import Health
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -119,6 +120,7 @@ async def serve(
             notifier.stopping(drain_seconds=daemon.drain_seconds)
             run_directory.ready_file.unlink(missing_ok=True)
             get_logger().info("stopping")
+            await daemon.stop_serving()
             await daemon.drain()
 
 
@@ -138,6 +140,7 @@ class Daemon:
         self._event_logs: list[EventLog] = []
         self._enrolled = EnrolledRoles(config, metrics=self.metrics, spawn=self.spawn, stack=stack)
         self._local = new_server(self.metrics, None)
+        self._health = Health()
         self._plain: PlainSubsystems | None = None
         self._fabric: FabricService | None = None
         self._verifier: VerifierParts | None = None
@@ -156,6 +159,10 @@ class Daemon:
         """Let sessions finish what is under way, while everything else still answers."""
         if self._fabric is not None:
             await self._fabric.drain.run(self.drain_seconds)
+
+    async def stop_serving(self) -> None:
+        """Say NOT_SERVING from now on, of the daemon and each of its services."""
+        await self._health.stop()
 
     async def start(self, run_directory: RunDirectory) -> None:
         """Start every role of the configuration."""
@@ -184,6 +191,7 @@ class Daemon:
             enrolled=self._enrolled,
             local=self._local,
             spawn=self.spawn,
+            report=self._health.report,
             stack=self._stack,
         )
         self._verifier = started.verifier
@@ -216,6 +224,7 @@ class Daemon:
             namespaces=[Path(path) for path in config.namespaces],
             directory=directory,
             device=device,
+            thin=config.thin,
         )
         with _listening("target.listen", config.listen):
             await target.start()
@@ -508,17 +517,13 @@ class Daemon:
             self._local,
         )
         self._services.append("sealane.v1.Nodes")
-        healthy = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, self._local)
-        for name in ("", *self._services):
-            await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.serve(self._local, self._services)
         reflection.enable_server_reflection(
             [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._local
         )
         bind_unix(self._local, run_directory.socket)
         self.addresses["socket"] = str(run_directory.socket)
         await self._stack.enter_async_context(running(self._local))
-        self._stack.push_async_callback(healthy.enter_graceful_shutdown)
         for log in self._event_logs:
             self._stack.callback(log.close)
 

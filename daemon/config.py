@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
 from sealane.daemon.anchors.anchor import AnchorKind
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.daemon.config_types import (
@@ -26,6 +27,7 @@ from sealane.daemon.config_types import (
 from sealane.daemon.fabric.paths import PATHS_MAX
 from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.jobs import RATE_MAX
+from sealane.daemon.process import LockMemory
 from sealane.daemon.sections import load_section
 from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
 from sealane.errors import UsageError
@@ -33,6 +35,8 @@ from sealane.transport.planned_loss import PLANNED_LOSS_MAX
 
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
+# Beside the primary item and what helps to verify it.
+SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
@@ -43,6 +47,7 @@ class NodeConfig(Section):
     state_dir: AbsolutePath = "/var/lib/sealane"
     run_dir: RunDir = "/run/sealane"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    lock_memory: LockMemory = "prefer"
 
 
 class HsmConfig(Section):
@@ -145,6 +150,35 @@ class TsmEvidenceConfig(Section):
     reports: AbsolutePath = "/sys/kernel/config/tsm/report"
 
 
+def _command(words: list[str]) -> list[str]:
+    if not words or not words[0].startswith("/") or any("\0" in word for word in words):
+        raise ValueError("an absolute path, and arguments")
+    return words
+
+
+def _label(text: str) -> str:
+    if LABEL.fullmatch(text) is None or text in {PRIMARY, COLLATERAL}:
+        raise ValueError(
+            f"1…32 of a–z, 0–9, '-', beginning with a letter; not {PRIMARY} or {COLLATERAL}"
+        )
+    return text
+
+
+def _labelled(sources: list["SecondaryEvidenceConfig"]) -> list["SecondaryEvidenceConfig"]:
+    if len({source.label for source in sources}) != len(sources):
+        raise ValueError("each label once")
+    return sources
+
+
+class SecondaryEvidenceConfig(Section):
+    """A device that speaks beside this node's own evidence, and the command that asks it."""
+
+    label: Annotated[str, AfterValidator(_label)]
+    type: Literal["nvidia"]
+    command: Annotated[list[str], AfterValidator(_command)]
+    timeout_seconds: Annotated[int, Field(ge=1, le=30)] = 10
+
+
 class BrokerAddresses(Section):
     """One broker, as the nodes reach it."""
 
@@ -165,6 +199,11 @@ class EnrolmentConfig(Section):
     key_file: AbsolutePath | None = None
     tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
     tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
+    secondary: Annotated[
+        list[SecondaryEvidenceConfig],
+        Field(default_factory=list, max_length=SECONDARY_ITEMS_MAX),
+        AfterValidator(_labelled),
+    ]
     timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
 
     @model_validator(mode="after")
@@ -204,6 +243,7 @@ class TargetConfig(Section):
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
     ]
     directory: AbsolutePath | None = None
+    thin: bool = False
     anchor: AnchorKind = "broker"
     anchor_index: NvIndex = 0x0180_5EA2
     anchor_seconds: Annotated[int, Field(ge=0, le=3600)] = 60

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from cryptography import x509
 
 from sealane.crypto.attestation.runtime_data import NONCE_BYTES, RuntimeData
 from sealane.crypto.certificates import ROLES
-from sealane.crypto.evidence.claims import Claims
+from sealane.crypto.evidence.claims import Claims, device_nonce
+from sealane.crypto.evidence.cmw import secondary_digests
 from sealane.crypto.evidence.tpm2 import TPM2
-from sealane.crypto.evidence.verifier import EvidenceVerifier
+from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
 from sealane.daemon.broker.assembly import evidence_verifiers, tpm_roots_of
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import load_config
 from sealane.daemon.ctl_attest import collateral_of
 from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_verbs import offline
-from sealane.daemon.evidence.choose import open_driver
-from sealane.daemon.evidence.driver import Driver
+from sealane.daemon.evidence.choose import open_driver, open_sources
+from sealane.daemon.evidence.driver import Driver, SecondarySource
+from sealane.daemon.evidence.secondary import collect_all
 from sealane.errors import UsageError
 
 
@@ -39,17 +41,29 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
             "attestation.machine.none",
             f"{options.file}: enrolment.evidence: no evidence of a machine; allowed: tpm2, tsm",
         )
-    driver = open_driver(config.enrolment, tcti=config.tpm.tcti)
+    driver, sources = (
+        open_driver(config.enrolment, tcti=config.tpm.tcti),
+        open_sources(config.enrolment),
+    )
     try:
         known = collateral_of(options.collateral, utc_now())
-        verifiers = evidence_verifiers(lambda: known, tpm_roots=_roots(options.tpm_roots))
-        verifier = next(v for v in verifiers if v.evidence_type == driver.evidence_type)
-        claims = asyncio.run(_claims(driver, verifier, node=options.node, role=options.role))
+        verifiers = {
+            v.evidence_type: v
+            for v in evidence_verifiers(lambda: known, tpm_roots=_roots(options.tpm_roots))
+        }
+        claims, devices = asyncio.run(
+            _claims(driver, sources, verifiers, node=options.node, role=options.role)
+        )
     finally:
         driver.close()
-    lines = policy_entries(
-        claims, verifier, node=options.node, role=options.role, tenant=options.tenant
-    )
+    who = {"node": options.node, "role": options.role}
+    lines = [*_hardware_entry(claims, devices, tenant=options.tenant, **who)]
+    types = sorted({device.evidence_type for device in devices.values()})
+    safe = {name: verifier.safe_flags for name, verifier in verifiers.items()}
+    lines += _reference_entry(claims, safe, name=options.node, secondary=types, role=options.role)
+    for label, device in devices.items():
+        name = f"{options.node}-{label}"
+        lines += ["", *_reference_entry(device, safe, name=name, secondary=[], role=options.role)]
     text = "\n".join(lines)
     if output.form == "json":
         output.show_one({"hardware_id": claims.hardware_id, "policy": text})
@@ -57,14 +71,26 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
         print(text)
 
 
-async def _claims(driver: Driver, verifier: EvidenceVerifier, *, node: str, role: str) -> Claims:
-    """Let the driver answer a challenge of ours. Its evidence goes nowhere."""
+async def _claims(
+    driver: Driver,
+    sources: Sequence[SecondarySource],
+    verifiers: Mapping[str, EvidenceVerifier],
+    *,
+    node: str,
+    role: str,
+) -> tuple[Claims, dict[str, Claims]]:
+    """Let the driver, and the devices, answer a challenge of ours. Their evidence goes nowhere."""
     now = utc_now()
+    verifier = verifiers[driver.evidence_type]
     introduced = verifier.introduce(await driver.introduction(), now=now)
     endorsements = await driver.endorsements()
     kem = await driver.create_kem_key()
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    items = await collect_all(
+        sources, device_nonce(nonce=nonce, tls_public_key=b"", kem_public_key=kem.public_key)
+    )
     data = RuntimeData(
-        nonce=secrets.token_bytes(NONCE_BYTES),
+        nonce=nonce,
         audience="sealanectl",
         node=node,
         role=role,
@@ -74,51 +100,77 @@ async def _claims(driver: Driver, verifier: EvidenceVerifier, *, node: str, role
         verifier_key_sha256=bytes(32),
         evidence_type=driver.evidence_type,
         kem_algorithm=kem.algorithm,
+        secondary_evidence_sha256=secondary_digests(items),
     )
     evidence = await driver.collect(data, activation=introduced.activation)
-    return verifier.verify(
+    claims = verifier.verify(
         evidence,
         binding=data.binding(),
         introduced=introduced,
         endorsements=endorsements,
         now=now,
     )
-
-
-def policy_entries(
-    claims: Claims, verifier: EvidenceVerifier, *, node: str, role: str, tenant: str
-) -> Iterator[str]:
-    """Yield TOML that allows exactly what `claims` say."""
-    unsafe = {
-        name: claims.flags[name]
-        for name, safe in verifier.safe_flags.items()
-        if claims.flags.get(name, safe) != safe
+    by_type = {source.label: source.evidence_type for source in sources}
+    devices = {
+        label: verifiers[by_type[label]].verify(
+            item.value,
+            binding=data.binding(),
+            introduced=NOT_INTRODUCED,
+            endorsements=b"",
+            now=now,
+        )
+        for label, item in items.items()
     }
+    return claims, devices
+
+
+def _hardware_entry(
+    claims: Claims, devices: Mapping[str, Claims], *, node: str, role: str, tenant: str
+) -> Iterator[str]:
+    """Yield TOML that lists the machine and its devices."""
     yield "[[hardware]]"
     yield f'id = "{claims.hardware_id}"'
     yield f'nodes = ["{node}"]'
     yield f'roles = ["{role}"]'
     yield f'tenant = "{tenant}"'
+    if devices:
+        yield f"devices = {json.dumps(sorted({d.hardware_id for d in devices.values()}))}"
     yield ""
+
+
+def _reference_entry(
+    claims: Claims,
+    safe_flags: Mapping[str, Mapping[str, bool]],
+    *,
+    name: str,
+    secondary: Sequence[str],
+    role: str,
+) -> Iterator[str]:
+    """Yield TOML that allows exactly what `claims` say; `safe_flags` are by type of evidence."""
+    unsafe = {
+        flag: claims.flags[flag]
+        for flag, safe in safe_flags[claims.evidence_type].items()
+        if claims.flags.get(flag, safe) != safe
+    }
     yield "[[reference]]"
-    yield f'name = "{node}"'
+    yield f'name = "{name}"'
     yield f'evidence = "{claims.evidence_type}"'
     yield f'product = "{claims.product}"'
     yield f'roles = ["{role}"]'
     yield f"tcb = {_table(claims.tcb)}"
     yield f"tcb_statuses = {json.dumps([claims.tcb_status] if claims.tcb_status else [])}"
     yield f"advisories = {json.dumps(list(claims.advisories))}"
-    yield f"properties = {_table({name: [value] for name, value in claims.properties.items()})}"
+    yield f"properties = {_table({each: [value] for each, value in claims.properties.items()})}"
     if unsafe:
         yield "# Not safe, and so to be allowed by name or mended:"
     yield f"flags = {_table(unsafe)}"
     yield f"certified_keys = {json.dumps(sorted(claims.certified_keys))}"
-    yield "secondary = []"
+    yield f"secondary = {json.dumps(secondary)}"
     # A TPM machine's memory is open to its host: no more than a warning can be had.
     yield f'accepted_tier = "{"warning" if claims.evidence_type == TPM2 else "affirming"}"'
     yield "[reference.measurements]"
-    for name, digest in sorted(claims.measurements.items()):
-        yield f'{name} = ["{digest.hex()}"]'
+    for measurement, digest in sorted(claims.measurements.items()):
+        yield f'{measurement} = ["{digest.hex()}"]'
 
 
 def _table(values: Mapping[str, object]) -> str:

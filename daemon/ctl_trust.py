@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 - every command has one signature
 
 import argparse
+import asyncio
 import difflib
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import empty_pb2
 
-from sealane.client import Client, translated
+from sealane.client import Client, connect, translated
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.audit import Head, verify_log
 from sealane.crypto.certificates import anchor_key, parse_anchor
@@ -35,7 +36,7 @@ from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_verbs import offline, verb
 from sealane.daemon.files import read_secret
 from sealane.daemon.runtime import replace_file
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import policy_pb2
 
 _CALL_SECONDS: Final = 60.0
@@ -162,7 +163,14 @@ def _brief(policy: policy_pb2.PolicyInForce) -> dict[str, Any]:
 
 
 def _audit_verify(options: argparse.Namespace, output: Output) -> None:
-    """Check a log; VerificationError `audit.…` at the first record that is wrong."""
+    """Check a log; VerificationError `audit.…` at the first record that is wrong.
+
+    A log that was cut is a good log of fewer records: where it must end is either given or asked of
+    the running broker, unless the caller says that it doesn't matter.
+    """
+    head = options.head
+    if head is None and not options.chain_only:
+        head = asyncio.run(_head_of_broker(options.socket))
     signer = None
     if options.anchor is not None:
         pem = read_document(options.anchor)
@@ -172,16 +180,27 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
             reader = verify_log((line.removesuffix(b"\n") for line in file), signer=signer)
     except OSError as error:
         raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
-    if options.head is not None:
-        reader.require(options.head)
+    if head is not None:
+        reader.require(head)
     output.show_one(
         {
             "records": reader.head.sequence,
             "head": f"{reader.head.sequence}:{reader.head.digest.hex()}",
             "signed by the broker": "not checked" if signer is None else reader.signed_sequence,
-            "head is the expected one": "not checked" if options.head is None else "yes",
+            "head is the expected one": "not checked" if head is None else "yes",
         }
     )
+
+
+async def _head_of_broker(socket: str) -> Head:
+    """Return the last record that the broker at `socket` acknowledged."""
+    async with connect(socket) as client:
+        with translated():
+            parts = client.audit_log.ExportAudit(empty_pb2.Empty(), timeout=_CALL_SECONDS)
+            async for part in parts:
+                parts.cancel()
+                return Head(sequence=part.head_sequence, digest=part.head_digest)
+    raise UnavailableError("audit.head.unknown", "the broker did not say where its log ends")
 
 
 async def _audit_export(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -228,6 +247,11 @@ def add_audit_verbs(verbs: Any) -> None:
     made = offline(verbs, "verify", _audit_verify, "check every record of a log")
     made.add_argument("--anchor", type=Path, metavar="FILE", help="check signatures, too")
     made.add_argument("--head", type=_head, metavar="NUMBER:SHA-256", help="where it must end")
+    made.add_argument(
+        "--chain-only",
+        action="store_true",
+        help="don't check where it must end; without this or --head the running broker is asked",
+    )
     verb(
         verbs, "export", _audit_export, "copy the log to a new file and print its head"
     ).add_argument("file", type=Path, metavar="FILE")

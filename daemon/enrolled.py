@@ -8,7 +8,7 @@ from typing import Any
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS, Ask, Authorizations, Lost
 from sealane.daemon.config import Config, EnrolmentConfig
 from sealane.daemon.enrolment import Enrolment
-from sealane.daemon.evidence.choose import open_driver
+from sealane.daemon.evidence.choose import open_driver, open_sources
 from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.identity import Identity
 from sealane.daemon.logs import get_logger
@@ -85,7 +85,13 @@ class EnrolledRoles:
     async def enrol(self, role: str) -> tuple[Identity, TrustClient]:
         """Attest as `role`, and keep its certificate renewed and its channels open."""
         driver = await self._evidence_driver()
-        enrolment = Enrolment(self.config, node=self._config.node.name, role=role, driver=driver)
+        enrolment = Enrolment(
+            self.config,
+            node=self._config.node.name,
+            role=role,
+            driver=driver,
+            sources=open_sources(self.config),
+        )
         if driver.is_development:
             self.is_development = True
             get_logger().warning(

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
+from sealane.crypto.evidence.claims import device_nonce
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
     PRIMARY,
@@ -23,9 +25,11 @@ from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
-from sealane.daemon.evidence.driver import Driver
+from sealane.daemon.evidence.driver import Driver, SecondarySource
+from sealane.daemon.evidence.secondary import collect_all
 from sealane.daemon.files import read_file
 from sealane.daemon.identity import STALE, Issued, Keys
+from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
@@ -37,7 +41,15 @@ _RETRY_SECONDS: Final = 0.25
 class Enrolment:
     """Gets certificates for one role of this node from the broker's verifier."""
 
-    def __init__(self, config: EnrolmentConfig, *, node: str, role: str, driver: Driver) -> None:
+    def __init__(
+        self,
+        config: EnrolmentConfig,
+        *,
+        node: str,
+        role: str,
+        driver: Driver,
+        sources: Sequence[SecondarySource] = (),
+    ) -> None:
         self._config = config
         self._node = node
         self._role = role
@@ -46,6 +58,7 @@ class Enrolment:
             source=f"enrolment.trust_anchor {config.trust_anchor}",
         )
         self._driver = driver
+        self._sources = sources
 
     async def obtain(self, keys: Keys) -> Issued:
         """Enrol once, trying again while the broker can't be reached, up to the time-out.
@@ -90,7 +103,7 @@ class Enrolment:
                 attestation_pb2.GetChallengeRequest(
                     node=self._node,
                     role=self._role,
-                    evidence_types=[driver.evidence_type],
+                    evidence_types=[driver.evidence_type, *self._secondary_types()],
                     introduction=await driver.introduction(),
                 ),
                 timeout=_CALL_SECONDS,
@@ -100,7 +113,7 @@ class Enrolment:
                     "attestation.audience.mismatch",
                     f"the verifier is {challenge.audience!r}, expected {audience!r}",
                 )
-            items = {}
+            items = await self._secondary(challenge, keys)
             endorsements = await driver.endorsements()
             if endorsements:
                 items[COLLATERAL] = Item(SNP_CERTIFICATES, endorsements)
@@ -119,14 +132,16 @@ class Enrolment:
             )
             evidence = await driver.collect(runtime_data, activation=challenge.activation)
             items[PRIMARY] = Item(driver.media_type, evidence)
-            result = await stub.Attest(
-                attestation_pb2.AttestRequest(
-                    session_id=challenge.session_id,
-                    runtime_data=runtime_data.encode(),
-                    evidence=encode_collection(items),
-                ),
-                timeout=_CALL_SECONDS,
+            request = attestation_pb2.AttestRequest(
+                session_id=challenge.session_id,
+                runtime_data=runtime_data.encode(),
+                evidence=encode_collection(items),
             )
+            try:
+                result = await stub.Attest(request, timeout=_CALL_SECONDS)
+            except grpc.aio.AioRpcError:
+                self._hint(challenge)
+                raise
         try:
             leaf = x509.load_pem_x509_certificate(result.certificate_pem.encode())
         except ValueError as error:
@@ -135,6 +150,28 @@ class Enrolment:
             ) from error
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
         return Issued(leaf=leaf, metadata=metadata)
+
+    def _secondary_types(self) -> list[str]:
+        return sorted({source.evidence_type for source in self._sources})
+
+    async def _secondary(self, challenge: attestation_pb2.Challenge, keys: Keys) -> dict[str, Item]:
+        """Ask the devices of the types that the policy wants; a policy need not know the others."""
+        wanted = set(challenge.required_evidence_types)
+        nonce = device_nonce(
+            nonce=challenge.nonce, tls_public_key=keys.tls_public, kem_public_key=keys.kem_public
+        )
+        sources = [source for source in self._sources if source.evidence_type in wanted]
+        return await collect_all(sources, nonce)
+
+    def _hint(self, challenge: attestation_pb2.Challenge) -> None:
+        """Log what a refusal may be for, of which its answer says nothing."""
+        given = {self._driver.evidence_type, *self._secondary_types()}
+        if missing := sorted(set(challenge.required_evidence_types) - given):
+            get_logger().warning(
+                "secondary_evidence_missing",
+                types=missing,
+                message="the policy may want evidence that enrolment.secondary has no source for",
+            )
 
 
 def key_digest(anchor: x509.Certificate) -> bytes:

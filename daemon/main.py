@@ -13,9 +13,9 @@ from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.ctl_output import system_refused
 from sealane.daemon.logs import get_logger, priority, set_up_logs
-from sealane.daemon.process import forbid_inspection
+from sealane.daemon.process import forbid_inspection, lock_memory
 from sealane.daemon.reload import reload
-from sealane.errors import Error
+from sealane.errors import Error, UnavailableError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,11 +44,24 @@ def run(config: Config, path: Path) -> int:
     os.umask(0o077)
     forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
+    _lock_memory(config)
     try:
         asyncio.run(_serve_until_signal(config, path))
     except asyncio.CancelledError:
         get_logger().info("stopped")
     return 0
+
+
+def _lock_memory(config: Config) -> None:
+    """Lock the memory as `node.lock_memory` says; before any key is in it."""
+    if config.node.lock_memory == "off":
+        return
+    try:
+        lock_memory()
+    except UnavailableError as error:
+        if config.node.lock_memory == "require":
+            raise
+        get_logger().warning("memory_swappable", reason=error.reason, message=str(error))
 
 
 async def _serve_until_signal(config: Config, path: Path) -> None:

@@ -88,6 +88,11 @@ class BrokerMetrics:
             "When the first list or document of the collateral ends, Unix time; 0 without any.",
             registry=registry,
         )
+        self.audit_log_low = Gauge(
+            "sealane_broker_audit_log_low",
+            "1 while no space is left for the audit log but its reserve.",
+            registry=registry,
+        )
         self.policy_version = Gauge(
             "sealane_broker_policy_version", "Version of the policy in force.", registry=registry
         )

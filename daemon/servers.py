@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +20,55 @@ DRAIN_SECONDS: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 1 << 20
 METADATA_BYTES_MAX: Final = 16 << 10
 
-# A certificate lives ten minutes and streams are checked when they start: none outlives it by much.
-_CONNECTION_AGE_MS: Final = 10 * 60 * 1000
-_CONNECTION_GRACE_MS: Final = 60 * 1000
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What the callers of one TCP listener may hold of it at a time.
+
+    gRPC keeps what a stream has received of its message until the message is whole, so messages
+    that never end cost up to the product of `connections`, `streams` and `message_bytes`.
+    """
+
+    connections: int
+    """Beyond them a connection is closed at once."""
+    streams: int
+    """Calls under way on one connection; a client of gRPC waits with more."""
+    message_bytes: int
+    age_seconds: float
+    """How long a connection lasts, and with it what was sent by halves: this and the grace."""
+    grace_seconds: float
+    idle_seconds: float
+    """How long a connection without a call lasts."""
+
+    @property
+    def half_sent_bytes_max(self) -> int:
+        """What messages that never end can take of the memory."""
+        return self.connections * self.streams * self.message_bytes
+
+
+STRANGERS: Final = Quota(
+    connections=256,
+    streams=2,
+    message_bytes=384 << 10,
+    age_seconds=60,
+    grace_seconds=10,
+    idle_seconds=10,
+)
+"""Of the attestation listener: 192 MiB. One node makes one call at a time, of 340 KiB at most."""
+CERTIFIED: Final = Quota(
+    connections=1024,
+    # A gateway watches each of the up to 4,096 namespaces that it uses at one target.
+    streams=4096 + 64,
+    message_bytes=256 << 10,
+    # A certificate lives ten minutes, and streams are checked while they last.
+    age_seconds=600,
+    grace_seconds=60,
+    idle_seconds=600,
+)
+"""Of listeners that demand a certificate. They bound what one connection may take, to 1 GiB; its
+caller was attested, is known by name, and can be revoked."""
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long a connection may take for TLS, and for the first frame of HTTP/2."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -40,9 +87,11 @@ def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grp
 
     One with an `Authorizer` also gives its callers the keys to prove their calls with.
     """
+    quota = None
+    if authorizer is not None:
+        quota = STRANGERS if isinstance(authorizer, TlsOnly) else CERTIFIED
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(metrics, authorizer)],
-        options=server_options(is_local=authorizer is None),
+        interceptors=[CallInterceptor(metrics, authorizer)], options=server_options(quota)
     )
     if isinstance(authorizer, Authorizer):
         calls_pb2_grpc.add_CallKeysServicer_to_server(
@@ -51,20 +100,30 @@ def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grp
     return server
 
 
-def server_options(*, is_local: bool) -> list[tuple[str, int]]:
-    """Return gRPC's options. Local connections have no age: a watch may last for days."""
+def server_options(quota: Quota | None) -> list[tuple[str, int]]:
+    """Return gRPC's options. Local connections (None) have no age: a watch may last for days."""
     options = [
         # Two daemons on one port would otherwise both "succeed" on Linux.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ]
-    if not is_local:
-        options += [
-            ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
-            ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
-        ]
-    return options
+    if quota is None:
+        return [*options, ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+    return [
+        *options,
+        ("grpc.max_receive_message_length", quota.message_bytes),
+        ("grpc.max_concurrent_streams", quota.streams),
+        ("grpc.max_allowed_incoming_connections", quota.connections),
+        ("grpc.max_connection_age_ms", _milliseconds(quota.age_seconds)),
+        ("grpc.max_connection_age_grace_ms", _milliseconds(quota.grace_seconds)),
+        ("grpc.max_connection_idle_ms", _milliseconds(quota.idle_seconds)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
+        ("grpc.http2.settings_timeout", _milliseconds(HANDSHAKE_SECONDS)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(1000 * seconds)
 
 
 def bind_tcp(

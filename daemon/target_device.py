@@ -89,6 +89,7 @@ async def opened_device(
                 anchor = await _anchor(
                     opened, config, state=state, client=client, stack=stack, tcti=tcti
                 )
+                half.push_async_callback(anchor.close)
                 device.reopen(
                     opened.served,
                     secret=opened.secret,
@@ -226,11 +227,7 @@ async def _open(
         )
         half.callback(wipe, opened.secret)
         anchor = await _anchor(opened, config, state=state, client=client, stack=stack, tcti=tcti)
-        if config.anchor != "none":
-            half.push_async_callback(anchor.close)
-            anchor = AuthenticAnchor(
-                anchor, device_id=file.device_id, kind=config.anchor, secret=opened.secret
-            )
+        half.push_async_callback(anchor.close)
         device = Device(
             opened.served,
             file=file,
@@ -277,7 +274,29 @@ async def _anchor(
     stack: contextlib.AsyncExitStack,
     tcti: str,
 ) -> Anchor:
-    """Open the anchor that the configuration names; a device that begins begins a new one."""
+    """Open the anchor that the configuration names; the device's secret proves its records."""
+    anchor = await _kept(opened, config, state=state, client=client, stack=stack, tcti=tcti)
+    if config.anchor == "none":
+        return anchor
+    try:
+        return AuthenticAnchor(
+            anchor, device_id=opened.served.device_id, kind=config.anchor, secret=opened.secret
+        )
+    except BaseException:
+        await anchor.close()
+        raise
+
+
+async def _kept(
+    opened: OpenedDevice,
+    config: TargetConfig,
+    *,
+    state: Path,
+    client: DeviceClient,
+    stack: contextlib.AsyncExitStack,
+    tcti: str,
+) -> Anchor:
+    """Open what keeps the anchor; a device that begins begins a new one."""
     if config.anchor == "broker":
         return BrokerAnchor(
             opened.records, floor=opened.floor, advance=partial(client.advance, opened.served)

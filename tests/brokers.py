@@ -56,11 +56,15 @@ async def start_broker(
     kek: bytes = bytes(32),
     metrics: Metrics | None = None,
 ) -> tuple[BrokerService, Instance, Registry]:
-    """Start a broker on an open store."""
+    """Start a broker on an open store, which its registry closes."""
     registry = await Registry.open(store, WrappingKey(kek), node=node)
-    claimed = await Instance.claim(
-        registry, node=node, instance=instance, starts=starts, heads=heads
-    )
+    try:
+        claimed = await Instance.claim(
+            registry, node=node, instance=instance, starts=starts, heads=heads
+        )
+    except BaseException:
+        await registry.close()
+        raise
     service = BrokerService(registry, claimed, audit=MemoryAudit(), metrics=metrics or Metrics())
     return service, claimed, registry
 
@@ -78,7 +82,7 @@ async def running_broker(
     store = SqliteStore(path)
     try:
         await take_over(store, WrappingKey(kek), node=node, instance=instance)
-        service, _, _ = await start_broker(
+        service, _, registry = await start_broker(
             store,
             starts=FileCounter(path.with_suffix(".starts")),
             heads=FileCounter(path.with_suffix(".heads")),
@@ -87,8 +91,11 @@ async def running_broker(
             kek=kek,
             metrics=metrics,
         )
-        yield service
-        await service.close()
+        try:
+            yield service
+            await service.close()
+        finally:
+            await registry.close()
     finally:
         await store.close()
 

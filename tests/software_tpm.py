@@ -7,10 +7,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from patience import PATIENCE_SECONDS
+from sealane.crypto.evidence.tpm2 import Introduction
 
 _GET_CAPABILITY = (1).to_bytes(4, "big")
 
@@ -109,3 +111,41 @@ def software_tpm(directory: Path) -> Iterator[SoftwareTpm]:
     finally:
         if tpm._process is not None:
             tpm.stop()
+
+
+def with_attestation_key_of(driver: Any, parent: str, *, attempt: int = 0) -> None:
+    """Have an opened `tpm2` driver attest by another restricted signing key of its TPM.
+
+    `parent` is a hierarchy, `owner`, `platform`, `null`, `endorsement`, or `child` for a key below
+    a storage key of the endorsement hierarchy. Each `attempt` is another key.
+    """
+    from tpm2_pytss import TPM2B_PUBLIC, TPM2B_SENSITIVE_CREATE
+    from tpm2_pytss.constants import ESYS_TR
+
+    from sealane.daemon.evidence import tpm2_keys
+
+    template = TPM2B_PUBLIC.parse(
+        "ecc256:ecdsa-sha256:null", objectAttributes=tpm2_keys._AK_ATTRIBUTES
+    )
+    template.publicArea.unique.ecc.x = attempt.to_bytes(32, "big")
+    template.publicArea.unique.ecc.y = bytes(32)
+
+    def child(esapi: Any) -> tuple[Any, bytes]:
+        storage = TPM2B_PUBLIC.parse(
+            "ecc256:aes128cfb", objectAttributes=tpm2_keys._STORAGE_ATTRIBUTES
+        )
+        context, _ = tpm2_keys._primary(esapi, ESYS_TR.ENDORSEMENT, storage)
+        with driver._keys._loaded(esapi, context) as above:
+            private, public, *_ = esapi.create(above, TPM2B_SENSITIVE_CREATE(), template)
+            handle = esapi.load(above, private, public)
+            return tpm2_keys._saved(esapi, handle), bytes(public.publicArea.marshal())
+
+    def made(esapi: Any) -> tuple[Any, bytes]:
+        if parent == "child":
+            return child(esapi)
+        return tpm2_keys._primary(esapi, getattr(ESYS_TR, parent.upper()), template)
+
+    driver._keys._ak, driver._keys.attestation_key = driver._tpm.call(made)
+    driver._introduction = Introduction(
+        endorsement_key=driver._keys.endorsement_key, attestation_key=driver._keys.attestation_key
+    ).encode()

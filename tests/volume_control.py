@@ -21,7 +21,7 @@ from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.broker.device_servicer import DevicesServicer
 from sealane.daemon.broker.devices import Devices
-from sealane.daemon.broker.refusals import CallRefusals
+from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -424,7 +424,7 @@ class World:
     third_parties: "RecordingThirdParties"
     refused: dict[str, str]
     """Why the broker authorizes a peer no more, by SPIFFE id."""
-    refusals: CallRefusals
+    refusals: SummedAudit
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -507,14 +507,14 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
         )
         await stack.enter_async_context(running_authorizations(authorizations))
-        refusals = CallRefusals(broker.audit)
+        refusals = SummedAudit(broker.audit)
         stack.push_async_callback(refusals.close)
         authorizer = Authorizer(
             broker.authority.certificate,
             server=identities["broker"].spiffe_id,
             admit=everybody,
             metrics=metrics,
-            refused=refusals.note,
+            refused=refusals.refused_call,
         )
         storage = StorageService(
             target,

@@ -88,7 +88,7 @@ async def _measure(kind: str, directory: Path, *, seconds: float) -> dict[str, A
     )
     sample: dict[str, Any] = {"store": kind}
     async with _opened(kind, directory) as store:
-        service, _, _ = await start_broker(store, starts=Count(), heads=Count())
+        service, _, registry = await start_broker(store, starts=Count(), heads=Count())
         volumes = [await _volume(service, caller) for _ in range(max(AT_ONCE))]
 
         async def grant(which: int) -> None:
@@ -100,12 +100,13 @@ async def _measure(kind: str, directory: Path, *, seconds: float) -> dict[str, A
             )
 
         async def plain(_: int) -> None:
-            await store.commit(puts={f"benchmark/{uuid.uuid4()}": bytes(500)})
+            await registry.commit(puts={f"benchmark/{uuid.uuid4()}": bytes(500)})
 
         for at_once in AT_ONCE:
             sample[f"leases at {at_once}"] = await _rate(grant, at_once=at_once, seconds=seconds)
             sample[f"plain at {at_once}"] = await _rate(plain, at_once=at_once, seconds=seconds)
         await service.close()
+        await registry.close()
     return sample
 
 

@@ -35,9 +35,18 @@ class Binding:
 
     @property
     def device_nonce(self) -> bytes:
-        """SHA-256 over nonce and keys: 32 bytes, the nonce of an SPDM measurement request."""
-        parts = fields("sealane spdm v1", self.nonce, self.tls_public_key, self.kem_public_key)
-        return hashlib.sha256(parts).digest()
+        """The nonce that devices of this node answer to."""
+        return device_nonce(
+            nonce=self.nonce,
+            tls_public_key=self.tls_public_key,
+            kem_public_key=self.kem_public_key,
+        )
+
+
+def device_nonce(*, nonce: bytes, tls_public_key: bytes, kem_public_key: bytes) -> bytes:
+    """Return the nonce of an SPDM measurement request: SHA-256 over a challenge's and the keys."""
+    parts = fields("sealane spdm v1", nonce, tls_public_key, kem_public_key)
+    return hashlib.sha256(parts).digest()
 
 
 # Evidence of one machine may be verified in another order than it was made in, by as long as a

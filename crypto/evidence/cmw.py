@@ -22,7 +22,7 @@ EVIDENCE_BYTES_MAX: Final = 256 << 10
 ITEMS_MAX: Final = 16
 MEDIA_TYPE_CHARACTERS_MAX: Final = 127  # RFC 6838, section 4.2: for each of the two names
 
-_LABEL: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
+LABEL: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*")
 _BYTES, _TEXT, _ARRAY, _MAP = 2, 3, 4, 5
 
@@ -69,7 +69,7 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
         start = reader.position
         label = reader.text_string(32)
         key = encoded[start : reader.position]
-        if _LABEL.fullmatch(label) is None or key <= previous:
+        if LABEL.fullmatch(label) is None or key <= previous:
             raise _malformed("the labels of the evidence are not sorted names")
         previous = key
         if reader.head(_ARRAY) != 2:

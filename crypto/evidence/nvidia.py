@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealane.crypto.encoding import parse_fields
+from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence.chain import (
     common_name,
     key_sha256,
@@ -75,6 +75,11 @@ class _CompositeDeviceId:
     version: int
     device_id: asn1.TLV
     firmware_id: _FirmwareId
+
+
+def encode_evidence(report: bytes, certificates: bytes) -> bytes:
+    """Return the item: SPDM request and response, and the chain in PEM, leaf first."""
+    return fields(EVIDENCE_LABEL, report, certificates)
 
 
 def parse_report(encoded: bytes) -> Report:
@@ -162,8 +167,7 @@ def verify(
 ) -> Claims:
     """Return what a genuine report says; VerificationError `attestation.nvidia.<fault>`.
 
-    `evidence` is `fields(EVIDENCE_LABEL, report, certificates)`, the chain in PEM, leaf first, with
-    or without the root.
+    `evidence` is what `encode_evidence` gives; the chain may have the root or not.
     """
     parts = parse_fields(EVIDENCE_LABEL, evidence, count_max=2)
     if parts is None or len(parts) != 2:
@@ -183,8 +187,8 @@ def verify(
     )
     key, device = chain[0], chain[1]
     _check_signature(report, key)
-    firmware_id = report.opaque.get(_FWID)
-    if firmware_id is None or firmware_id != _endorsed_firmware(key, device):
+    firmware_id = _endorsed_firmware(key, device)
+    if report.opaque.get(_FWID) != firmware_id:
         raise _fault("fwid", "the attestation key is not of the firmware that reports")
     if not secrets.compare_digest(report.nonce, binding.device_nonce):
         raise _fault("nonce", "the report does not answer this challenge")

@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence import tpm2_event_log
@@ -37,6 +38,10 @@ from sealane.crypto.evidence.tpm2_structures import (
     DECRYPT,
     PCR_BYTES,
     RESTRICTED,
+    RH_ENDORSEMENT,
+    RH_NULL,
+    RH_OWNER,
+    RH_PLATFORM,
     SIGN,
     Attest,
     Public,
@@ -45,6 +50,7 @@ from sealane.crypto.evidence.tpm2_structures import (
     parse_certification,
     parse_public,
     parse_quote,
+    qualified_name,
     verify_signature,
 )
 from sealane.crypto.evidence.verifier import Introduced
@@ -65,6 +71,7 @@ _PROOF: Final = "sealane tpm2 activation v1"
 _PARTS: Final = 8
 _EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")  # tcg-kp-EKCertificate
 _STORAGE_SYMMETRIC: Final = (ALG_AES, 128, ALG_CFB)
+_OTHER_HIERARCHIES: Final = {RH_OWNER: "owner", RH_PLATFORM: "platform", RH_NULL: "null"}
 # An EK without a certificate ends by nothing but being taken from the allow-list.
 _NO_END: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
 
@@ -203,9 +210,10 @@ class Tpm2Verifier:
         """Return what the TPM says.
 
         VerificationError `attestation.tpm2.` and `malformed`, `not_activated` (the credential was
-        not opened: AK and EK are not in one TPM), `signature`, `binding` (it answers something
-        else), `pcrs` (the values are not the quoted ones), `event_log`, `kem_key` (not made or
-        not kept by this TPM, or not the runtime data's).
+        not opened: AK and EK are not in one TPM), `signature`, `hierarchy` (the AK is not a
+        primary key of the endorsement hierarchy), `binding` (it answers something else), `pcrs`
+        (the values are not the quoted ones), `event_log`, `kem_key` (not made or not kept by this
+        TPM, or not the runtime data's).
         """
         expected = introduced.context
         if not isinstance(expected, _Expected):
@@ -219,10 +227,10 @@ class Tpm2Verifier:
                 "attestation.tpm2.not_activated",
                 "the TPM did not open the credential: its attestation key is elsewhere",
             )
-        signer = expected.attestation_key.key
-        verify_signature(signer, parsed.quote_signature, parsed.quote)
+        signer = expected.attestation_key
+        verify_signature(signer.key, parsed.quote_signature, parsed.quote)
         quote = parse_quote(parsed.quote)
-        _check_binding(quote.attest, binding)
+        _check_attest(quote.attest, signer, binding)
         values = _pcr_values(parsed.pcr_values, quote.indices, quote.digest)
         explained = tpm2_event_log.explain(parsed.event_log, values) if parsed.event_log else {}
         is_kem_certified = bool(parsed.kem_public)
@@ -303,11 +311,34 @@ def _parse_evidence(evidence: bytes) -> Evidence:
     return parsed
 
 
-def _check_binding(attest: Attest, binding: Binding) -> None:
+def _check_attest(attest: Attest, signer: Public, binding: Binding) -> None:
+    """Check what both attestations have: whose key signed, and over what."""
+    _check_hierarchy(attest, signer)
     if not hmac.compare_digest(attest.extra_data, binding.qualifying_data):
         raise VerificationError(
             "attestation.tpm2.binding", "the TPM did not attest this runtime data"
         )
+
+
+def _check_hierarchy(attest: Attest, signer: Public) -> None:
+    """Refuse an AK of another hierarchy.
+
+    There the TPM adds to reset count, restart count and firmware version what nobody but the TPM
+    knows and what every other key gets another of: whoever tries keys chooses the sums.
+    """
+    if attest.signer == qualified_name(signer.name, hierarchy=RH_ENDORSEMENT):
+        return
+    for handle, hierarchy in _OTHER_HIERARCHIES.items():
+        if attest.signer == qualified_name(signer.name, hierarchy=handle):
+            raise VerificationError(
+                "attestation.tpm2.hierarchy",
+                f"the attestation key is of the {hierarchy} hierarchy, not of the endorsement "
+                "hierarchy",
+            )
+    raise VerificationError(
+        "attestation.tpm2.hierarchy",
+        "the attestation key is not a primary key: it has a parent that nothing is known of",
+    )
 
 
 def _pcr_values(encoded: bytes, indices: Sequence[int], digest: bytes) -> dict[int, bytes]:
@@ -320,11 +351,11 @@ def _pcr_values(encoded: bytes, indices: Sequence[int], digest: bytes) -> dict[i
     return dict(zip(indices, values, strict=True))
 
 
-def _check_kem_key(evidence: Evidence, signer: PublicKey, binding: Binding) -> None:
+def _check_kem_key(evidence: Evidence, signer: Public, binding: Binding) -> None:
     """Check that the TPM that quotes made the KEM key of the runtime data, and keeps it."""
-    verify_signature(signer, evidence.certification_signature, evidence.certification)
+    verify_signature(signer.key, evidence.certification_signature, evidence.certification)
     certification = parse_certification(evidence.certification)
-    _check_binding(certification.attest, binding)
+    _check_attest(certification.attest, signer, binding)
     public = parse_public(evidence.kem_public)
     if not hmac.compare_digest(certification.name, public.name):
         raise VerificationError(
@@ -349,11 +380,7 @@ def _point(key: PublicKey) -> bytes:
     )
 
 
-def _subject_public_key_info(key: object) -> bytes:
-    if not isinstance(key, PublicKey):
-        raise VerificationError(
-            "attestation.tpm2.endorsement_key", "the EK's certificate is for another kind of key"
-        )
+def _subject_public_key_info(key: CertificatePublicKeyTypes) -> bytes:
     return key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

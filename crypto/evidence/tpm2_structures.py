@@ -38,6 +38,12 @@ SIGN: Final = 1 << 18
 # A key that this TPM made from its own random numbers and that never leaves it.
 BORN_IN_TPM: Final = FIXED_TPM | FIXED_PARENT | SENSITIVE_DATA_ORIGIN
 
+# TPM_RH (Part 2, 7.4): the roots of the hierarchies of keys.
+RH_OWNER: Final = 0x40000001
+RH_NULL: Final = 0x40000007
+RH_ENDORSEMENT: Final = 0x4000000B
+RH_PLATFORM: Final = 0x4000000C
+
 # TPMS_ATTEST (Part 2, 10.12)
 _GENERATED: Final = 0xFF544347
 _ST_ATTEST_QUOTE: Final = 0x8018
@@ -135,6 +141,16 @@ def parse_public(encoded: bytes) -> Public:
     )
 
 
+def qualified_name(name: bytes, *, hierarchy: int) -> bytes:
+    """Return the qualified name of a primary key of this hierarchy (Part 1, 16; TPM_RH).
+
+    It is a digest over the parent's qualified name and the key's own name; a hierarchy's is its
+    handle. So it tells a primary key from a child, and the hierarchies from each other.
+    """
+    parent = hierarchy.to_bytes(4, "big")
+    return ALG_SHA256.to_bytes(2, "big") + hashlib.sha256(parent + name).digest()
+
+
 def _symmetric(reader: Reader) -> tuple[int, ...]:
     algorithm = reader.integer(2)
     if algorithm == ALG_NULL:
@@ -206,10 +222,14 @@ def verify_signature(key: PublicKey, signature: bytes, signed: bytes) -> None:
 class Attest:
     """What every TPMS_ATTEST says (Part 2, 10.12.8), and its TPMU_ATTEST still to be read.
 
+    `signer` is the qualified name of the key that signed (`qualified_name`). In an attestation by a
+    key outside the endorsement and platform hierarchies, reset count, restart count and firmware
+    version have numbers added that depend on that key (Part 1, 36.7).
     `clock` is in milliseconds of operation; `is_safe` says that no earlier value of it may have
     been larger. Resets are starts of the machine, restarts are resumes from hibernation.
     """
 
+    signer: bytes
     extra_data: bytes
     clock: int
     reset_count: int
@@ -256,7 +276,9 @@ def parse_certification(encoded: bytes) -> Certification:
     reader = Reader(encoded, "TPMS_ATTEST")
     attest = _attest(reader, _ST_ATTEST_CERTIFY)
     name = reader.sized()
-    reader.sized()  # the qualified name, which depends on the parent
+    # Its qualified name, too, depends on its parent. The attributes of the key say all that counts:
+    # a TPM makes a key that is fixed to it in no other way than under a parent that is.
+    reader.sized()
     reader.finish()
     return Certification(attest=attest, name=name)
 
@@ -266,13 +288,13 @@ def _attest(reader: Reader, kind: int) -> Attest:
     # nothing else that begins so.
     if reader.integer(4) != _GENERATED or reader.integer(2) != kind:
         raise malformed("not what a TPM attests, or an attestation of another type")
-    reader.sized()  # the qualified name of the signer, whom the signature proves
-    extra_data = reader.sized()
+    signer, extra_data = reader.sized(), reader.sized()
     clock, reset_count, restart_count = reader.integer(8), reader.integer(4), reader.integer(4)
     safe = reader.integer(1)
     if safe > 1:
         raise malformed("a clock that is neither safe nor unsafe")
     return Attest(
+        signer=signer,
         extra_data=extra_data,
         clock=clock,
         reset_count=reset_count,

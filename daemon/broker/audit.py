@@ -1,11 +1,17 @@
 """The broker's audit log: an append-only file of chained records (sealane.crypto.audit).
 
 `record` returns when the record is durable and the store knows the head: what is granted after that
-can't lose its record unnoticed. Records that come at once share one synchronization. A log that
-can't be written refuses everything: nothing is granted that isn't recorded.
+can't lose its record unnoticed. Records that come at once share one synchronization.
+
+Space behind the end of the file is set aside (sealane.daemon.reserve). Once it can't be
+kept full the log is *low*: what is granted or done is still recorded, into the reserve, while
+refusals are only counted, so nobody can use it up by being refused. A log that can't be written at
+all refuses everything, and ends the broker: nothing is granted that isn't recorded.
 """
 
 import asyncio
+import errno
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +27,7 @@ from sealane.daemon.broker.records import AuditHeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
+from sealane.daemon.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 # A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.
@@ -81,6 +88,11 @@ class AuditLog:
         self._keeping = asyncio.Lock()
         self._failure: OSError | None = None
         self._checkpointed = chain.head.sequence
+        self._size = os.fstat(file.fileno()).st_size
+        self._reserve = Reserve(file.fileno())
+        self._is_low = False
+        self._not_recorded = 0
+        self._troubled = asyncio.Event()
 
     @classmethod
     async def open(
@@ -101,6 +113,7 @@ class AuditLog:
             file, path=path, chain=Chain(recovery.head), keeper=keeper, signing_key=signing_key
         )
         log._kept = kept
+        await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
         unacknowledged = recovery.head.sequence - kept.sequence
         if unacknowledged or recovery.torn_bytes:
             get_logger().warning(
@@ -123,7 +136,10 @@ class AuditLog:
     async def record(
         self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
     ) -> None:
-        """See `Audit.record`."""
+        """See `Audit.record`; while the log is low, refusals are only counted."""
+        if self._is_low and outcome in {"refused", "failed"}:
+            self._not_recorded += 1
+            return
         correlation = structlog.contextvars.get_contextvars().get("correlation_id")
         if isinstance(correlation, str):
             detail["correlation_id"] = correlation
@@ -135,6 +151,31 @@ class AuditLog:
         if self._chain.head.sequence - self._checkpointed >= CHECKPOINT_RECORDS:
             self._append_checkpoint()
         await self._settle(self._chain.head.sequence)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the file system has no space left for the log but the reserve."""
+        return self._is_low
+
+    async def troubled(self) -> None:
+        """Return once the log is low, or can't be written."""
+        await self._troubled.wait()
+
+    async def inspect(self) -> None:
+        """Check that the file still ends with the last record, and fill the reserve again.
+
+        VerificationError `audit.truncated`; UnavailableError `audit.unwritable`.
+        """
+        was_low = self._is_low
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._inspect_file)
+        if self._is_low:
+            self._troubled.set()
+        if was_low and not self._is_low:
+            self._troubled.clear()
+            missed, self._not_recorded = self._not_recorded, 0
+            await self.record(
+                "audit.reserve", subject="broker", outcome="done", refusals_not_recorded=missed
+            )
 
     async def close(self) -> None:
         """Sign what is there, wait for the thread and close the file."""
@@ -153,7 +194,13 @@ class AuditLog:
         """Wait until record `sequence` is in the file and a head at or behind it is kept."""
         loop = asyncio.get_running_loop()
         # The first of those that wait writes for all; the others find nothing left to write.
-        await loop.run_in_executor(self._thread, self._write_pending)
+        try:
+            await loop.run_in_executor(self._thread, self._write_pending)
+        except UnavailableError:
+            self._troubled.set()
+            raise
+        if self._is_low:
+            self._troubled.set()
         async with self._keeping:
             if self._kept.sequence < sequence:
                 written = self._written
@@ -163,19 +210,65 @@ class AuditLog:
     def _write_pending(self) -> None:
         if self._failure is None and self._pending:
             pending = [self._pending.popleft() for _ in range(len(self._pending))]
+            content = b"".join(line for line, _ in pending)
             try:
-                self._file.write(b"".join(line for line, _ in pending))
+                if self._file.write(content) != len(content):
+                    raise OSError(errno.ENOSPC, "only part of a record could be written")  # noqa: TRY301
                 os.fdatasync(self._file.fileno())
+                self._size += len(content)
+                self._extend_reserve()
             except OSError as error:
                 # What the file holds now is unknown: nothing is recorded until the next start.
                 self._failure = error
             else:
                 self._written = pending[-1][1]
+        self._check()
+
+    def _check(self) -> None:
         if self._failure is not None:
             raise UnavailableError(
                 "audit.unwritable",
                 f"{self.path}: {self._failure.strerror}: nothing is granted without a record",
             ) from self._failure
+
+    def _extend_reserve(self, *, wholly: bool = False) -> None:
+        is_low = not self._reserve.extend(self._size, wholly=wholly)
+        if is_low and not self._is_low:
+            get_logger().error(
+                "audit_log_low",
+                path=str(self.path),
+                message=f"no space is left for the audit log but {RESERVE_BYTES} bytes: refusals "
+                "are counted and not recorded; make room",
+            )
+        self._is_low = is_low
+
+    def _inspect_file(self) -> None:
+        self._check()
+        try:
+            found = self._tail()
+            self._extend_reserve(wholly=True)
+        except OSError as error:
+            raise UnavailableError("audit.unwritable", f"{self.path}: {error.strerror}") from error
+        if found != self._written.digest and self._written != GENESIS:
+            raise VerificationError(
+                "audit.truncated",
+                f"{self.path}: does not end with record {self._written.sequence} as this broker "
+                "wrote it: the log was cut, changed or replaced",
+            )
+
+    def _tail(self) -> bytes:
+        """Return the digest of the file's last line; empty if it isn't the file that was opened."""
+        own = os.fstat(self._file.fileno())
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            return b""
+        if (own.st_dev, own.st_ino, own.st_size) != (named.st_dev, named.st_ino, self._size):
+            return b""
+        lines = _lines_backwards(self._file, self._size)
+        if next(lines, b"") != b"":
+            return b""
+        return hashlib.sha256(next(lines, b"")).digest()
 
 
 class RegistryHead:

@@ -117,7 +117,8 @@ class Instance:
                 get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
 
     async def inspect(self) -> None:
-        """Check that the last head is there, and anchor another if anything was committed since."""
+        """Check records, and the last head, and anchor another if anything was committed since."""
+        await self._registry.store.inspect()
         async with self._lock:
             stored = await self._registry.heads.get(self._name)
             if stored is None or self._head is None or stored.revision != self._head.revision:

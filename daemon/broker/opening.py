@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.records import instance_name
+from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
@@ -32,10 +34,20 @@ STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedBroker:
+    """A broker without its servers; `log` is the file that `audit` records into."""
+
+    service: BrokerService
+    instance: Instance
+    audit: SummedAudit
+    log: AuditLog
+
+
 @contextlib.asynccontextmanager
 async def opened_broker(
     config: BrokerConfig, *, node: str, state: Path, metrics: Metrics, tcti: str
-) -> AsyncIterator[tuple[BrokerService, Instance]]:
+) -> AsyncIterator["OpenedBroker"]:
     """Start a broker that ends with the block; `tcti` is where its TPM is.
 
     Errors as `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
@@ -49,6 +61,7 @@ async def opened_broker(
         store = await _open_store(config, wrapping, node=node, state=state)
         stack.push_async_callback(store.close)
         registry = await Registry.open(store, wrapping, node=node)
+        stack.push_async_callback(registry.close)
         instance = await Instance.claim(
             registry,
             node=node,
@@ -63,9 +76,11 @@ async def opened_broker(
             signing_key=registry.authority.signing_key,
         )
         stack.push_async_callback(audit.close)
-        service = BrokerService(registry, instance, audit=audit, metrics=metrics)
+        summed = SummedAudit(audit)
+        stack.push_async_callback(summed.close)
+        service = BrokerService(registry, instance, audit=summed, metrics=metrics)
         stack.push_async_callback(service.close)
-        yield service, instance
+        yield OpenedBroker(service=service, instance=instance, audit=summed, log=audit)
 
 
 async def _leave(instance: Instance) -> None:

@@ -1,56 +1,77 @@
-"""Who calls, as far as an address tells, and how often one address may."""
+"""Who calls, as far as an address tells, and how often the callers of one prefix may."""
 
 import ipaddress
 import urllib.parse
-from collections import OrderedDict
 from typing import Final
 
 from sealane.errors import UnavailableError
 
-# A cluster behind one address may start at once; nodes attest again every five minutes.
+# A cluster behind one prefix may start at once; nodes attest again every five minutes.
 CALLS_PER_SECOND: Final = 50
 BURST_CALLS: Final = 512
 
-_PEERS_MAX: Final = 4096
-_IPV6_PREFIX_BITS: Final = 64
+PREFIXES_MAX: Final = 4096
+"""Prefixes that are limited each for itself; beyond them all others share one limit."""
+IPV4_PREFIX_BITS: Final = 24
+IPV6_PREFIX_BITS: Final = 56
+
+_OTHERS: Final = "others"
 
 
 def address_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer (`ipv4:192.0.2.1:5000`).
-
-    For IPv6 it is the /64 prefix, which is what one customer usually has.
-    """
+    """Return the address in gRPC's name of a peer (`ipv4:192.0.2.1:5000`), without its port."""
     family, _, rest = urllib.parse.unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return family
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((address, _IPV6_PREFIX_BITS), strict=False))
-    return str(address)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def prefix_of(address: str) -> str:
+    """Return the prefix that an address is counted under: what one party easily has all of.
+
+    /24 of IPv4, /56 of IPv6; anything else is itself.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    bits = IPV4_PREFIX_BITS if parsed.version == 4 else IPV6_PREFIX_BITS
+    return str(ipaddress.ip_network((parsed, bits), strict=False))
 
 
 class RateLimiter:
-    """A token bucket for each address: `BURST_CALLS` at once, `CALLS_PER_SECOND` after that.
+    """A token bucket for each prefix: `BURST_CALLS` at once, `CALLS_PER_SECOND` after that.
 
-    It remembers the 4096 addresses that called last; one that fell out starts afresh.
+    A bucket is only forgotten once it is full again, so nobody gets rid of a limit by calling from
+    elsewhere. While `PREFIXES_MAX` buckets are in use, further prefixes share one.
     """
 
     def __init__(self) -> None:
         # A bucket is the time at which it is full again: each call makes it later by an interval.
-        self._full_at: OrderedDict[str, int] = OrderedDict()
+        self._full_at: dict[str, int] = {}
+        self._swept_ns = 0
 
     def take(self, address: str, *, now_ns: int) -> None:
         """Count a call; UnavailableError `attestation.rate.limit`."""
         interval = 10**9 // CALLS_PER_SECOND
-        full_at = max(self._full_at.pop(address, now_ns), now_ns)
-        is_refused = full_at - now_ns > (BURST_CALLS - 1) * interval
-        self._full_at[address] = full_at if is_refused else full_at + interval
-        if len(self._full_at) > _PEERS_MAX:
-            self._full_at.popitem(last=False)
-        if is_refused:
+        prefix = self._bucket(prefix_of(address), now_ns, interval)
+        full_at = max(self._full_at.get(prefix, now_ns), now_ns)
+        if full_at - now_ns > (BURST_CALLS - 1) * interval:
             raise UnavailableError(
                 "attestation.rate.limit",
-                f"more than {CALLS_PER_SECOND} calls a second from {address}: try again later",
+                f"more than {CALLS_PER_SECOND} calls a second from {prefix}: try again later",
             )
+        self._full_at[prefix] = full_at + interval
+
+    def _bucket(self, prefix: str, now_ns: int, interval: int) -> str:
+        if prefix in self._full_at or len(self._full_at) < PREFIXES_MAX:
+            return prefix
+        # Not more often than a bucket can have become full: a sweep looks at all of them.
+        if now_ns - self._swept_ns >= interval:
+            self._swept_ns = now_ns
+            self._full_at = {p: at for p, at in self._full_at.items() if at > now_ns}
+        return prefix if len(self._full_at) < PREFIXES_MAX else _OTHERS

@@ -12,6 +12,7 @@ from google.protobuf import empty_pb2
 from sealane.crypto.audit import Head
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.calls import Context
+from sealane.errors import VerificationError
 from sealane.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 _PART_BYTES: Final = 1 << 16
@@ -56,13 +57,21 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
     async def ExportAudit(
         self, request: empty_pb2.Empty, context: Context
     ) -> AsyncIterator[policy_pb2.AuditPart]:
-        """Stream the acknowledged records."""
+        """Stream the acknowledged records; each part says where they end."""
         head = self._head()
         records = 0
         with self._path.open("rb") as file:
             while records < head.sequence:
                 lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
+                if not lines:
+                    raise VerificationError(
+                        "audit.truncated",
+                        f"{self._path}: has {records} of the {head.sequence} records that were "
+                        "acknowledged: the log was cut",
+                    )
                 part = lines[: head.sequence - records]
                 records += len(part)
-                yield policy_pb2.AuditPart(lines=b"".join(part))
+                yield policy_pb2.AuditPart(
+                    lines=b"".join(part), head_sequence=head.sequence, head_digest=head.digest
+                )
         yield policy_pb2.AuditPart(head_sequence=head.sequence, head_digest=head.digest)

@@ -2,7 +2,8 @@
 
 A record is JSON behind a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The key it
 stands under is covered, so nobody who can write to the store can make a record, change one, or put
-one in another's place. An older version under the same key passes: that is what heads are for.
+one in another's place. An older version under the same key has a good MAC: that is what the store's
+state record is for (sealane.daemon.broker.store.checked).
 """
 
 import datetime as dt

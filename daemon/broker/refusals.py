@@ -1,14 +1,17 @@
-"""Puts calls that were refused into the audit log; what was granted the service records itself."""
+"""Puts what was refused into the audit log, within bounds; grants are recorded by the services."""
 
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from sealane.crypto.audit import Detail
+from sealane.crypto.audit import Detail, Head, Outcome
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.peers import prefix_of
+from sealane.daemon.calls import UNKNOWN_CALLER
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.errors import Error, UnavailableError
@@ -16,10 +19,18 @@ from sealane.transport.tasks import TaskOwner
 
 TEXT_MAX: Final = 128  # characters of a caller's text that the log keeps
 SUMMARY_SECONDS: Final = 60.0
-"""How often calls that were refused alike are summed up."""
+"""How often refusals alike are summed up."""
 KINDS_MAX: Final = 64
-"""Callers and reasons told apart in that time: some 100 MB of records a day at the most."""
-_OTHERS: Final = ("others", "call.refused")
+"""Kinds of refusals told apart in that time: some 100 MB of records a day at the most."""
+STRANGER_KINDS_MAX: Final = 16
+"""Those of them that callers without an attested identity may use: some 27 MB a day."""
+CALLER_KINDS_MAX: Final = 8
+"""Those that one attested caller may use."""
+
+_OTHERS: Final = "others"
+_STRANGERS: Final = "strangers"
+_REASON: Final = "call.refused"
+_SUMMED_DETAIL: Final = ("method", "address")
 
 
 @contextlib.asynccontextmanager
@@ -46,51 +57,103 @@ async def refusals_recorded(
 
 @dataclass(slots=True, kw_only=True)
 class _Alike:
-    """Calls of one caller that were refused for one reason, behind the first of them."""
+    """Refusals alike, behind the first of them."""
 
-    method: str
+    kind: str
+    subject: str
+    outcome: Outcome
+    reason: str
+    detail: dict[str, Detail]
     first: dt.datetime
     last: dt.datetime
     count: int = 0
 
 
-class CallRefusals:
-    """Calls that didn't pass the checks of every call (sealane.daemon.calls), kept within bounds.
+_Key: TypeAlias = tuple[str, str, str, str]
 
-    Anybody can make such calls as fast as the network carries them. The first of a caller for a
-    reason is recorded before it is answered; those that follow are counted, and recorded as one
-    with the times of the first and the last when the minute is over. Beyond KINDS_MAX kinds in a
-    minute, callers and reasons are recorded as `others`.
+
+class SummedAudit:
+    """An audit log that records refusals within bounds, and everything else as it comes.
+
+    Anybody can be refused as fast as the network carries it. The first refusal of a kind is
+    recorded before it is answered; those alike are counted, and recorded as one with the times of
+    the first and the last when the minute is over. Alike are refusals of one caller, for one
+    reason, in one kind of call; those of a caller who attested also by what they were asked for. A
+    caller who did not is known by the prefix of an address, whatever name it claims, and all of
+    them have `STRANGER_KINDS_MAX` of the kinds, so they never crowd out one who did.
     """
 
-    def __init__(self, audit: Audit) -> None:
-        self._audit = audit
-        self._alike: dict[tuple[str, str], _Alike] = {}
+    def __init__(self, log: Audit) -> None:
+        self._log = log
+        self._alike: dict[_Key, _Alike] = {}
+        self._strangers = 0
+        self._of_caller: Counter[str] = Counter()
         self._tasks = TaskOwner()
         self._summing: asyncio.Task[None] | None = None
 
-    async def note(self, method: str, subject: str, reason: str) -> None:
-        """Record or count a refused call; UnavailableError `audit.unwritable`."""
+    @property
+    def head(self) -> Head:
+        """See `Audit`."""
+        return self._log.head
+
+    async def refused_call(self, method: str, subject: str, reason: str) -> None:
+        """Record a call that didn't pass the checks of every call (sealane.daemon.calls)."""
+        await self.record("call", subject=subject, outcome="refused", reason=reason, method=method)
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        """See `Audit.record`."""
+        if outcome not in {"refused", "failed"}:
+            await self._log.record(kind, subject=subject, outcome=outcome, reason=reason, **detail)
+            return
         now = utc_now()
-        key = (subject, reason)
-        if key not in self._alike and len(self._alike) >= KINDS_MAX:
-            key = _OTHERS
+        key, subject = self._key(kind, subject, reason, detail)
         alike = self._alike.get(key)
         if alike is not None:
             alike.first = alike.first if alike.count else now
             alike.count, alike.last = alike.count + 1, now
             return
-        self._alike[key] = _Alike(method=method, first=now, last=now)
-        if self._summing is None or self._summing.done():
-            self._summing = self._tasks.start(self._keep_summing(), name="call-refusals")
-        await self._audit.record(
-            "call", subject=key[0], outcome="refused", reason=key[1], method=method
+        kind, reason = key[0], key[2]
+        self._alike[key] = _Alike(
+            kind=kind,
+            subject=subject,
+            outcome=outcome,
+            reason=reason,
+            detail={name: detail[name] for name in _SUMMED_DETAIL if name in detail},
+            first=now,
+            last=now,
         )
+        if self._summing is None or self._summing.done():
+            self._summing = self._tasks.start(self._keep_summing(), name="refusals")
+        await self._log.record(kind, subject=subject, outcome=outcome, reason=reason, **detail)
 
     async def close(self) -> None:
         """Record what was counted since the last minute."""
         await self._tasks.close()
         await self._sum_up()
+
+    def _key(
+        self, kind: str, subject: str, reason: str, detail: Mapping[str, Detail]
+    ) -> tuple[_Key, str]:
+        """Return what refusals are alike by, and whom the record names."""
+        is_stranger = "address" in detail or subject == UNKNOWN_CALLER
+        caller = prefix_of(str(detail.get("address", subject))) if is_stranger else subject
+        asked = "" if is_stranger else repr(sorted(detail.items()))
+        key = (kind, caller, reason, asked)
+        if key in self._alike:
+            return key, subject
+        if is_stranger:
+            if self._strangers < STRANGER_KINDS_MAX:
+                self._strangers += 1
+                return key, subject
+            return ("call", _STRANGERS, _REASON, ""), _STRANGERS
+        if self._of_caller[caller] < CALLER_KINDS_MAX and (
+            self._of_caller.total() < KINDS_MAX - STRANGER_KINDS_MAX
+        ):
+            self._of_caller[caller] += 1
+            return key, subject
+        return ("call", _OTHERS, _REASON, ""), _OTHERS
 
     async def _keep_summing(self) -> None:
         while self._alike:
@@ -98,16 +161,18 @@ class CallRefusals:
             await self._sum_up()
 
     async def _sum_up(self) -> None:
+        self._strangers = 0
+        self._of_caller.clear()
+        summed, self._alike = self._alike, {}
         try:
-            for subject, reason in [*self._alike]:
-                alike = self._alike.pop((subject, reason))
+            for alike in summed.values():
                 if alike.count:
-                    await self._audit.record(
-                        "call",
-                        subject=subject,
-                        outcome="refused",
-                        reason=reason,
-                        method=alike.method,
+                    await self._log.record(
+                        alike.kind,
+                        subject=alike.subject,
+                        outcome=alike.outcome,
+                        reason=alike.reason,
+                        **alike.detail,
                         count=alike.count,
                         first=alike.first.isoformat(),
                         last=alike.last.isoformat(),

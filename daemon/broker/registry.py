@@ -33,7 +33,9 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
     grant_name,
 )
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare, Store
+from sealane.daemon.broker.store.checked import CheckedStore
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, STATE_KEY, Compare, Store
+from sealane.daemon.broker.store.state import SetHash
 from sealane.daemon.clock import utc_now
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
@@ -54,7 +56,7 @@ class Registry(Tables):
 
     def __init__(
         self,
-        store: Store,
+        store: CheckedStore,
         wrapping: KeyWrapper,
         *,
         authority: CertificateAuthority,
@@ -69,12 +71,16 @@ class Registry(Tables):
     async def open(cls, store: Store, wrapping: KeyWrapper, *, node: str) -> "Registry":
         """Open the authority that the store's brokers share; the first of them makes it.
 
-        VerificationError `key.wrap.invalid` under another key encryption key.
+        VerificationError `key.wrap.invalid` under another key encryption key,
+        `broker.store.rolled_back` if its records are not what brokers left.
         """
         entry = await store.get(_AUTHORITY_KEY)
         if entry is None:
-            made = authority_entry(_new_authority(wrapping, node))
-            await store.commit([Compare(_AUTHORITY_KEY, 0)], made)
+            record, key = _new_authority(wrapping, node)
+            made = authority_entry(record)
+            await store.commit(
+                [Compare(_AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
+            )
             # Ours, or that of a broker that was faster.
             entry = await store.get(_AUTHORITY_KEY)
         if entry is None:
@@ -88,7 +94,8 @@ class Registry(Tables):
                 "broker.store.malformed", "the stored authority can't be read"
             ) from error
         authority, record_key = _opened_authority(record, wrapping)
-        return cls(store, wrapping, authority=authority, record_key=record_key)
+        checked = await CheckedStore.open(store, record_key=record_key)
+        return cls(checked, wrapping, authority=authority, record_key=record_key)
 
     async def commit(
         self,
@@ -98,6 +105,10 @@ class Registry(Tables):
     ) -> int | None:
         """See `Store.commit`."""
         return await self.store.commit(compares, puts, deletes)
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self.store.close()
 
     async def settle(self, attempt: Callable[[], Awaitable[_Result | None]]) -> _Result:
         """Run `attempt`, which reads, compares and commits, until no other change got in between.
@@ -392,16 +403,23 @@ def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
     return {_AUTHORITY_KEY: record.model_dump_json().encode()}
 
 
-def _new_authority(wrapping: KeyWrapper, node: str) -> AuthorityRecord:
+def with_state(entries: dict[str, bytes], record_key: bytes) -> dict[str, bytes]:
+    """Return `entries` of a new store and its first state record."""
+    return entries | {STATE_KEY: SetHash(record_key).first(entries)}
+
+
+def _new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, bytes]:
     made = CertificateAuthority.create(broker=node, now=utc_now())
     key = made.private_bytes()
     wrapped = wrapping.wrap(key, purpose="broker key", owner="broker")
     wipe(key)
-    return AuthorityRecord(
+    record_key, wrapped_record_key = new_record_key(wrapping)
+    record = AuthorityRecord(
         wrapped_key=wrapped,
         certificate=made.certificate.public_bytes(serialization.Encoding.DER),
-        wrapped_record_key=new_record_key(wrapping)[1],
+        wrapped_record_key=wrapped_record_key,
     )
+    return record, record_key
 
 
 def _opened_authority(

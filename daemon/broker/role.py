@@ -1,8 +1,9 @@
 """The broker role of a daemon: store, verifier, and the servers in front of them."""
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,11 +13,11 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.broker.assembly import VerifierParts, open_verifier
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
+from sealane.daemon.broker.health import end_with, keep_audit, keep_health
 from sealane.daemon.broker.instance import Instance
-from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
+from sealane.daemon.broker.opening import AUDIT_NAME, OpenedBroker, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
-from sealane.daemon.broker.refusals import CallRefusals
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
@@ -46,6 +47,10 @@ LOCAL_SERVICES: Final = (
     "sealane.v1.Membership",
 )
 """What it serves on the daemon's Unix socket."""
+STORE_SERVICES: Final = tuple(name for name in LOCAL_SERVICES if name != "sealane.v1.AuditLog")
+"""What isn't healthy while the store doesn't answer."""
+AUDIT_SERVICES: Final = ("sealane.v1.AuditLog",)
+"""What isn't healthy while the audit log has no space left but its reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +71,30 @@ async def start_broker(
     enrolled: EnrolledRoles,
     local: grpc.aio.Server,
     spawn: Callable[[str, Coroutine[Any, Any, None]], None],
+    report: Callable[[Sequence[str], bool], Awaitable[None]],
     stack: contextlib.AsyncExitStack,
 ) -> StartedBroker:
     """Start the role. `spawn` runs what lasts as long as the daemon, `stack` closes the rest.
 
-    `state` is the daemon's directory, `tcti` where its TPM is, `local` the Unix socket's server.
+    `state` is the daemon's directory, `tcti` where its TPM is, `local` the Unix socket's server;
+    `report` sets whether services are healthy.
     """
-    broker, instance = await stack.enter_async_context(
+    opened = await stack.enter_async_context(
         opened_broker(config, node=node, state=state, metrics=metrics, tcti=tcti)
     )
+    broker, instance = opened.service, opened.instance
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
+    spawn("broker-store", end_with(broker.registry.store))
+    spawn("broker-health", keep_health(broker.registry.store, partial(report, STORE_SERVICES)))
+    spawn(
+        "broker-audit",
+        keep_audit(
+            opened.log,
+            partial(report, AUDIT_SERVICES),
+            metrics=metrics,
+            seconds=config.head_seconds,
+        ),
+    )
     replace_file(state / TRUST_ANCHOR_NAME, broker.authority.anchor_pem)
     identity = _own_identity(broker.authority, node=node, metrics=metrics)
     await enrolled.keep(identity)
@@ -83,7 +102,7 @@ async def start_broker(
     spawn("broker-policy", verifier.keeper.keep_refreshed())
     enrolled.is_development |= verifier.keeper.policy.software_allowed
     _serve_locally(local, broker, instance, verifier, state=state)
-    addresses = await _serve(config, broker, verifier, identity, metrics=metrics, stack=stack)
+    addresses = await _serve(config, opened, verifier, identity, metrics=metrics, stack=stack)
     return StartedBroker(verifier=verifier, addresses=addresses)
 
 
@@ -126,7 +145,7 @@ def _serve_locally(
 
 async def _serve(
     config: BrokerConfig,
-    broker: BrokerService,
+    opened: OpenedBroker,
     verifier: VerifierParts,
     identity: Identity,
     *,
@@ -134,18 +153,17 @@ async def _serve(
     stack: contextlib.AsyncExitStack,
 ) -> dict[str, str]:
     """Listen to nodes; returns the addresses, by what the listener is for."""
+    broker, refused = opened.service, opened.audit.refused_call
     authority = broker.authority
-    refusals = CallRefusals(broker.audit)
-    stack.push_async_callback(refusals.close)
     authorizer = Authorizer(
         authority.certificate,
         server=identity.spiffe_id,
         admit=verifier.membership.admit,
         metrics=metrics,
-        refused=refusals.note,
+        refused=refused,
     )
     stack.callback(authorizer.call_keys.close)
-    open_server = new_server(metrics, TlsOnly(refused=refusals.note))
+    open_server = new_server(metrics, TlsOnly(refused=refused))
     attestation_pb2_grpc.add_AttestationServicer_to_server(
         AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
     )

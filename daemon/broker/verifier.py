@@ -25,18 +25,26 @@ from sealane.crypto.evidence.claims import HardwareClock
 from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX, PRIMARY
 from sealane.crypto.evidence.software import SOFTWARE
 from sealane.daemon.broker.audit import Audit
-from sealane.daemon.broker.peers import RateLimiter
+from sealane.daemon.broker.peers import RateLimiter, prefix_of
 from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.calls import UNKNOWN_CALLER
 from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 # Verification takes milliseconds of a processor: two at once leave the broker its event loop.
 VERIFICATIONS_AT_ONCE: Final = 2
 # What may wait for it, 64 MiB of evidence at most.
 VERIFICATIONS_WAITING_MAX: Final = 256
+
+NAME_CHARACTERS_MAX: Final = 128
+"""Characters of the names in a request for a challenge: a node, its role, a type of evidence."""
+EVIDENCE_TYPES_MAX: Final = 8
+"""Types of evidence that one node may offer."""
+INTRODUCTION_BYTES_MAX: Final = 80 << 10
+"""Bytes of what a type of evidence needs before its challenge: at most a TPM's certificates."""
 
 BROKEN_EVIDENCE: Final = "broken_evidence"
 POLICY_VIOLATION: Final = "policy_violation"
@@ -128,8 +136,9 @@ class VerifierService:
         UnavailableError `attestation.rate.limit`, `.busy` or `.challenge.limit`.
         """
         started = monotonic_ns()
-        self._limiter.take(address, now_ns=started)
         try:
+            self._limiter.take(address, now_ns=started)
+            _check_request(node, role, evidence_types, introduction)
             introduced = await self._on_thread(
                 lambda: self.verifier.prepare(
                     node=node,
@@ -148,11 +157,14 @@ class VerifierService:
                 address=address,
                 evidence_types=list(evidence_types),
             )
+        except (UsageError, UnavailableError) as error:
+            await self._note("attestation.challenge", error, address=address)
+            raise
         return self.verifier.open(
             node=node,
             role=role,
             evidence_type=evidence_types[0],
-            peer=address,
+            peer=prefix_of(address),
             introduced=introduced,
             now_ns=monotonic_ns(),
         )
@@ -166,12 +178,12 @@ class VerifierService:
         `attestation.rate.limit` or `.busy`.
         """
         started = monotonic_ns()
-        self._limiter.take(address, now_ns=started)
-        if len(evidence) > EVIDENCE_BYTES_MAX:
-            raise UsageError(
-                "attestation.evidence.size",
-                f"evidence of {len(evidence)} bytes; allowed: {EVIDENCE_BYTES_MAX}",
-            )
+        try:
+            self._limiter.take(address, now_ns=started)
+            _check_evidence(evidence)
+        except (UsageError, UnavailableError) as error:
+            await self._note("attestation.attest", error, address=address)
+            raise
         challenge: Challenge | None = None
         verified: Verified | None = None
         try:
@@ -279,6 +291,18 @@ class VerifierService:
             serial=f"{issued.certificate.serial_number:x}",
         )
 
+    async def _note(self, kind: str, error: Error, *, address: str) -> None:
+        """Record a refusal that says nothing about evidence, and so is answered at once."""
+        self._metrics.broker.attestations.labels("refused", error.reason).inc()
+        await self._audit.record(
+            kind,
+            subject=UNKNOWN_CALLER,
+            outcome="refused",
+            reason=error.reason,
+            message=str(error.args[0]),
+            address=address,
+        )
+
     async def _refuse(
         self, kind: str, error: VerificationError, *, subject: str, started: int, **detail: Detail
     ) -> NoReturn:
@@ -334,6 +358,35 @@ class Clocks:
             )
 
         await self._registry.settle(attempt)
+
+
+def _check_request(
+    node: str, role: str, evidence_types: Sequence[str], introduction: bytes
+) -> None:
+    """UsageError `attestation.challenge.size` unless all of it is within its bounds.
+
+    Before anything else looks at it: a stranger's request is up to a message long.
+    """
+    sizes = {
+        "node": (len(node), NAME_CHARACTERS_MAX),
+        "role": (len(role), NAME_CHARACTERS_MAX),
+        "evidence_types": (len(evidence_types), EVIDENCE_TYPES_MAX),
+        "evidence type": (max(map(len, evidence_types), default=0), NAME_CHARACTERS_MAX),
+        "introduction": (len(introduction), INTRODUCTION_BYTES_MAX),
+    }
+    for what, (size, limit) in sizes.items():
+        if size > limit:
+            raise UsageError(
+                "attestation.challenge.size", f"{what} of size {size}; allowed: {limit}"
+            )
+
+
+def _check_evidence(evidence: bytes) -> None:
+    if len(evidence) > EVIDENCE_BYTES_MAX:
+        raise UsageError(
+            "attestation.evidence.size",
+            f"evidence of {len(evidence)} bytes; allowed: {EVIDENCE_BYTES_MAX}",
+        )
 
 
 def _named(node: str, role: str) -> str:

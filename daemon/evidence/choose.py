@@ -1,5 +1,6 @@
 """Which driver a configuration means. Hardware's modules are imported where they are configured."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -8,7 +9,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.daemon.anchors.choose import open_tpm
 from sealane.daemon.config import EnrolmentConfig, Tpm2EvidenceConfig
-from sealane.daemon.evidence.driver import Driver
+from sealane.daemon.evidence.driver import Driver, SecondarySource
+from sealane.daemon.evidence.secondary import CommandSource
 from sealane.daemon.evidence.software import SoftwareDriver
 from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
 from sealane.daemon.files import read_file, read_secret
@@ -33,6 +35,11 @@ def software_driver(config: EnrolmentConfig) -> SoftwareDriver:
     path = str(config.key_file)
     key = read_secret(path, key="enrolment.key_file")
     return SoftwareDriver(SoftwareKey.parse(key, source=f"enrolment.key_file {path}"))
+
+
+def open_sources(config: EnrolmentConfig) -> Sequence[SecondarySource]:
+    """Return the sources of `enrolment.secondary`."""
+    return [CommandSource(each) for each in config.secondary]
 
 
 def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.kem import KemKey
 
 
@@ -46,3 +47,22 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Let go of the hardware."""
+
+
+class SecondarySource(Protocol):
+    """Has one device beside the machine speak; shared by the node's roles."""
+
+    @property
+    def label(self) -> str:
+        """The label of its item in the collection: `gpu0`."""
+
+    @property
+    def evidence_type(self) -> str:
+        """The name of the type: `nvidia`."""
+
+    async def collect(self, nonce: bytes) -> Item:
+        """Return the item that answers `nonce` (`device_nonce`, 32 bytes).
+
+        It is asked for before the runtime data, which name its digest. Raises UnavailableError
+        `evidence.secondary.…` if the device can't be asked.
+        """

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealane.crypto.attestation.appraisal import PolicyViolationError
 from sealane.crypto.attestation.challenge import (
@@ -19,7 +20,7 @@ from sealane.crypto.attestation.challenge import (
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.attestation.verifier import INTRODUCTION_BYTES_MAX, Verified, Verifier
-from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
+from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection, secondary_digests
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey, SoftwareVerifier
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
@@ -167,6 +168,44 @@ def test_each_field_of_runtime_data_is_checked(change: dict[str, object], reason
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP256K1()),
+        Ed25519PrivateKey.generate(),
+    ],
+    ids=["p384", "secp256k1", "ed25519"],
+)
+def test_tls_key_of_another_kind_is_refused(
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey,
+) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    encoded = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    data = dataclasses.replace(_data(challenge), tls_public_key=encoded)
+    with pytest.raises(VerificationError) as caught:
+        _attest(verifier, challenge, data)
+    assert caught.value.reason == "attestation.tls_key.malformed"
+
+
+@pytest.mark.parametrize("label", [PRIMARY, "gpu0"])
+def test_item_of_an_unknown_type_is_refused(label: str) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    items = {"gpu0": Item("a/b", b"x")} if label == "gpu0" else {}
+    data = dataclasses.replace(_data(challenge), secondary_evidence_sha256=secondary_digests(items))
+    items[PRIMARY] = Item(MEDIA_TYPE, DRIVER.evidence(data.binding()))
+    items[label] = Item("a/b", b"x")
+    with pytest.raises(VerificationError) as caught:
+        verifier.verify(
+            challenge, runtime_data=data.encode(), evidence=encode_collection(items), now=NOW
+        )
+    assert caught.value.reason == "attestation.evidence.type"
+
+
 def test_nonce_is_used_once_even_by_a_failed_attempt() -> None:
     for driver in (DRIVER, SoftwareKey.create()):
         verifier = _verifier()
@@ -201,6 +240,18 @@ def test_software_driver_is_refused_unless_allowed() -> None:
 def test_unknown_driver_is_refused() -> None:
     with pytest.raises(VerificationError) as caught:
         _ask(_verifier(), evidence_type="tpm2")
+    assert caught.value.reason == "attestation.type.refused"
+
+
+def test_type_that_nobody_verifies_is_refused_whatever_the_policy_says() -> None:
+    reference = dataclasses.replace(
+        software_reference(frozenset({"gateway"})), evidence_type="quantum"
+    )
+    with pytest.raises(VerificationError) as caught:
+        _ask(_verifier(Policy(references=(reference,))), evidence_type="quantum")
+    assert caught.value.reason == "attestation.type.refused"
+    with pytest.raises(VerificationError) as caught:
+        _verifier().prepare(node="g1", role="gateway", evidence_types=[], introduction=b"", now=NOW)
     assert caught.value.reason == "attestation.type.refused"
 
 

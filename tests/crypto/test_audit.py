@@ -1,18 +1,20 @@
 """The chain of audit records: any change, removal, insertion or foreign checkpoint shows."""
 
 import datetime as dt
+import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Head, Record, verify_log
+from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Record, verify_log
+from sealane.crypto.encoding import JSON, canonical_json
 from sealane.errors import UsageError, VerificationError
 
 NOW = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
-def entry(chain: Chain, subject: str = "s", **detail: str | bytes | int | bool) -> bytes:
+def entry(chain: Chain, subject: str = "s", **detail: Detail) -> bytes:
     return chain.append(
         "lease.grant", subject=subject, outcome="granted", reason="", detail=detail, now=NOW
     )
@@ -123,10 +125,22 @@ def test_what_is_no_record_is_refused(line: bytes) -> None:
     assert reason_of([line]) == "audit.record.malformed"
 
 
+def test_record_of_what_is_too_wordy_is_shortened() -> None:
+    chain = Chain()
+    texts = {f"name{n}": "x" * 500 for n in range(60)}
+    lists = {"types": ["y" * 500] * 64}
+    for detail in (texts, lists):
+        line = entry(chain, **detail)
+        assert len(line) <= LINE_BYTES_MAX
+        assert Record.decode(line.removesuffix(b"\n")).detail.keys() == detail.keys()
+    short = entry(chain, types=["y"] * 64)
+    assert len(Record.decode(short.removesuffix(b"\n")).detail["types"]) == 64  # type: ignore[arg-type]
+
+
 def test_record_that_is_too_large_is_the_callers_mistake() -> None:
     chain = Chain()
     with pytest.raises(UsageError) as caught:
-        entry(chain, **{f"name{n}": "x" * 500 for n in range(60)})
+        entry(chain, **{f"{n}{'name' * 40}": "x" for n in range(60)})
     assert caught.value.reason == "audit.record.size"
     assert chain.head == GENESIS
     with pytest.raises(UsageError):
@@ -137,3 +151,32 @@ def test_heads_name_the_line() -> None:
     chain = Chain()
     entry(chain)
     assert chain.head != Head(sequence=1, digest=bytes(32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"more": "x"}, {"detail": "x"}, {"detail": []}, {"sequence": "1"}, {"outcome": 7}],
+    ids=["member", "text", "list", "number", "outcome"],
+)
+def test_line_that_is_no_record_is_refused(change: dict[str, JSON]) -> None:
+    values = json.loads(log()[0])
+    assert Record.decode(canonical_json(values)).sequence == 1
+    for line in (canonical_json({**values, **change}), canonical_json({"sequence": 1})):
+        with pytest.raises(VerificationError, match=r"audit\.record\.malformed"):
+            Record.decode(line)
+
+
+def test_line_that_does_not_follow_is_not_taken_over() -> None:
+    first, second, *_ = log()
+    chain = Chain()
+    with pytest.raises(VerificationError, match=r"audit\.chain\.broken"):
+        chain.follow(second)
+    assert chain.follow(first).sequence == 1
+    assert chain.follow(second).sequence == 2
+
+
+def test_record_has_a_bounded_number_of_details() -> None:
+    chain = Chain()
+    entry(chain, **{f"d{n}": n for n in range(64)})
+    with pytest.raises(UsageError, match=r"audit\.record\.malformed"):
+        entry(chain, **{f"d{n}": n for n in range(65)})

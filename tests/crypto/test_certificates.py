@@ -5,16 +5,21 @@ import datetime as dt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.certificates import (
+    CLAIMS_OID,
     LIFETIME,
     CertificateAuthority,
     Subject,
+    anchor_key,
     parse_anchor,
+    parse_spiffe_id,
+    verify_authorization,
     verify_descriptor,
     verify_leaf,
+    verify_verifier,
 )
 from sealane.errors import UsageError, VerificationError
 
@@ -118,3 +123,139 @@ def test_anchor_must_be_an_authority(authority: CertificateAuthority) -> None:
     for pem in (b"", b"nonsense", leaf):
         with pytest.raises(VerificationError, match=r"anchor\.pem: not a trust anchor"):
             parse_anchor(pem, source="anchor.pem")
+
+
+def _authority_of(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> x509.Certificate:
+    """Certify an authority with a key of another kind."""
+    name = x509.Name([])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [ec.generate_private_key(ec.SECP384R1()), rsa.generate_private_key(65537, 2048)],
+    ids=["p384", "rsa"],
+)
+def test_anchor_has_a_key_on_p256(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> None:
+    anchor = _authority_of(key)
+    with pytest.raises(VerificationError, match="not a trust anchor"):
+        parse_anchor(anchor.public_bytes(Encoding.PEM), source="anchor.pem")
+    if isinstance(key, rsa.RSAPrivateKey):
+        with pytest.raises(VerificationError, match=r"certificate\.anchor\.malformed"):
+            anchor_key(anchor)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "spiffe://sealane/gateway/", "spiffe://sealane/root/g", "spiffe://other/gateway/g"),
+        *("spiffe://sealane/gateway/-g", "spiffe://sealane/gateway/g/h"),
+        "spiffe://sealane/gateway/" + "g" * 64,
+    ],
+)
+def test_name_of_no_role_of_a_node_is_refused(name: str) -> None:
+    assert parse_spiffe_id("spiffe://sealane/gateway/g-1") == ("g-1", "gateway")
+    with pytest.raises(VerificationError, match=r"certificate\.profile"):
+        parse_spiffe_id(name)
+
+
+def test_authorization_is_signed_as_one(authority: CertificateAuthority) -> None:
+    anchor = authority.certificate
+    verify_authorization(anchor, authorization=b"a", signature=authority.sign_authorization(b"a"))
+    for text, signature in (
+        (b"b", authority.sign_authorization(b"a")),
+        (b"a", authority.sign_descriptor(b"a")),
+        (b"a", b""),
+    ):
+        with pytest.raises(VerificationError, match=r"authorization\.signature"):
+            verify_authorization(anchor, authorization=text, signature=signature)
+
+
+def _certified(
+    authority: CertificateAuthority,
+    key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+    uris: list[str],
+    *,
+    ca: bool = False,
+    claims: x509.ExtensionType | None = None,
+) -> x509.Certificate:
+    """Certify whatever the test says, in the authority's name and by its key."""
+    names = [x509.UniformResourceIdentifier(uri) for uri in uris] or [x509.DNSName("a")]
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.certificate.subject)
+        .public_key(key)
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+    )
+    if claims is not None:
+        builder = builder.add_extension(claims, critical=False)
+    return builder.sign(authority.signing_key, hashes.SHA256())
+
+
+VERIFIER = "spiffe://sealane/verifier/b"
+P384, P256 = (
+    ec.generate_private_key(curve).public_key() for curve in (ec.SECP384R1(), ec.SECP256R1())
+)
+
+
+def test_verifier_is_certified_as_one_and_nothing_else(authority: CertificateAuthority) -> None:
+    anchor = authority.certificate
+    good = _certified(authority, P384, [VERIFIER])
+    assert verify_verifier(good, anchor=anchor, now=NOW) == P384
+    for certificate in (
+        _certified(authority, P384, [VERIFIER], ca=True),
+        _certified(authority, P384, []),
+        _certified(authority, P384, [VERIFIER, VERIFIER]),
+        _certified(authority, P384, ["spiffe://sealane/gateway/b"]),
+        _certified(authority, P256, [VERIFIER]),
+        _certified(authority, rsa.generate_private_key(65537, 2048).public_key(), [VERIFIER]),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify_verifier(certificate, anchor=anchor, now=NOW)
+        assert caught.value.reason == "certificate.profile"
+    other = CertificateAuthority.create(broker="b", now=NOW)
+    with pytest.raises(VerificationError, match=r"certificate\.issuer"):
+        verify_verifier(_certified(other, P384, [VERIFIER]), anchor=anchor, now=NOW)
+    with pytest.raises(VerificationError, match=r"certificate\.expired"):
+        verify_verifier(good, anchor=anchor, now=NOW + LIFETIME)
+
+
+def test_leaf_of_another_profile_is_refused(authority: CertificateAuthority) -> None:
+    """The authority signs no such thing; who reads a leaf doesn't rely on it."""
+    anchor = authority.certificate
+    leaf = authority.issue(SUBJECT, P256, now=NOW)
+    claims = leaf.extensions.get_extension_for_oid(CLAIMS_OID).value
+    uri = SUBJECT.spiffe_id
+    good = _certified(authority, P256, [uri], claims=claims)
+    assert verify_leaf(good, anchor=anchor, now=NOW) == SUBJECT
+    for certificate in (
+        _certified(authority, P256, [uri], claims=claims, ca=True),
+        _certified(authority, P256, [], claims=claims),
+        _certified(authority, P256, [uri, "spiffe://sealane/broker/b"], claims=claims),
+        _certified(authority, P256, ["spiffe://sealane/verifier/g1"], claims=claims),
+        _certified(authority, P256, ["https://sealane/gateway/g1"], claims=claims),
+        _certified(
+            authority,
+            P256,
+            [uri],
+            claims=x509.UnrecognizedExtension(CLAIMS_OID, b'{"tenant":"t"}'),
+        ),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify_leaf(certificate, anchor=anchor, now=NOW)
+        assert caught.value.reason == "certificate.profile"

@@ -3,17 +3,22 @@
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf import empty_pb2
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.audit import GENESIS, Head, Record, verify_log
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import audit
 from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, RegistryHead
+from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -163,6 +168,84 @@ async def test_log_that_cannot_be_written_refuses_everything(
     await log.close()
 
 
+def _no_space(*_: object, **__: object) -> bool:
+    return False
+
+
+async def test_refusals_never_use_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Reserve, "extend", _no_space)
+        await log.record("k", subject="s", outcome="granted", number=1)
+        await log.troubled()
+        assert log.is_low
+        for number in range(100):
+            await log.record("call", subject="x", outcome="refused", number=number)
+        await log.record("k", subject="operator", outcome="done", number=2)
+        await log.inspect()
+        assert log.is_low
+    await log.inspect()
+    assert not log.is_low
+    await log.record("call", subject="x", outcome="refused", reason="r")
+    await log.close()
+    kinds = [r.kind for r in records(log.path)]
+    assert kinds == ["k", "k", "audit.reserve", "call", "audit.checkpoint"]
+    assert records(log.path)[2].detail == {"refusals_not_recorded": 100}
+
+
+async def test_space_behind_the_log_is_set_aside(tmp_path: Path) -> None:
+    log = await opened(tmp_path)
+    await log.record("k", subject="s", outcome="done")
+    found = log.path.stat()
+    assert found.st_size < 1000
+    assert found.st_blocks * 512 >= RESERVE_BYTES
+    await log.close()
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10)
+
+
+def _replace(path: Path) -> None:
+    content = path.read_bytes()
+    path.rename(path.with_suffix(".gone"))
+    path.write_bytes(content)
+
+
+def _change(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-12] + b"x" + content[-11:])
+
+
+@pytest.mark.parametrize("attack", [_cut, _replace, _change])
+async def test_running_broker_notices_what_is_done_to_its_log(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
+    log = await opened(tmp_path)
+    for number in range(3):
+        await log.record("k", subject="s", outcome="done", number=number)
+        await log.inspect()
+    attack(log.path)
+    with pytest.raises(VerificationError) as caught:
+        await log.inspect()
+    assert caught.value.reason == "audit.truncated"
+    await log.close()
+
+
+async def test_export_of_a_log_that_was_cut_fails(tmp_path: Path) -> None:
+    path = await filled(tmp_path)
+    head = (await Keeper(tmp_path / "head").read()).sequence
+    os.truncate(path, len(path.read_bytes().splitlines(keepends=True)[0]))
+    servicer = AuditLogServicer(path, lambda: Head(sequence=head, digest=bytes(32)))
+    parts = servicer.ExportAudit(empty_pb2.Empty(), None)  # type: ignore[arg-type]
+    assert (await anext(parts)).lines
+    with pytest.raises(VerificationError) as caught:
+        await asyncio.wait_for(anext(parts), PATIENCE_SECONDS)
+    assert caught.value.reason == "audit.truncated"
+
+
 async def test_head_is_kept_before_a_record_is_acknowledged(tmp_path: Path) -> None:
     log = await opened(tmp_path)
     await log.record("k", subject="s", outcome="done")
@@ -179,4 +262,4 @@ async def test_store_keeps_the_head_of_each_broker(tmp_path: Path) -> None:
         await first.keep(Head(sequence=sequence, digest=bytes([sequence]) * 32))
     assert await first.read() == Head(sequence=2, digest=bytes([2]) * 32)
     assert await second.read() == GENESIS
-    await store.close()
+    await registry.close()

@@ -30,7 +30,7 @@ from sealane.daemon.calls import (
 )
 from sealane.daemon.clock import utc_now
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.servers import server_options
+from sealane.daemon.servers import CERTIFIED, server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
 from sealane.protocol.v1 import (
@@ -284,11 +284,11 @@ async def test_enrolment_takes_tls_1_3_only() -> None:
 
 
 def test_only_connections_of_other_machines_have_an_age() -> None:
-    remote, local = (dict(server_options(is_local=is_local)) for is_local in (False, True))
+    remote, local = (dict(server_options(quota)) for quota in (CERTIFIED, None))
     assert remote["grpc.max_connection_age_ms"] == 600_000
     assert "grpc.max_connection_age_ms" not in local
-    for options in (remote, local):
-        assert options["grpc.max_receive_message_length"] == 1 << 20
+    assert remote["grpc.max_receive_message_length"] == 256 << 10
+    assert local["grpc.max_receive_message_length"] == 1 << 20
 
 
 def test_text_that_travels_is_one_bounded_line() -> None:

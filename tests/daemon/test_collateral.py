@@ -30,8 +30,9 @@ def vendor() -> Intel:
 @pytest.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
     store = SqliteStore(tmp_path / "broker.sqlite")
-    yield await Registry.open(store, WrappingKey(bytes(32)), node="b")
-    await store.close()
+    registry = await Registry.open(store, WrappingKey(bytes(32)), node="b")
+    yield registry
+    await registry.close()
 
 
 @pytest.fixture

@@ -39,7 +39,10 @@ MISTAKES = {
     ),
     "unknown key without likeness": (
         NODE + "zzz = 1\n" + BROKER,
-        "node.zzz: unknown key; allowed: log_level, name, run_dir, state_dir [config.key.unknown]",
+        (
+            "node.zzz: unknown key; allowed: lock_memory, log_level, name, run_dir, state_dir "
+            "[config.key.unknown]"
+        ),
     ),
     "string for integer": (
         NODE + BROKER + 'instance = "1"\n',

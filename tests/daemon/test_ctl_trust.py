@@ -132,6 +132,15 @@ def test_operator_applies_a_policy_and_exports_the_log(site: Site) -> None:
         shown = json.loads(sealanectl(*ctl, "policy", "show").stdout)
         assert shown["document"] == policy.read_text()
         head = json.loads(sealanectl(*ctl, "audit", "export", log).stdout)["head"]
+        assert sealanectl(*ctl, "audit", "verify", log).returncode == 0
+        whole = log.read_bytes()
+        log.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+        cut = sealanectl(*ctl, "audit", "verify", log)
+        assert (cut.returncode, cut.stderr.endswith("[audit.truncated]\n")) == (3, True)
+        assert sealanectl("audit", "verify", log, "--chain-only").returncode == 0
+        log.write_bytes(whole)
+    # Without the broker nobody knows where the log ends.
+    assert sealanectl(*ctl, "audit", "verify", log).returncode == 4
     verified = sealanectl("audit", "verify", log, "--anchor", anchor, "--head", head)
     assert (verified.returncode, verified.stderr) == (0, "")
     lines = log.read_bytes().splitlines(keepends=True)

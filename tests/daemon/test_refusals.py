@@ -12,9 +12,11 @@ from patience import PATIENCE_SECONDS
 from sealane.daemon.broker import refusals
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.refusals import (
+    CALLER_KINDS_MAX,
     KINDS_MAX,
+    STRANGER_KINDS_MAX,
     TEXT_MAX,
-    CallRefusals,
+    SummedAudit,
     refusals_recorded,
 )
 from sealane.daemon.volumes import Via
@@ -95,17 +97,17 @@ async def test_calls_refused_alike_are_recorded_once_and_then_counted(
     moments = [dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC) for second in range(6)]
     monkeypatch.setattr(refusals, "utc_now", iter(moments).__next__)
     audit = MemoryAudit()
-    calls = CallRefusals(audit)
+    summed = SummedAudit(audit)
     for subject in ("unknown", "unknown", GATEWAY, "unknown", "unknown"):
-        await calls.note("/m", subject, "certificate.expired")
+        await summed.refused_call("/m", subject, "certificate.expired")
     # The first of each before it is answered.
     assert [(r["subject"], r.get("count")) for r in audit.records] == [
         ("unknown", None),
         (GATEWAY, None),
     ]
-    await calls.close()
-    (summed,) = audit.records[2:]
-    assert summed == {
+    await summed.close()
+    (last,) = audit.records[2:]
+    assert last == {
         "kind": "call",
         "subject": "unknown",
         "outcome": "refused",
@@ -117,7 +119,7 @@ async def test_calls_refused_alike_are_recorded_once_and_then_counted(
     }
 
 
-def _calls(audit: MemoryAudit) -> int:
+def _refusals(audit: MemoryAudit) -> int:
     return sum(cast("int", record.get("count", 1)) for record in audit.records)
 
 
@@ -126,19 +128,64 @@ async def test_a_flood_of_refused_calls_leaves_a_bounded_number_of_records(
 ) -> None:
     monkeypatch.setattr(refusals, "SUMMARY_SECONDS", 0.02)
     audit = MemoryAudit()
-    calls = CallRefusals(audit)
+    summed = SummedAudit(audit)
     for number in range(50 * KINDS_MAX):
-        await calls.note("/m", f"spiffe://sealane/gateway/g{number}", "call.role.refused")
-        await calls.note("/m", "unknown", "certificate.issuer")
+        await summed.refused_call("/m", f"spiffe://sealane/gateway/g{number}", "call.role.refused")
+        await summed.refused_call("/m", "unknown", "certificate.issuer")
     assert len(audit.records) <= KINDS_MAX + 1
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while _calls(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - nobody tells
+        while _refusals(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert len(audit.records) <= 2 * (KINDS_MAX + 1)
     # A new minute tells callers apart again.
-    await calls.note("/m", GATEWAY, "call.role.refused")
+    await summed.refused_call("/m", GATEWAY, "call.role.refused")
     assert audit.records[-1]["subject"] == GATEWAY
-    await calls.close()
+    await summed.close()
+
+
+async def test_strangers_crowd_nobody_out_whatever_name_they_claim() -> None:
+    audit = MemoryAudit()
+    summed = SummedAudit(audit)
+    for number in range(4000):
+        await summed.record(
+            "attestation.challenge",
+            subject=f"spiffe://sealane/gateway/claimed{number}",
+            outcome="refused",
+            reason="attestation.type.refused",
+            address=f"198.51.{number % 100}.{number % 250}",
+            message=f"{number}",
+        )
+    assert len(audit.records) == STRANGER_KINDS_MAX + 1
+    assert audit.records[-1]["subject"] == "strangers"
+    # One prefix is one stranger.
+    assert len({str(r["address"]).rpartition(".")[0] for r in audit.records}) == len(audit.records)
+    await summed.record(
+        "key.release", subject=GATEWAY, outcome="refused", reason="volume.not_found", volume_id="v"
+    )
+    assert audit.records[-1]["subject"] == GATEWAY
+    await summed.close()
+    assert _refusals(audit) == 4001
+
+
+async def test_an_attested_caller_is_told_apart_by_what_it_asked_for_up_to_a_bound() -> None:
+    audit = MemoryAudit()
+    summed = SummedAudit(audit)
+    for number in range(100):
+        await summed.record(
+            "key.release",
+            subject=GATEWAY,
+            outcome="refused",
+            reason="volume.not_found",
+            volume_id=f"v{number}",
+        )
+    recorded = [r for r in audit.records if r["subject"] == GATEWAY]
+    assert [r["volume_id"] for r in recorded] == [f"v{n}" for n in range(CALLER_KINDS_MAX)]
+    await summed.close()
+    assert _refusals(audit) == 100
+    # What was granted is each recorded.
+    for _ in range(100):
+        await summed.record("key.release", subject=GATEWAY, outcome="granted", volume_id="v")
+    assert sum(r["outcome"] == "granted" for r in audit.records) == 100
 
 
 async def test_calls_that_fail_the_checks_of_every_call_are_recorded(world: World) -> None:

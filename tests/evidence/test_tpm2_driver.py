@@ -18,7 +18,7 @@ from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.tpm2_structures import parse_public
 from sealane.crypto.kem import seal, unseal
 from sealane.errors import UnavailableError, UsageError, VerificationError
-from software_tpm import SoftwareTpm, software_tpm
+from software_tpm import SoftwareTpm, software_tpm, with_attestation_key_of
 from vendors.tpm import Manufacturer
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
@@ -276,6 +276,44 @@ def test_imported_key_is_certified_by_the_tpm_and_refused_by_the_verifier(
             )
 
     asyncio.run(run())
+    driver.close()
+
+
+@pytest.mark.parametrize(
+    ("parent", "told"),
+    [
+        ("owner", "owner hierarchy"),
+        ("platform", "platform hierarchy"),
+        ("null", "null hierarchy"),
+        ("child", "not a primary key"),
+    ],
+)
+def test_attestation_key_that_its_owner_chose_elsewhere_is_refused(
+    machine: SoftwareTpm, parent: str, told: str
+) -> None:
+    """A hostile agent: its TPM opens the credential and signs, with a key of another place."""
+    driver = open_driver(machine)
+    with_attestation_key_of(driver, parent)
+    with pytest.raises(VerificationError, match=told) as caught:
+        attest(driver)
+    assert caught.value.reason == "attestation.tpm2.hierarchy"
+    driver.close()
+
+
+def test_every_key_of_the_endorsement_hierarchy_attests_the_same_state(
+    machine: SoftwareTpm,
+) -> None:
+    """So an owner's choice of a key changes neither the firmware's version nor the counts."""
+    driver = open_driver(machine)
+    honest = attest(driver)
+    for attempt in range(1, 4):
+        with_attestation_key_of(driver, "endorsement", attempt=attempt)
+        claims = attest(driver)
+        assert claims.tcb == honest.tcb
+        assert claims.clock is not None
+        assert honest.clock is not None
+        assert claims.clock.reset_count == honest.clock.reset_count
+        assert claims.clock.restart_count == honest.clock.restart_count
     driver.close()
 
 

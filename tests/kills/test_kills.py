@@ -40,8 +40,8 @@ def _ivs(ledger: Path) -> list[tuple[int, int, int]]:
 
 async def _grants(made: World) -> list[GrantRecord]:
     store = await EtcdStore.open(made.etcd.endpoints, writer="checker", credentials=None)
+    registry = await Registry.open(store, WrappingKey(bytes(range(32))), node="checker")
     try:
-        registry = await Registry.open(store, WrappingKey(bytes(range(32))), node="checker")
         page, has_more = await registry.grants.page(limit=1000)
         assert not has_more
         for instance, name in enumerate(BROKERS, start=1):
@@ -51,7 +51,7 @@ async def _grants(made: World) -> list[GrantRecord]:
             assert stored.record.start_epoch == counter.read()
         return [stored.record for stored in page]
     finally:
-        await store.close()
+        await registry.close()
 
 
 @pytest.fixture

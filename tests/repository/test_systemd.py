@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ CALLED = (
     *("sendmmsg", "recvmmsg", "setsockopt", "ppoll", "epoll_wait"),  # packets
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # stores
     *("fallocate", "fdatasync", "ioctl", "flock", "statx", "preadv", "pwritev"),
+    "mlockall",  # keys never go to swap
     *("clone3", "prctl", "prlimit64", "getrandom", "timerfd_create", "setpriority"),
 )
 KEPT_OUT = ("mount", "ptrace", "process_vm_readv", "bpf", "setuid", "setrlimit", "keyctl")
@@ -99,6 +101,13 @@ def allowed() -> set[str]:
 
 def test_unit_is_closed_to_what_no_role_needs() -> None:
     analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", UNIT)
+
+
+def test_unit_keeps_keys_out_of_core_files_and_swap() -> None:
+    lines = UNIT.read_text().splitlines()
+    assert {"LimitCORE=0", "LimitMEMLOCK=infinity", "MemorySwapMax=0"} <= {*lines}
+    example = tomllib.loads((UNIT.parent / "sealaned.toml").read_text())
+    assert example["node"]["lock_memory"] == "require"
 
 
 def test_filter_lets_through_what_the_roles_call() -> None:

@@ -24,9 +24,16 @@ from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.records import GrantRecord, HeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.metrics import Metrics
-from sealane.errors import Error, LeaseError, UnavailableError, VerificationError
+from sealane.errors import (
+    Error,
+    LeaseError,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+)
 from sealane.protocol.etcd import rpc_pb2
 from sealane.protocol.v1 import broker_pb2
 from store.virtual import (
@@ -88,6 +95,7 @@ class Broker:
     heads: DurableCount = field(default_factory=DurableCount)
     process: Process | None = None
     service: BrokerService | None = None
+    store: CheckedStore | None = None
     refused: str = ""
 
     @property
@@ -124,10 +132,12 @@ class World:
         cluster = SimulatedCluster(self.etcd, process)
         # A store that goes back while this one claims its place is noticed at the next head.
         must_refuse = self.is_behind(broker)
+        registry: Registry | None = None
         try:
             store = EtcdStore(cluster, prefix="/s/", writer=str(broker.instance))  # type: ignore[arg-type]
             await store._take_slots()
             registry = await Registry.open(store, WrappingKey(KEK), node="b")
+            broker.store = registry.store
             instance = await Instance.claim(
                 registry,
                 node=f"b{broker.instance}",
@@ -150,6 +160,8 @@ class World:
             process.alive = False
             if broker.service is not None and broker.process is process:
                 await broker.service.close()
+            if registry is not None:
+                await registry.close()
 
     def is_behind(self, broker: Broker) -> bool:
         """Whether the store was put back to before the head that this broker anchored last."""
@@ -339,6 +351,78 @@ class World:
             if broker.service is not None:
                 await broker.service.close()
 
+    async def attack_a_record(self, *, kills: int, running: bool) -> str:
+        """Kill that many times, then change one record as no broker does; return what was done.
+
+        Every broker must refuse: none may return what the adversary put there, and none may start.
+        """
+        keeper = Process("keeper")
+        keeper.spawn(self.keep_brokers())
+        await self._first_volume()
+        for number in range(self.gateway_count):
+            self._start_gateway(number)
+        for _ in range(kills):
+            await asyncio.sleep(self.draw.random() * 0.3)
+            self._kill_one()
+            self._raise()
+        if not running:
+            keeper.kill()
+            for broker in self.brokers:
+                if broker.process is not None:
+                    broker.process.kill()
+            await asyncio.sleep(RESUME_SECONDS)  # what is on its way comes to its end
+        key, value, what = self._changed_record()
+        self.etcd.put_entry(key, value)
+        name = key.decode().removeprefix("/s/data/")
+        probes = [self._probe(broker, name, value) for broker in self.brokers if broker.serving]
+        await asyncio.gather(*probes)
+        if not running:
+            keeper = Process("keeper")
+            keeper.spawn(self.keep_brokers())
+        try:
+            async with asyncio.timeout(RESUME_SECONDS):
+                while not all(broker.refused for broker in self.brokers):
+                    if self.violation is not None:
+                        raise self.violation
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise Violation(f"not noticed: {what} of {name}") from None
+        finally:
+            for process in [keeper, *self.gateways.values()]:
+                process.kill()
+        if {broker.refused for broker in self.brokers} != {"broker.store.rolled_back"}:
+            raise Violation(f"{what}: brokers say {[broker.refused for broker in self.brokers]}")
+        return what
+
+    def _changed_record(self) -> tuple[bytes, bytes | None, str]:
+        """Choose a record and what an adversary can make of it: brokers' own bytes, or nothing."""
+        data = [e for e in self.etcd.history if e.kv.key.startswith(b"/s/data/")]
+        present = self.etcd.entries
+        older = [
+            e.kv
+            for e in data
+            if e.type == rpc_pb2.Event.PUT
+            and e.kv.key in present
+            and present[e.kv.key].value != e.kv.value
+        ]
+        kind = self.draw.randrange(3)
+        if kind == 0:
+            key = self.draw.choice(sorted(k for k in present if k.startswith(b"/s/data/")))
+            return key, None, "removal"
+        if kind == 1:
+            made = self.draw.choice([e.kv for e in data if e.type == rpc_pb2.Event.PUT])
+            return made.key + b"0", made.value, "addition"
+        entry = self.draw.choice(older)
+        return entry.key, entry.value, "older version"
+
+    async def _probe(self, broker: Broker, name: str, value: bytes | None) -> None:
+        """Read the record at a broker at once: it must not get what the adversary put there."""
+        assert broker.store is not None
+        with contextlib.suppress(VerificationError, UnavailableError, UsageError):
+            entry = await broker.store.get(name)
+            if (entry.value if entry else None) == value:
+                self.violation = Violation(f"{name} was read as the adversary left it")
+
     def _start_gateway(self, number: int) -> None:
         process = self.gateways[number] = Process(f"gateway {number}")
         process.spawn(self.gateway_life(number))
@@ -506,6 +590,18 @@ def _head(saved: Saved, instance: int) -> int:
     """Return the number of the broker's head in a saved store."""
     entry = saved[1].get(f"/s/data/heads/{instance_name(instance)}".encode())
     return 0 if entry is None else HeadRecord.model_validate_json(entry.value[32:]).number
+
+
+def attack_a_record(seed: int, *, kills: int, running: bool, brokers: int = 2) -> str:
+    """Run one world to a change of one record by somebody who is no broker; see `World`."""
+    before = random.getstate()
+    random.seed(seed)
+    world = World(seed, brokers=brokers)
+    try:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(world.draw)) as runner:
+            return runner.run(world.attack_a_record(kills=kills, running=running))
+    finally:
+        random.setstate(before)
 
 
 def run(

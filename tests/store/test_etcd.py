@@ -294,6 +294,24 @@ async def test_put_back_cluster_is_refused_by_who_was_connected() -> None:
             await store.close()
 
 
+async def test_cluster_without_our_slots_is_refused(etcd: Cluster) -> None:
+    """As after a restore to before this broker first came: nothing of its slots is there."""
+    prefix = f"/{uuid.uuid4()}/"
+    store = await opened(etcd, prefix=prefix)
+    other = await opened(etcd, prefix=prefix, writer="another")
+    await store.commit(puts={"a": b"1"})
+    deletions = [
+        rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=slot.key))
+        for slot in store._slots
+    ]
+    await other._cluster.txn(rpc_pb2.TxnRequest(success=deletions))
+    with pytest.raises(VerificationError) as caught:
+        await store.commit(puts={"a": b"2"})
+    assert caught.value.reason == "broker.store.rolled_back"
+    await store.close()
+    await other.close()
+
+
 async def test_another_cluster_in_place_of_ours_is_refused(etcd: Cluster) -> None:
     with etcd_cluster() as other:
         store = await opened(other)

@@ -19,12 +19,12 @@ async def test_orderly_stop_leaves_nothing_that_could_be_undone(tmp_path: Path) 
 
     async def start(*, commit: bool) -> int:
         arguments = {"node": "b", "state": tmp_path, "metrics": Metrics(), "tcti": ""}
-        async with opened_broker(config, **arguments) as (service, _):  # type: ignore[arg-type]
+        async with opened_broker(config, **arguments) as opened:  # type: ignore[arg-type]
             before = _head(tmp_path)
             shutil.copy(tmp_path / STORE_NAME, tmp_path / "older")
             shutil.copy(tmp_path / f"{STORE_NAME}-wal", tmp_path / "older-wal")
             if commit:
-                await service.registry.tenant_key("t")
+                await opened.service.registry.tenant_key("t")
         return _head(tmp_path) - before
 
     assert await start(commit=False) == 0

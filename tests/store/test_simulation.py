@@ -1,7 +1,9 @@
 """More than a thousand kills, from seeds; and for every checker a mutant that it catches."""
 
+import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ from sealane.daemon.anchors.counter import MonotonicCounter
 from sealane.daemon.broker import instance as instances
 from sealane.daemon.broker.records import InstanceRecord, Stored, instance_name
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.checked import CheckedStore
+from sealane.daemon.broker.store.contract import STATE_KEY, Change, Entry
 from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.broker.store.state import Known, SetHash, State
 from sealane.errors import UnavailableError
 from sealane.protocol.etcd import rpc_pb2
 from seeds import SEED
-from store.simulation import Violation, run
+from store.simulation import Violation, attack_a_record, run
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +44,15 @@ def test_same_seed_gives_the_same_run() -> None:
     first, second = (run(7, kills=60, put_backs=1) for _ in range(2))
     assert first.ledger.used == second.ledger.used
     assert (first.grants, first.kills) == (second.grants, second.kills)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_single_record_changed_by_no_broker_ends_every_broker(running: bool) -> None:
+    print("SEALANE_SEED =", SEED)
+    seen = Counter(
+        attack_a_record(SEED + i, kills=12, running=running, brokers=1 + i % 3) for i in range(12)
+    )
+    assert seen.keys() == {"removal", "addition", "older version"}
 
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -132,6 +146,62 @@ def _crash_between_record_and_count_not_expected(patch: pytest.MonkeyPatch) -> N
         return await caught_up(counter, instance, what, number)
 
     patch.setattr(instances, "_caught_up", strict)
+
+
+def _changes_without_a_state_taken_over(patch: pytest.MonkeyPatch) -> None:
+    take_over = CheckedStore._take_over
+
+    def lenient(self: CheckedStore, commit: Sequence[Change]) -> None:
+        if any(change.key == STATE_KEY for change in commit):
+            take_over(self, commit)
+
+    patch.setattr(CheckedStore, "_take_over", lenient)
+
+    async def inspect(self: CheckedStore) -> None:
+        pass
+
+    patch.setattr(CheckedStore, "inspect", inspect)
+
+
+def _reads_not_compared(patch: pytest.MonkeyPatch) -> None:
+    async def get(self: CheckedStore, key: str) -> Entry | None:
+        return await self._inner.get(key)
+
+    patch.setattr(CheckedStore, "get", get)
+
+
+def _opening_not_checked(patch: pytest.MonkeyPatch) -> None:
+    def check(self: SetHash, sealed: bytes, entries: Iterable[Known], *, revision: int) -> State:
+        total = sum(known.digest for known in entries) % (1 << 256)
+        count = json.loads(sealed[32:])["count"]
+        number = json.loads(sealed[32:])["number"]
+        return State(number=number, count=count, total=total, tag=sealed[:32], revision=revision)
+
+    patch.setattr(SetHash, "check", check)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "running", "caught_by"),
+    [
+        (_changes_without_a_state_taken_over, True, "not noticed"),
+        (_reads_not_compared, True, "as the adversary left it"),
+        (_opening_not_checked, False, "not noticed|brokers say"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_mutant_of_the_checks_of_records_is_caught(
+    monkeypatch: pytest.MonkeyPatch, mutate: Mutate, running: bool, caught_by: str
+) -> None:
+    mutate(monkeypatch)
+    seen = []
+    for seed in range(1, 25):
+        try:
+            attack_a_record(seed, kills=4, running=running)
+        except Violation as error:
+            seen.append(str(error))
+            if re.search(caught_by, seen[-1]):
+                return
+    pytest.fail(f"not caught, seen: {seen}")
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ async def start(state: Path, machine: SoftwareTpm) -> int:
     )
     async with opened_broker(
         config, node="b", state=state, metrics=Metrics(), tcti=machine.tcti
-    ) as (_, instance):
-        return instance.arena.start_epoch
+    ) as opened:
+        return opened.instance.arena.start_epoch
 
 
 def files_of(directory: Path) -> dict[Path, bytes]:

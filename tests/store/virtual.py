@@ -8,7 +8,7 @@ import asyncio
 import functools
 import random
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
@@ -140,27 +140,65 @@ class Faults:
 
 
 class SimulatedEtcd:
-    """What all members agree on; can be saved and put back."""
+    """What all members agree on; can be saved and put back, whole or one entry."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         self.faults = Faults()
         self.revision = 1
         self.entries: dict[bytes, rpc_pb2.KeyValue] = {}
+        self.history: list[rpc_pb2.Event] = []
+        self.incarnation = 0
+        self.changed = asyncio.Event()
 
     def save(self) -> tuple[int, dict[bytes, rpc_pb2.KeyValue]]:
         return self.revision, dict(self.entries)
 
     def put_back(self, saved: tuple[int, dict[bytes, rpc_pb2.KeyValue]]) -> None:
         self.revision, self.entries = saved[0], dict(saved[1])
+        self.history = [e for e in self.history if e.kv.mod_revision <= self.revision]
+        self.incarnation += 1
+        self._wake()
+
+    def put_entry(self, key: bytes, value: bytes | None) -> None:
+        """Change one entry as somebody does who is no broker; None: remove it."""
+        operation = (
+            rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
+            if value is None
+            else rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value))
+        )
+        self.txn(rpc_pb2.TxnRequest(success=[operation]))
+
+    def events(self, request: rpc_pb2.WatchCreateRequest, since: int) -> list[rpc_pb2.Event]:
+        return [
+            event
+            for event in self.history
+            if event.kv.mod_revision >= since and request.key <= event.kv.key < request.range_end
+        ]
+
+    def _as_of(self, revision: int) -> dict[bytes, rpc_pb2.KeyValue]:
+        if revision in {0, self.revision}:
+            return self.entries
+        entries = {}
+        for event in self.history:
+            if event.kv.mod_revision <= revision:
+                entries[event.kv.key] = event.kv
+                if event.type == rpc_pb2.Event.DELETE:
+                    del entries[event.kv.key]
+        return entries
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         end = request.range_end or request.key + b"\0"
-        keys = sorted(k for k in self.entries if request.key <= k < end)
+        entries = self._as_of(request.revision)
+        keys = sorted(k for k in entries if request.key <= k < end)
         limit = request.limit or len(keys)
         return rpc_pb2.RangeResponse(
             header=self._header(),
-            kvs=[self.entries[k] for k in keys[:limit]],
+            kvs=[entries[k] for k in keys[:limit]],
             more=len(keys) > limit,
         )
 
@@ -182,11 +220,15 @@ class SimulatedEtcd:
             responses.append(rpc_pb2.ResponseOp())
             if operation.HasField("request_put"):
                 put = operation.request_put
-                self.entries[put.key] = rpc_pb2.KeyValue(
-                    key=put.key, value=put.value, mod_revision=revision
+                entry = rpc_pb2.KeyValue(key=put.key, value=put.value, mod_revision=revision)
+                self.entries[put.key] = entry
+                self.history.append(rpc_pb2.Event(type=rpc_pb2.Event.PUT, kv=entry))
+            elif self.entries.pop(operation.request_delete_range.key, None) is not None:
+                gone = rpc_pb2.KeyValue(
+                    key=operation.request_delete_range.key, mod_revision=revision
                 )
-            else:
-                self.entries.pop(operation.request_delete_range.key, None)
+                self.history.append(rpc_pb2.Event(type=rpc_pb2.Event.DELETE, kv=gone))
+        self._wake()
         return rpc_pb2.TxnResponse(header=self._header(), succeeded=succeeded, responses=responses)
 
     def _header(self) -> rpc_pb2.ResponseHeader:
@@ -212,6 +254,18 @@ class SimulatedCluster:
     def check(self) -> None:
         if self._failure is not None:
             raise type(self._failure)(self._failure.reason, self._failure.args[0])
+
+    @property
+    def failure(self) -> Error | None:
+        return self._failure
+
+    @property
+    def member(self) -> "SimulatedCluster":
+        return self
+
+    def watch(self, _member: object) -> "SimulatedWatch":
+        self.check()
+        return SimulatedWatch(self._etcd, self._process)
 
     async def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         for _ in range(50):
@@ -252,3 +306,38 @@ class SimulatedCluster:
             raise self.fail(VerificationError("broker.store.rolled_back", "revision went back"))
         self._revision = max(self._revision, answer.header.revision)
         return answer
+
+
+class SimulatedWatch:
+    """A stream of watches of one process; it ends at times, and when the store is put back."""
+
+    def __init__(self, etcd: SimulatedEtcd, process: Process) -> None:
+        self._etcd = etcd
+        self._process = process
+        self._incarnation = etcd.incarnation
+        self._request = rpc_pb2.WatchCreateRequest()
+
+    async def write(self, request: rpc_pb2.WatchRequest) -> None:
+        self._request = request.create_request
+
+    def cancel(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[rpc_pb2.WatchResponse]:
+        following = self._request.start_revision
+        while True:
+            changed = self._etcd.changed
+            if self._incarnation != self._etcd.incarnation:
+                raise UnknownOutcomeError("the members were put back")
+            events = self._etcd.events(self._request, following)
+            if events:
+                await asyncio.sleep(self._etcd.draw.random() * 0.002)
+                self._process.check()
+                if self._etcd.draw.randrange(1000) < self._etcd.faults.answer_lost:
+                    await asyncio.sleep(LOSS_SECONDS)
+                    raise UnknownOutcomeError("watch lost")
+                following = events[-1].kv.mod_revision + 1
+                yield rpc_pb2.WatchResponse(events=events)
+                continue
+            await changed.wait()
+            self._process.check()

@@ -42,10 +42,12 @@ class Scripted(AttestationServicer):
         self.given: list[bytes] = []
         self.sessions: list[tuple[str, bytes]] = []
         self.before_attest: Callable[[], None] | None = None
+        self.audience = ""
 
     async def GetChallenge(self, request: Any, context: Any) -> attestation_pb2.Challenge:  # noqa: N802
         challenge = await super().GetChallenge(request, context)
         self.given.append(challenge.session_id)
+        challenge.audience = self.audience or challenge.audience
         return challenge
 
     async def Attest(self, request: Any, context: Any) -> attestation_pb2.AttestationResult:  # noqa: N802
@@ -77,8 +79,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
     async with contextlib.AsyncExitStack() as stack:
         store = SqliteStore(tmp_path / "broker.sqlite")
-        stack.push_async_callback(store.close)
         registry = await Registry.open(store, WrappingKey(bytes(32)), node="b1")
+        stack.push_async_callback(registry.close)
         authority = registry.authority
         brokers, addresses = {}, {}
         for name in ("b1", "b2"):
@@ -203,3 +205,12 @@ async def test_brokers_that_forget_every_challenge_are_not_asked_for_ever(
     assert caught.value.reason == "attestation.nonce.stale"
     assert len(site.answered) == 3
     assert site.is_straight()
+
+
+async def test_challenge_of_another_verifier_is_not_answered(site: Site) -> None:
+    """Whoever relays it would have our hardware speak to a verifier that we didn't call."""
+    site.brokers["b1"].audience = spiffe_id("b2", "broker")
+    with pytest.raises(VerificationError) as caught:
+        await site.enrolment.obtain(Keys.create())
+    assert caught.value.reason == "attestation.audience.mismatch"
+    assert site.answered == []

@@ -17,7 +17,6 @@ from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
 from sealane.daemon.broker.policy import parse_policy
 from sealane.errors import VerificationError
 from vendors.amd import certificate_table
-from vendors.nvidia import evidence as nvidia_evidence
 from vendors.vectors import Committed, utc, vector
 
 SAFE = {"snp": snp.SAFE_FLAGS, "tdx": tdx.SAFE_FLAGS, "nvidia": nvidia.SAFE_FLAGS}
@@ -58,7 +57,9 @@ def tdx_claims(name: str, collateral: str, now: str) -> Claims:
 def gpu_claims() -> Claims:
     nonce = "87d8e24ab336adafe228d49e83d745f6dba4ae505372b6a5704820856b343fec"
     return nvidia.verify(
-        nvidia_evidence(vector("nvidia/hopper-1/report.hex"), vector("nvidia/hopper-1/certs.pem")),
+        nvidia.encode_evidence(
+            vector("nvidia/hopper-1/report.hex"), vector("nvidia/hopper-1/certs.pem")
+        ),
         binding=Committed(device_nonce=bytes.fromhex(nonce)),
         collateral=Collateral(),
         now=utc("2026-11-21"),

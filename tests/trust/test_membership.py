@@ -135,8 +135,8 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with contextlib.AsyncExitStack() as stack:
         store = SqliteStore(tmp_path / "b.sqlite")
-        stack.push_async_callback(store.close)
         service, _, registry = await start_broker(store, starts=Count(), heads=Count())
+        stack.push_async_callback(registry.close)
         stack.push_async_callback(service.close)
         yield World(registry, Recorder(), utc_now().replace(microsecond=0))
 

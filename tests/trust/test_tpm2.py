@@ -25,7 +25,8 @@ from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.identity import Keys
 from sealane.errors import VerificationError
-from software_tpm import SoftwareTpm, software_tpm
+from software_tpm import SoftwareTpm, software_tpm, with_attestation_key_of
+from vendors.nvidia import gpu_command
 from vendors.tpm import Manufacturer, SyntheticTpm
 
 PCRS = (0, 7, 16)
@@ -40,6 +41,7 @@ class Trust:
     hardware: dict[str, tuple[str, str]] = field(default_factory=dict)
     pcrs: dict[int, bytes] = field(default_factory=lambda: {i: bytes(32) for i in PCRS})
     flags: str = "ek_uncertified = true"
+    secondary: str = "[]"
     broker: Daemon | None = None
 
     def allow(self, identifier: str, node: str, role: str) -> None:
@@ -69,7 +71,7 @@ class Trust:
             "tcb_statuses = []",
             "advisories = []",
             "properties = {}",
-            "secondary = []",
+            f"secondary = {self.secondary}",
             f"flags = {{ {self.flags} }}",
             'certified_keys = ["kem"]',
             'accepted_tier = "warning"',
@@ -95,11 +97,14 @@ class Trust:
 
 @contextlib.contextmanager
 def trusting(
-    *nodes: tuple[str, str, str], maker: Manufacturer | None = None, policy: str | None = None
+    *nodes: tuple[str, str, str],
+    maker: Manufacturer | None = None,
+    policy: str | None = None,
+    secondary: str = "[]",
 ) -> Iterator[Trust]:
     """Run a broker that lists hardware, node and role, and wants the maker's certificate."""
     with short_directory() as root:
-        trust = Trust(Site(root))
+        trust = Trust(Site(root), secondary=secondary)
         config = trust.site.broker_config()
         if maker is not None:
             trust.flags = ""
@@ -288,6 +293,22 @@ def _rebuilt(proof: bytes, parts: list[bytes]) -> bytes:
     ).encode()
 
 
+@pytest.mark.parametrize("parent", ["owner", "null", "child"])
+def test_chosen_attestation_key_forges_no_state_and_bars_nobody(
+    machine: SoftwareTpm, parent: str
+) -> None:
+    """Whoever runs as root beside a listed TPM tries keys until the counts and versions please."""
+    driver = open_driver(machine)
+    with trusting((identifier_of(driver), "g", "gateway")) as trust:
+        for attempt in range(3):
+            with_attestation_key_of(driver, parent, attempt=attempt)
+            assert refused(trust, driver) == "attestation.tpm2.hierarchy"
+        driver.close()
+        driver = open_driver(machine)
+        enrol(trust, driver)
+    driver.close()
+
+
 def test_key_that_the_tpm_did_not_make_is_refused(machine: SoftwareTpm) -> None:
     """In memory and not certified, or in memory with the certification of another."""
     driver = open_driver(machine)
@@ -400,6 +421,27 @@ def test_volume_lives_on_nodes_with_tpms_until_one_is_changed(tmp_path: Path) ->
             ended = sealaned("--config", config)
             assert ended.returncode == 3, ended.stderr
             assert trust.refusals()[-1] == "attestation.measurement.unknown"
+
+
+def test_daemon_sends_what_its_devices_say(machine: SoftwareTpm) -> None:
+    """Here a GPU of a vendor that nobody trusts: the broker has read what came of the command."""
+    driver = open_driver(machine)
+    identifier = identifier_of(driver)
+    driver.close()
+    with trusting((identifier, "s", "target"), secondary='["nvidia"]') as trust:
+        role = '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+        config = node_config(trust, "s", machine, role)
+        ended = sealaned("--config", config)
+        assert ended.returncode == 3, ended.stderr
+        assert trust.refusals()[-1] == "attestation.secondary.missing"
+        assert '"event": "secondary_evidence_missing"' in ended.stderr
+        command = json.dumps(gpu_command(trust.site.root))
+        with config.open("a") as file:
+            file.write('[[enrolment.secondary]]\nlabel = "gpu0"\ntype = "nvidia"\n')
+            file.write(f"command = {command}\ntimeout_seconds = 30\n")
+        ended = sealaned("--config", config)
+        assert ended.returncode == 3, ended.stderr
+        assert trust.refusals()[-1] == "attestation.nvidia.chain"
 
 
 async def write_and_read(gateway: Daemon) -> None:

@@ -1,6 +1,7 @@
 """The verifier service: single use, limits, one text for refusals, a record of each."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import time
 from pathlib import Path
@@ -13,8 +14,21 @@ from sealane.crypto.certificates import verify_leaf, verify_verifier
 from sealane.crypto.evidence.claims import HardwareClock
 from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX
 from sealane.daemon.broker import verifier as module
-from sealane.daemon.broker.peers import BURST_CALLS, CALLS_PER_SECOND, RateLimiter, address_of
-from sealane.daemon.broker.verifier import REFUSED, Clocks
+from sealane.daemon.broker.peers import (
+    BURST_CALLS,
+    CALLS_PER_SECOND,
+    PREFIXES_MAX,
+    RateLimiter,
+    address_of,
+    prefix_of,
+)
+from sealane.daemon.broker.verifier import (
+    EVIDENCE_TYPES_MAX,
+    INTRODUCTION_BYTES_MAX,
+    NAME_CHARACTERS_MAX,
+    REFUSED,
+    Clocks,
+)
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from trust.verifiers import FORBIDDEN, LISTED, UNKNOWN, NoBooks, Node, running_verifier
 
@@ -162,7 +176,7 @@ async def test_broken_evidence_hears_the_same_and_is_told_apart_in_the_audit(
 
 async def test_type_that_the_policy_does_not_take_is_refused_and_recorded(tmp_path: Path) -> None:
     async with running_verifier(tmp_path) as (service, audit, _):
-        for types in (["snp"], ["sample"], [], ["x" * 5000]):
+        for types in (["snp"], ["sample"], [], ["x" * NAME_CHARACTERS_MAX]):
             error = await refused(
                 service.challenge(
                     node="g1",
@@ -215,42 +229,89 @@ async def test_verifications_that_wait_are_bounded(
         assert await Node().challenge(service)
 
 
-async def test_one_address_is_slowed_down_and_others_are_not(tmp_path: Path) -> None:
+async def test_one_prefix_is_slowed_down_and_others_are_not(tmp_path: Path) -> None:
     limiter = RateLimiter()
-    for _ in range(BURST_CALLS):
-        limiter.take("a", now_ns=0)
+    for number in range(BURST_CALLS):
+        limiter.take(f"198.51.100.{number % 256}", now_ns=0)
     with pytest.raises(UnavailableError) as caught:
-        limiter.take("a", now_ns=0)
+        limiter.take("198.51.100.7", now_ns=0)
     assert caught.value.reason == "attestation.rate.limit"
-    limiter.take("b", now_ns=0)
-    limiter.take("a", now_ns=10**9 // CALLS_PER_SECOND)
+    limiter.take("198.51.101.7", now_ns=0)
+    limiter.take("198.51.100.7", now_ns=10**9 // CALLS_PER_SECOND)
     with pytest.raises(UnavailableError):
-        limiter.take("a", now_ns=10**9 // CALLS_PER_SECOND)
-    for number in range(5000):
-        limiter.take(f"flood {number}", now_ns=0)
-    assert len(limiter._full_at) == 4096
+        limiter.take("198.51.100.8", now_ns=10**9 // CALLS_PER_SECOND)
     async with running_verifier(tmp_path) as (service, _, _):
         service._limiter = limiter
-        limiter._full_at["192.0.2.1"] = 1 << 62
+        limiter._full_at["192.0.2.0/24"] = 1 << 62
         assert (await refused(Node().challenge(service))).reason == "attestation.rate.limit"
         attest = service.attest(session_id=b"", runtime_data=b"", evidence=b"", address="192.0.2.1")
         assert (await refused(attest)).reason == "attestation.rate.limit"
-        assert await Node(address="192.0.2.2").enrol(service)
+        assert await Node(address="203.0.113.2").enrol(service)
+
+
+def test_limit_is_not_forgotten_by_calls_from_elsewhere() -> None:
+    limiter, now_ns = RateLimiter(), 10**12
+    for _ in range(BURST_CALLS):
+        limiter.take("198.51.100.7", now_ns=now_ns)
+    for number in range(2 * PREFIXES_MAX):
+        with contextlib.suppress(UnavailableError):
+            limiter.take(f"2001:db8:{number >> 8:x}:{number & 255:x}00::1", now_ns=now_ns)
+    with pytest.raises(UnavailableError):
+        limiter.take("198.51.100.7", now_ns=now_ns)
+    # Those that found the table full share one limit; once buckets are full again there is room.
+    with pytest.raises(UnavailableError):
+        limiter.take("203.0.113.1", now_ns=now_ns)
+    assert len(limiter._full_at) <= PREFIXES_MAX + 1
+    limiter.take("203.0.113.1", now_ns=now_ns + 10**9)
+    assert len(limiter._full_at) < PREFIXES_MAX
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"),
+    ("peer", "address", "prefix"),
     [
-        ("ipv4:192.0.2.1:5000", "192.0.2.1"),
-        ("ipv6:%5B2001:db8::1%5D:5000", "2001:db8::/64"),
-        ("ipv6:[2001:db8::ffff]:5000", "2001:db8::/64"),
-        ("unix:", "unix"),
-        ("", ""),
-        ("ipv4:nonsense", "ipv4"),
+        ("ipv4:192.0.2.1:5000", "192.0.2.1", "192.0.2.0/24"),
+        ("ipv6:%5B2001:db8:0:ff::1%5D:5000", "2001:db8:0:ff::1", "2001:db8::/56"),
+        ("ipv6:[2001:db8::ffff]:5000", "2001:db8::ffff", "2001:db8::/56"),
+        ("ipv6:[::ffff:192.0.2.9]:5000", "192.0.2.9", "192.0.2.0/24"),
+        ("unix:", "unix", "unix"),
+        ("", "", ""),
+        ("ipv4:nonsense", "ipv4", "ipv4"),
     ],
 )
-def test_address_is_that_of_one_customer(peer: str, address: str) -> None:
+def test_address_and_the_prefix_that_it_is_counted_under(
+    peer: str, address: str, prefix: str
+) -> None:
     assert address_of(peer) == address
+    assert prefix_of(address) == prefix
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"evidence_types": ["x" * 500] * 64},
+        {"evidence_types": ["software"] * (EVIDENCE_TYPES_MAX + 1)},
+        {"evidence_types": ["x" * (NAME_CHARACTERS_MAX + 1)]},
+        {"node": "x" * (NAME_CHARACTERS_MAX + 1)},
+        {"role": "x" * (NAME_CHARACTERS_MAX + 1)},
+        {"introduction": bytes(INTRODUCTION_BYTES_MAX + 1)},
+        {"node": "no name"},
+    ],
+)
+async def test_challenge_that_is_refused_for_its_form_is_recorded(
+    tmp_path: Path, request_: dict[str, Any]
+) -> None:
+    async with running_verifier(tmp_path) as (service, audit, _):
+        asked = {
+            "node": "g",
+            "role": "gateway",
+            "evidence_types": ["software"],
+            "introduction": b"",
+        }
+        with pytest.raises(UsageError) as caught:
+            await service.challenge(**(asked | request_), address="192.0.2.1")
+        (record,) = audit.records
+        assert record["reason"] == caught.value.reason
+        assert (record["outcome"], record["address"]) == ("refused", "192.0.2.1")
 
 
 async def test_hardware_whose_clock_went_back_is_refused(tmp_path: Path) -> None:

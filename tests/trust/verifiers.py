@@ -145,4 +145,4 @@ async def running_verifier(
         yield service, audit, registry
     finally:
         service.close()
-        await store.close()
+        await registry.close()

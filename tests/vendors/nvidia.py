@@ -3,16 +3,21 @@
 import dataclasses
 import functools
 import struct
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
-from sealane.crypto.encoding import fields
-from sealane.crypto.evidence.nvidia import EVIDENCE_LABEL
-from vendors.authority import Authority, p384, root
+from vendors.authority import Authority, Key, p384, root
 
 FWID = bytes([0xF1]) * 48
 DICE_OID = "2.23.133.5.4.1"
@@ -70,7 +75,7 @@ class Nvidia:
         names: Authority | None = None,
         fwid: bytes = FWID,
         hash_oid: bytes = SHA384_OID,
-        key: ec.EllipticCurvePrivateKey | None = None,
+        key: Key | None = None,
         extension: bytes | None = None,
     ) -> Authority:
         """Certify an attestation key of the firmware `fwid`."""
@@ -105,8 +110,16 @@ class Nvidia:
         return b"".join(each.pem for name, each in members.items() if name not in without)
 
 
-def evidence(report: bytes, certificates: bytes) -> bytes:
-    return fields(EVIDENCE_LABEL, report, certificates)
+def gpu_command(directory: Path) -> list[str]:
+    """Return the command by which the made-up GPU answers (`enrolment.secondary`)."""
+    key = nvidia().key.key
+    (directory / "gpu.pem").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    (directory / "chain.pem").write_bytes(nvidia().chain())
+    program = Path(__file__).with_name("gpu.py")
+    files = (program, directory / "gpu.pem", directory / "chain.pem")
+    return [sys.executable, *map(str, files)]
 
 
 @functools.cache

@@ -26,6 +26,8 @@ RSASSA_SHA256 = b"\x00\x14\x00\x0b"
 NULL = b"\x00\x10"
 AES_128_CFB = b"\x00\x06\x00\x80\x00\x43"
 
+ENDORSEMENT = b"\x40\x00\x00\x0b"
+
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
@@ -69,6 +71,11 @@ def name_of(public: bytes) -> bytes:
     return b"\x00\x0b" + hashlib.sha256(public).digest()
 
 
+def qualified_name_of(public: bytes, parent: bytes = ENDORSEMENT) -> bytes:
+    """Return the qualified name of a key below `parent`: a hierarchy's handle or a key's name."""
+    return b"\x00\x0b" + hashlib.sha256(parent + name_of(public)).digest()
+
+
 def sign(key: PrivateKey, content: bytes) -> bytes:
     """Return a TPMT_SIGNATURE."""
     if isinstance(key, rsa.RSAPrivateKey):
@@ -82,6 +89,7 @@ def attest(
     body: bytes,
     extra_data: bytes,
     *,
+    signer: bytes,
     magic: int = 0xFF544347,
     clock: int = 100_000,
     resets: int = 3,
@@ -92,7 +100,7 @@ def attest(
     return (
         magic.to_bytes(4, "big")
         + kind.to_bytes(2, "big")
-        + sized(b"\x00\x0b" + bytes(32))
+        + sized(signer)
         + sized(extra_data)
         + clock.to_bytes(8, "big")
         + resets.to_bytes(4, "big")
@@ -124,6 +132,7 @@ class SyntheticTpm:
         default_factory=lambda: {i: bytes([i]) * 32 for i in (0, 2, 4, 7)}
     )
     event_log: bytes = b""
+    ak_parent: bytes = ENDORSEMENT
 
     @property
     def ek_public(self) -> bytes:
@@ -187,8 +196,8 @@ class SyntheticTpm:
         """Return evidence; `attested` changes fields of the quote."""
         values = b"".join(self.pcrs.values())
         data = binding.qualifying_data
-        quote = attest(0x8018, quote_body(list(self.pcrs), values), data, **attested)
-        certification = attest(0x8017, certify_body(name_of(self.kem_public)), data)
+        quote = self.attest(0x8018, quote_body(list(self.pcrs), values), data, **attested)
+        certification = self.attest(0x8017, certify_body(name_of(self.kem_public)), data)
         return Evidence(
             proof=activation_proof(secret, data),
             quote=quote,
@@ -199,6 +208,11 @@ class SyntheticTpm:
             certification=certification,
             certification_signature=sign(self.ak, certification),
         )
+
+    def attest(self, kind: int, body: bytes, extra_data: bytes, **attested: int) -> bytes:
+        """Return a TPMS_ATTEST by this TPM's attestation key."""
+        signer = qualified_name_of(self.ak_public, self.ak_parent)
+        return attest(kind, body, extra_data, signer=signer, **attested)
 
     def requote(self, evidence: Evidence, quote: bytes) -> Evidence:
         """Return `evidence` with another quote, signed."""

@@ -17,13 +17,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sealane.errors import UsageError
+from sealane.errors import Error, UsageError
 
 KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 1 << 18
 COMMIT_BYTES_MAX: Final = 1 << 20
 COMMIT_CHANGES_MAX: Final = 64
+"""Changes, and compares, of one commit; a store takes one more of each for its state record."""
 PAGE_ENTRIES_MAX: Final = 1000
+STATE_KEY: Final = "!state"
+"""Where the state record stands (sealane.daemon.broker.store.state): before every other key."""
+STATE_BYTES_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,19 @@ class Store(Protocol):
         """
         ...
 
+    def scan(self) -> AsyncIterator[Page]:
+        """Yield pages of all entries, as they were at one revision, which every page names.
+
+        UnavailableError `broker.store.compacted`: the history of that revision was forgotten
+        meanwhile; start over.
+        """
+        ...
+
+    @property
+    def failure(self) -> Error | None:
+        """Why no later call of this client can succeed; None: it can."""
+        ...
+
     async def close(self) -> None:
         """Give up what the client holds; what was committed stays."""
         ...
@@ -114,15 +131,16 @@ def check_commit(
     compares: Sequence[Compare], puts: Mapping[str, bytes], deletes: Sequence[str]
 ) -> None:
     """UsageError unless a commit is within the bounds that every store can keep."""
+    extra = STATE_KEY in puts
     keys = [*puts, *deletes]
     for key in [*keys, *(c.key for c in compares)]:
         check_key(key)
-    if not keys or len(set(keys)) != len(keys) or len(keys) > COMMIT_CHANGES_MAX:
+    if not keys or len(set(keys)) != len(keys) or len(keys) > COMMIT_CHANGES_MAX + extra:
         raise UsageError(
             "broker.store.commit",
             f"a commit of {len(keys)} changes; allowed: 1…{COMMIT_CHANGES_MAX}, each key once",
         )
-    if len(compares) > COMMIT_CHANGES_MAX:
+    if len(compares) > COMMIT_CHANGES_MAX + extra:
         raise UsageError(
             "broker.store.commit",
             f"a commit with {len(compares)} compares; allowed: {COMMIT_CHANGES_MAX}",
@@ -133,7 +151,7 @@ def check_commit(
                 "broker.store.value", f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
             )
     total = sum(map(len, puts.values()))
-    if total > COMMIT_BYTES_MAX:
+    if total > COMMIT_BYTES_MAX + extra * STATE_BYTES_MAX:
         raise UsageError(
             "broker.store.commit", f"a commit of {total} bytes; allowed: {COMMIT_BYTES_MAX}"
         )

@@ -36,7 +36,7 @@ from sealane.daemon.broker.store.etcd_cluster import (
     Cluster,
     UnknownOutcomeError,
 )
-from sealane.errors import UnavailableError, VerificationError
+from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.etcd import rpc_pb2
 
 SLOTS: Final = 16
@@ -89,6 +89,11 @@ class EtcdStore:
         """See `Store`."""
         await self._cluster.close()
 
+    @property
+    def failure(self) -> Error | None:
+        """See `Store`."""
+        return self._cluster.failure
+
     async def get(self, key: str) -> Entry | None:
         """See `Store`."""
         check_key(key)
@@ -110,6 +115,15 @@ class EtcdStore:
                 # The revision that the page began at was compacted meanwhile: begin again.
                 if error.reason != "broker.store.compacted":
                     raise
+
+    async def scan(self) -> AsyncIterator[Page]:
+        """See `Store`."""
+        after, revision, has_more = "", 0, True
+        while has_more:
+            page = await self._page("", after, PAGE_ENTRIES_MAX, revision=revision)
+            revision, has_more = page.revision, page.has_more
+            yield page
+            after = page.entries[-1].key if page.entries else after
 
     async def commit(
         self,
@@ -182,9 +196,10 @@ class EtcdStore:
                 for event in group
             )
 
-    async def _page(self, prefix: str, after: str, limit: int) -> Page:
+    async def _page(self, prefix: str, after: str, limit: int, *, revision: int = 0) -> Page:
+        """Read a page as of `revision`; 0: as of the last commit."""
         start = self._key(after) + b"\0" if after > prefix else self._key(prefix)
-        revision, has_more = 0, True
+        has_more = True
         entries: list[Entry] = []
         while has_more and len(entries) < limit:
             answer = await self._cluster.range(

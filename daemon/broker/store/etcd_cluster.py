@@ -88,6 +88,11 @@ class Cluster:
         """Whom the next call goes to."""
         return self._members[self._at]
 
+    @property
+    def failure(self) -> Error | None:
+        """What `fail` was given."""
+        return self._failure
+
     def leave(self, member: Member) -> None:
         """Send the next call to another member than this one."""
         if self.member is member:

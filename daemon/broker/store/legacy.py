@@ -21,7 +21,7 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
     instance_name,
 )
-from sealane.daemon.broker.registry import authority_entry, new_record_key, new_tenant
+from sealane.daemon.broker.registry import authority_entry, new_record_key, new_tenant, with_state
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 
@@ -93,7 +93,7 @@ async def _entries(
     for row in await store.query(_GRANTS):
         grant = _grant(row)
         entries |= tables.grants.sealed(grant.name, grant)
-    return entries
+    return with_state(entries, key)
 
 
 def _volume(row: tuple[object, ...]) -> VolumeRecord:

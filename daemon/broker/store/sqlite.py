@@ -1,10 +1,13 @@
 """A store in one SQLite file: WAL, synchronous=FULL, one process, one thread.
 
 Commits that wait at the same time share one transaction and its one flush, and still succeed or
-conflict each for itself. The file stays locked for the life of the process.
+conflict each for itself. The file stays locked for the life of the process. Space is set aside
+behind the ends of the database and its write-ahead log, so commits go on while the disk is full.
 """
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,9 +28,10 @@ from sealane.daemon.broker.store.contract import (
     check_page,
     end_of,
 )
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.daemon.reserve import Reserve
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # sealane.daemon.broker.store.legacy takes them over
 HISTORY_REVISIONS: Final = 4096
 
@@ -71,6 +75,8 @@ class SqliteStore:
                 self._db.close()
                 raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-store")
+        # Closed after the database: closing any descriptor of its file would drop SQLite's locks.
+        self._reserved: list[tuple[int, Reserve]] = []
         self._waiting: deque[_Commit] = deque()
         self._changed = asyncio.Event()
 
@@ -91,6 +97,11 @@ class SqliteStore:
             )
         return version
 
+    @property
+    def failure(self) -> Error | None:
+        """See `Store`."""
+        return self._failure
+
     async def get(self, key: str) -> Entry | None:
         """See `Store`."""
         check_key(key)
@@ -106,10 +117,11 @@ class SqliteStore:
         check_page(prefix, after, limit)
 
         def read(db: sqlite3.Connection) -> Page:
+            # One lower bound: with two SQLite passes over all that is between them.
             rows = db.execute(
                 "SELECT key, value, revision FROM entries "
-                "WHERE key >= ? AND key > ? AND key < ? ORDER BY key LIMIT ?",
-                (prefix, after, end_of(prefix), limit + 1),
+                "WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+                (max(prefix, f"{after}\x01"), end_of(prefix), limit + 1),
             ).fetchall()
             entries = tuple(Entry(*row) for row in rows[:limit])
             return Page(entries, _revision(db), has_more=len(rows) > limit)
@@ -119,6 +131,19 @@ class SqliteStore:
     async def revision(self) -> int:
         """See `Store`."""
         return await self._run(_revision)
+
+    async def scan(self) -> AsyncIterator[Page]:
+        """See `Store`."""
+        page = await self.range("")
+        revision = page.revision
+        yield page
+        while page.has_more:
+            page = await self.range("", after=page.entries[-1].key)
+            if page.revision != revision:
+                raise UnavailableError(
+                    "broker.store.compacted", f"{self.path}: changed while it was read"
+                )
+            yield page
 
     async def commit(
         self,
@@ -172,6 +197,8 @@ class SqliteStore:
         """See `Store`."""
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._db.close()
+        while self._reserved:
+            os.close(self._reserved.pop()[0])
 
     async def replace_legacy(self, entries: Mapping[str, bytes]) -> None:
         """Put a store of a legacy version on this schema in one step, with these entries."""
@@ -221,8 +248,19 @@ class SqliteStore:
             for commit, _ in batch:
                 commit.outcome.set_exception(self._translated(error))
             return
+        self._extend_reserves()
         for commit, revision in batch:
             commit.outcome.set_result(revision)
+
+    def _extend_reserves(self) -> None:
+        """Set space aside, if there is any: a commit that finds none says so itself."""
+        with contextlib.suppress(OSError):
+            if not self._reserved:
+                for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+                    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                    self._reserved.append((descriptor, Reserve(descriptor)))
+            for descriptor, reserve in self._reserved:
+                reserve.extend(os.fstat(descriptor).st_size)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -71,10 +71,13 @@ def test_a_changed_byte_gives_another_collection_or_none(position: int, change: 
         b"\xa1\x67primary\xc0\x82\x63a/b\x41x",  # a tag
         b"\xa1\x67primary\x82\x62ab\x41x",  # no media type
         b"\xa1\x67primarY\x82\x63a/b\x41x",
+        cbor2.dumps({"gpu_0": ["a/b", b"x"], PRIMARY: ["a/b", b"x"]}, canonical=True),
+        cbor2.dumps({PRIMARY: ["a/" + "b" * 254, b"x"]}, canonical=True),
         b"\xa1\x64gpu0\x82\x63a/b\x41x",  # no primary
         b"\xa1\x67primary\x82\x63a/b\x40",  # an empty value
         b"\xa1\x67primary\x82\x63a/b\x5b" + b"\xff" * 8,  # longer than all memory
         b"\xbb" + b"\xff" * 8,
+        b"\xbc" + b"\xff" * 16,  # a head of a reserved form
         b"\xa0",
         b"",
         b"\x81" * 10_000,

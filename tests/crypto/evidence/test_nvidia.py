@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Sequence
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence import nvidia as verifier
@@ -12,7 +13,7 @@ from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.errors import VerificationError
 from vendors.authority import NOW, Authority, p256
-from vendors.nvidia import FWID, Nvidia, evidence, nvidia
+from vendors.nvidia import FWID, Nvidia, nvidia
 from vendors.vectors import Committed, utc, vector
 
 BINDING = Binding(runtime_data=b"r", nonce=bytes(32), tls_public_key=b"t", kem_public_key=b"k")
@@ -45,7 +46,7 @@ def verify(
     now: dt.datetime = NOW,
     encoded: bytes | None = None,
 ) -> Claims:
-    made = evidence(
+    made = verifier.encode_evidence(
         report(vendor) if measured is None else measured,
         vendor.chain() if chain is None else chain,
     )
@@ -138,9 +139,10 @@ def test_a_key_that_names_another_device_is_refused(vendor: Nvidia) -> None:
 
 
 def test_a_key_on_another_curve_is_refused(vendor: Nvidia) -> None:
-    other = vendor.endorse(key=p256())
-    chain = vendor.chain(key=other)
-    refused("certificate", vendor, report(vendor), chain=chain)
+    for key in (p256(), rsa.generate_private_key(65537, 2048)):
+        other = vendor.endorse(key=key)
+        chain = vendor.chain(key=other)
+        refused("certificate", vendor, report(vendor), chain=chain)
 
 
 def test_revoked_authorities_are_refused(vendor: Nvidia) -> None:
@@ -215,7 +217,7 @@ def test_cut_anywhere_it_is_refused(vendor: Nvidia) -> None:
     for length in range(len(good)):
         with pytest.raises(VerificationError):
             verify(vendor, good[:length])
-    whole = evidence(good, vendor.chain())
+    whole = verifier.encode_evidence(good, vendor.chain())
     for length in range(0, len(whole), 11):
         with pytest.raises(VerificationError):
             verify(vendor, encoded=whole[:length])
@@ -251,7 +253,7 @@ def hopper(
     if flip >= 0:
         measured[flip] ^= 1
     return verifier.verify(
-        evidence(bytes(measured), vector(f"nvidia/{chain}")),
+        verifier.encode_evidence(bytes(measured), vector(f"nvidia/{chain}")),
         binding=Committed(device_nonce=bytes.fromhex(nonce)),
         collateral=Collateral(),
         now=utc("2026-11-21"),

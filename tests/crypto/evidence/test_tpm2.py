@@ -19,7 +19,6 @@ from vendors.tpm import (
     KEM_ATTRIBUTES,
     Manufacturer,
     SyntheticTpm,
-    attest,
     certify_body,
     name_of,
     p256,
@@ -95,7 +94,7 @@ def test_evidence_without_a_certified_key_certifies_none(tpm: SyntheticTpm) -> N
 def test_unsafe_clock_is_a_claim(tpm: SyntheticTpm) -> None:
     evidence, introduced, binding = attested(tpm)
     values = evidence.pcr_values
-    unsafe = attest(0x8018, quote_body(list(tpm.pcrs), values), binding.qualifying_data, safe=0)
+    unsafe = tpm.attest(0x8018, quote_body(list(tpm.pcrs), values), binding.qualifying_data, safe=0)
     assert verify(tpm.requote(evidence, unsafe), introduced, binding).flags["clock_unsafe"]
 
 
@@ -175,6 +174,24 @@ def introduce_keys(endorsement_key: bytes, attestation_key: bytes) -> Introduced
     return Tpm2Verifier().introduce(introduction.encode(), now=NOW)
 
 
+def test_bytes_behind_a_key_are_refused(tpm: SyntheticTpm) -> None:
+    for public in ((tpm.ek_public + b"\0", tpm.ak_public), (tpm.ek_public, tpm.ak_public + b"\0")):
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            introduce_keys(*public)
+
+
+def test_bytes_behind_a_certification_or_a_signature_are_refused() -> None:
+    for ak in (p256(), RSA_KEY):
+        tpm = SyntheticTpm(ak=ak)
+        evidence, introduced, binding = attested(tpm)
+        longer = tpm.recertify(evidence, evidence.kem_public, evidence.certification + b"\0")
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            verify(longer, introduced, binding)
+        signed = dataclasses.replace(evidence, quote_signature=evidence.quote_signature + b"\0")
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            verify(signed, introduced, binding)
+
+
 def test_keys_of_other_kinds_are_refused(tpm: SyntheticTpm) -> None:
     good = tpm.ak_public
     off_curve = good[:-1] + bytes([good[-1] ^ 1])
@@ -248,6 +265,32 @@ def test_evidence_for_other_runtime_data_is_refused(tpm: SyntheticTpm) -> None:
         verify(recertified, introduced, current)
 
 
+@pytest.mark.parametrize(
+    ("parent", "told"),
+    [
+        (b"\x40\x00\x00\x01", "owner hierarchy"),
+        (b"\x40\x00\x00\x0c", "platform hierarchy"),
+        (b"\x40\x00\x00\x07", "null hierarchy"),
+        (b"\x00\x0b" + bytes(32), "not a primary key"),
+        (b"", "not a primary key"),
+    ],
+    ids=["owner", "platform", "null", "child", "none"],
+)
+def test_attestation_key_outside_the_endorsement_hierarchy_is_refused(
+    tpm: SyntheticTpm, parent: bytes, told: str
+) -> None:
+    """By its quote, and by its certification alone."""
+    elsewhere = dataclasses.replace(tpm, ak_parent=parent)
+    with pytest.raises(VerificationError, match=told) as caught:
+        verify(*attested(elsewhere))
+    assert caught.value.reason == "attestation.tpm2.hierarchy"
+    evidence, introduced, binding = attested(tpm)
+    body = certify_body(name_of(tpm.kem_public))
+    certification = elsewhere.attest(0x8017, body, binding.qualifying_data)
+    with pytest.raises(VerificationError, match=told):
+        verify(tpm.recertify(evidence, tpm.kem_public, certification), introduced, binding)
+
+
 @pytest.mark.parametrize("extra_data", [b"", bytes(32), b"short", "truncated", "padded"])
 def test_quote_that_binds_nothing_is_refused(tpm: SyntheticTpm, extra_data: bytes | str) -> None:
     evidence, introduced, binding = attested(tpm)
@@ -256,30 +299,32 @@ def test_quote_that_binds_nothing_is_refused(tpm: SyntheticTpm, extra_data: byte
     elif extra_data == "padded":
         extra_data = binding.qualifying_data + b"\0"
     assert isinstance(extra_data, bytes)
-    quote = attest(0x8018, quote_body(list(tpm.pcrs), evidence.pcr_values), extra_data)
+    quote = tpm.attest(0x8018, quote_body(list(tpm.pcrs), evidence.pcr_values), extra_data)
     with pytest.raises(VerificationError, match=r"tpm2\.binding"):
         verify(tpm.requote(evidence, quote), introduced, binding)
 
 
-Forge = Callable[[bytes, list[int], bytes], bytes]
+Forge = Callable[[SyntheticTpm, bytes, list[int], bytes], bytes]
 
 
 @pytest.mark.parametrize(
     "forge",
     [
-        lambda d, i, v: attest(0x8018, quote_body(i, v), d, magic=0xFF544346),
-        lambda d, i, v: attest(0x8017, quote_body(i, v), d),
-        lambda d, i, v: attest(0x8018, quote_body(i, v), d, safe=2),
-        lambda d, i, v: attest(0x8018, quote_body(i, v, bank=0x0004), d),
-        lambda d, i, v: attest(0x8018, quote_body(i, v) + b"\0", d),
-        lambda d, i, v: attest(0x8018, bytes(4) + quote_body(i, v)[-34:], d),
-        lambda d, i, v: attest(0x8018, quote_body(i, v).replace(b"\x0b\x03", b"\x0b\x04\0", 1), d),
+        lambda tpm, d, i, v: tpm.attest(0x8018, quote_body(i, v), d, magic=0xFF544346),
+        lambda tpm, d, i, v: tpm.attest(0x8017, quote_body(i, v), d),
+        lambda tpm, d, i, v: tpm.attest(0x8018, quote_body(i, v), d, safe=2),
+        lambda tpm, d, i, v: tpm.attest(0x8018, quote_body(i, v, bank=0x0004), d),
+        lambda tpm, d, i, v: tpm.attest(0x8018, quote_body(i, v) + b"\0", d),
+        lambda tpm, d, i, v: tpm.attest(0x8018, bytes(4) + quote_body(i, v)[-34:], d),
+        lambda tpm, d, i, v: tpm.attest(
+            0x8018, quote_body(i, v).replace(b"\x0b\x03", b"\x0b\x04\0", 1), d
+        ),
     ],
     ids=["magic", "type", "safe", "bank", "trailing", "no-selection", "wide-selection"],
 )
 def test_quote_of_another_shape_is_refused(tpm: SyntheticTpm, forge: Forge) -> None:
     evidence, introduced, binding = attested(tpm)
-    quote = forge(binding.qualifying_data, list(tpm.pcrs), evidence.pcr_values)
+    quote = forge(tpm, binding.qualifying_data, list(tpm.pcrs), evidence.pcr_values)
     with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
         verify(tpm.requote(evidence, quote), introduced, binding)
 
@@ -291,7 +336,7 @@ def test_values_that_were_not_quoted_are_refused(tpm: SyntheticTpm) -> None:
         with pytest.raises(VerificationError, match=r"tpm2\.pcrs"):
             verify(dataclasses.replace(evidence, pcr_values=other), introduced, binding)
     # As many values as were quoted, of fewer registers.
-    quote = attest(0x8018, quote_body([0, 2, 4], values), binding.qualifying_data)
+    quote = tpm.attest(0x8018, quote_body([0, 2, 4], values), binding.qualifying_data)
     with pytest.raises(VerificationError, match=r"tpm2\.pcrs"):
         verify(tpm.requote(evidence, quote), introduced, binding)
 
@@ -300,7 +345,7 @@ def test_values_that_were_not_quoted_are_refused(tpm: SyntheticTpm) -> None:
 def test_kem_key_must_be_born_in_the_tpm(tpm: SyntheticTpm, bit: int) -> None:
     evidence, introduced, binding = attested(tpm)
     public = public_area(tpm.kem, KEM_ATTRIBUTES ^ 1 << bit)
-    certification = attest(0x8017, certify_body(name_of(public)), binding.qualifying_data)
+    certification = tpm.attest(0x8017, certify_body(name_of(public)), binding.qualifying_data)
     with pytest.raises(VerificationError, match=r"tpm2\.kem_key"):
         verify(tpm.recertify(evidence, public, certification), introduced, binding)
 
@@ -312,16 +357,16 @@ def test_certification_must_name_the_kem_key_of_the_runtime_data(tpm: SyntheticT
     scheme = public_area(tpm.kem, KEM_ATTRIBUTES, scheme=b"\x00\x19\x00\x0b")
     cases = [
         # the right key with the name of another, and the other way round
-        (tpm.kem_public, attest(0x8017, certify_body(name_of(other)), data)),
-        (other, attest(0x8017, certify_body(name_of(other)), data)),
+        (tpm.kem_public, tpm.attest(0x8017, certify_body(name_of(other)), data)),
+        (other, tpm.attest(0x8017, certify_body(name_of(other)), data)),
         (other, evidence.certification),
-        (scheme, attest(0x8017, certify_body(name_of(scheme)), data)),
-        (tpm.ak_public, attest(0x8017, certify_body(name_of(tpm.ak_public)), data)),
+        (scheme, tpm.attest(0x8017, certify_body(name_of(scheme)), data)),
+        (tpm.ak_public, tpm.attest(0x8017, certify_body(name_of(tpm.ak_public)), data)),
     ]
     for public, certification in cases:
         with pytest.raises(VerificationError, match=r"tpm2\.kem_key"):
             verify(tpm.recertify(evidence, public, certification), introduced, binding)
-    quote_as_certification = attest(0x8018, certify_body(name_of(tpm.kem_public)), data)
+    quote_as_certification = tpm.attest(0x8018, certify_body(name_of(tpm.kem_public)), data)
     with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
         verify(tpm.recertify(evidence, tpm.kem_public, quote_as_certification), introduced, binding)
 
@@ -414,6 +459,8 @@ def test_event_log_that_leads_elsewhere_is_refused() -> None:
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\0\0\0\0\x0b\0"),
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\2\0\0\0\x0b\0"),
         header() + event(0, 8, b"") * 4096,
+        header()
+        + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\2\0\0\0\x0b\0" + bytes(32) + b"\x0b\0"),
     ],
 )
 def test_malformed_event_log_is_refused(log: bytes) -> None:

@@ -1,0 +1,558 @@
+"""A store whose every record is checked against what its brokers left: no single roll-back passes.
+
+`CheckedStore` implements `Store` over another one. All records together are bound by one state
+record (sealane.daemon.broker.store.state) which every commit replaces in the same transaction.
+
+Order of events:
+
+* **Opening**: one scan at one revision; the state record must match the sum of what was read.
+* **Memory**: a hash for each key, as of a state that was verified. It only moves forward, by one
+  state at a time: by an own commit that succeeded, or by another broker's, as the watch shows it.
+* **Commit**: the state record is compared with the revision that the memory has, so it is made in
+  exactly the state that the memory describes. Commits that wait at the same time are made as one.
+  If the state moved on meanwhile, the memory follows and the commit is evaluated again.
+* **A lost answer** (`broker.store.outcome_unknown`): the memory stays; if the commit was made, the
+  watch shows it like another broker's.
+* **Read**: what was read must be what the memory has. If it isn't, the state record is read: when
+  it is newer than the memory, the read waits for the memory and starts over; when it is not, the
+  change was made by no broker.
+* **Watch**: a change that came without the state that follows it was made by no broker.
+* **Compacted history**: a scan replaces the memory; its state must not be older than the memory's.
+
+Whatever was changed by somebody else is fatal: the store fails with `broker.store.rolled_back`, as
+does every later call, and the broker ends.
+"""
+
+import asyncio
+import contextlib
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from sealane.daemon.broker.store.contract import (
+    COMMIT_BYTES_MAX,
+    COMMIT_CHANGES_MAX,
+    PAGE_ENTRIES_MAX,
+    STATE_KEY,
+    Change,
+    Compare,
+    Entry,
+    Page,
+    Store,
+    check_commit,
+    check_key,
+    check_page,
+    end_of,
+)
+from sealane.daemon.broker.store.state import Known, SetHash, State
+from sealane.daemon.logs import get_logger
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.transport.tasks import TaskOwner
+
+FOLLOW_SECONDS: Final = 10.0
+"""How long a call waits for the watch to reach a state that the store already has."""
+UNFOLLOWED_COMMITS_MAX: Final = 1 << 16
+"""Own commits that the watch hasn't shown yet: beyond them nothing is committed."""
+INSPECTED_ENTRIES: Final = 10_000
+"""Entries that one inspection reads; the next one goes on from there."""
+
+_PAUSE_SECONDS: Final = 0.5
+_NAMED_KEYS_MAX: Final = 4
+
+_Read = TypeVar("_Read")
+
+
+@dataclass(slots=True)
+class _Commit:
+    compares: tuple[Compare, ...]
+    puts: Mapping[str, bytes]
+    deletes: tuple[str, ...]
+    outcome: "asyncio.Future[int | None]"
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.puts.values()))
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Commits that are made as one."""
+
+    commits: list[_Commit] = field(default_factory=list)
+    compares: dict[str, Compare] = field(default_factory=dict)
+    changes: dict[str, bytes | None] = field(default_factory=dict)
+    size: int = 0
+
+    def takes(self, commit: _Commit) -> bool:
+        """Whether `commit` fits in, and has nothing to do with what the batch changes."""
+        keys = {*commit.puts, *commit.deletes, *(c.key for c in commit.compares)}
+        changed = {*commit.puts, *commit.deletes}
+        return (
+            not (keys & self.changes.keys())
+            and not (changed & self.compares.keys())
+            and len(self.changes) + len(changed) <= COMMIT_CHANGES_MAX
+            and len(self.compares) + len(commit.compares) <= COMMIT_CHANGES_MAX
+            and self.size + commit.size <= COMMIT_BYTES_MAX
+        )
+
+    def add(self, commit: _Commit, *, deletes: Sequence[str]) -> None:
+        """Take `commit` in, of whose deletes only `deletes` change anything."""
+        self.commits.append(commit)
+        self.compares |= {compare.key: compare for compare in commit.compares}
+        self.changes |= {**commit.puts, **dict.fromkeys(deletes)}
+        self.size += commit.size
+
+
+class CheckedStore:
+    """One broker's checked view of `inner`, which it closes. Made by `open`."""
+
+    def __init__(self, inner: Store, hashes: SetHash) -> None:
+        self._inner = inner
+        self._hashes = hashes
+        self._known: dict[str, Known] = {}
+        self._keys: list[str] = []  # of `_known`, sorted
+        self._state = State(number=0, count=0, total=0, tag=b"", revision=0)
+        self._followed = 0
+        # Revisions of own commits that the memory has and the watch hasn't shown yet.
+        self._own: set[int] = set()
+        self._inspected = ""
+        self._moved = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._trouble = asyncio.Event()
+        self._failure: Error | None = None
+        self._waiting: deque[_Commit] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
+
+    @classmethod
+    async def open(cls, inner: Store, *, record_key: bytes) -> "CheckedStore":
+        """Read and check all of `inner`.
+
+        VerificationError `broker.store.rolled_back`: its records are not what brokers left.
+        """
+        store = cls(inner, SetHash(record_key))
+        await store._read_all()
+        store._tasks.start(store._follow(), name="store-watch")
+        return store
+
+    @property
+    def failure(self) -> Error | None:
+        """See `Store`."""
+        return self._failure or self._inner.failure
+
+    async def failed(self) -> Error:
+        """Return once no later call can succeed, with the reason."""
+        await self._failed.wait()
+        assert self._failure is not None  # noqa: S101 - `_fail` sets both
+        return self._failure
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether the last call got no answer."""
+        return self._trouble.is_set()
+
+    async def troubled(self) -> None:
+        """Return once a call gets no answer."""
+        await self._trouble.wait()
+
+    @property
+    def entry_count(self) -> int:
+        """How many records there are."""
+        return self._state.count
+
+    async def close(self) -> None:
+        """See `Store`."""
+        await self._tasks.close()
+        await self._inner.close()
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Store`; VerificationError `broker.store.rolled_back`."""
+        check_key(key)
+
+        def matches(entry: Entry | None) -> str | None:
+            return None if self._is_known(key, entry) else key
+
+        return await self._checked(lambda: self._inner.get(key), matches)
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES_MAX) -> Page:
+        """See `Store`; VerificationError `broker.store.rolled_back`."""
+        check_page(prefix, after, limit)
+        behind = max(after, STATE_KEY) if STATE_KEY.startswith(prefix) else after
+
+        def matches(page: Page) -> str | None:
+            start = max(bisect_left(self._keys, prefix), bisect_right(self._keys, behind))
+            end = max(start, bisect_left(self._keys, end_of(prefix)))
+            expected = self._keys[start : min(end, start + limit)]
+            found = {entry.key: entry for entry in page.entries}
+            for key in [*expected, *found]:
+                if not self._is_known(key, found.get(key)):
+                    return key
+            return None if page.has_more == (end - start > limit) else prefix
+
+        return await self._checked(
+            lambda: self._inner.range(prefix, after=behind, limit=limit), matches
+        )
+
+    async def revision(self) -> int:
+        """Return the revision of the last commit that changed a record."""
+        await self._catch_up(self._state)
+        return self._state.revision
+
+    async def scan(self) -> AsyncIterator[Page]:
+        """See `Store`."""
+        async for page in self._inner.scan():
+            yield page
+
+    async def commit(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> int | None:
+        """See `Store`."""
+        puts = dict(puts or {})
+        check_commit(compares, puts, deletes)
+        if STATE_KEY in puts or STATE_KEY in deletes:
+            raise UsageError("broker.store.key", f"{STATE_KEY} is the store's own")
+        self._check()
+        outcome = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Commit(tuple(compares), puts, tuple(deletes), outcome))
+        if self._writing is None or self._writing.done():
+            # A task of its own: a caller that is cancelled takes nobody else's commit with it.
+            self._writing = self._tasks.start(self._write(), name="store-commits")
+        result: int | None = await outcome
+        return result
+
+    async def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[tuple[Change, ...]]:
+        """See `Store`; a commit is shown once its state was verified."""
+        async for commit in self._inner.watch(prefix, from_revision=from_revision):
+            await self._reach(commit[0].revision)
+            for change in commit:
+                known = self._known.get(change.key)
+                if (
+                    change.value is not None
+                    and known is not None
+                    and known.revision == change.revision
+                    and known.digest != self._hashes.digest(change.key, change.value)
+                ):
+                    raise self._fail(_rolled_back(change.key))
+            shown = tuple(change for change in commit if change.key != STATE_KEY)
+            if shown:
+                yield shown
+
+    async def inspect(self) -> None:
+        """Check the state record, and some entries: in turn all of them.
+
+        VerificationError `broker.store.rolled_back`.
+        """
+        await self._catch_up(self._state)
+        left = INSPECTED_ENTRIES
+        while left > 0:
+            page = await self.range("", after=self._inspected, limit=min(left, PAGE_ENTRIES_MAX))
+            left -= PAGE_ENTRIES_MAX
+            self._inspected = page.entries[-1].key if page.has_more else ""
+            if not page.has_more:
+                return
+
+    # Reads
+
+    async def _checked(
+        self, read: Callable[[], Awaitable[_Read]], mismatch: Callable[[_Read], str | None]
+    ) -> _Read:
+        """Return what `read` gives once it is what the memory has."""
+        while True:
+            seen = self._state
+            found = await self._ask(read())
+            differing = mismatch(found)
+            if differing is None:
+                return found
+            await self._catch_up(seen)
+            if self._state is seen:
+                raise self._fail(_rolled_back(differing))
+
+    def _is_known(self, key: str, entry: Entry | None) -> bool:
+        known = self._known.get(key)
+        if known is None or entry is None:
+            return known is None and entry is None
+        return known == Known(revision=entry.revision, digest=self._hashes.digest(key, entry.value))
+
+    async def _catch_up(self, seen: State) -> None:
+        """Wait until the memory has the state that the store has now."""
+        entry = await self._ask(self._inner.get(STATE_KEY))
+        if entry is None or entry.revision < seen.revision:
+            raise self._fail(_rolled_back(STATE_KEY))
+        if (
+            entry.revision == self._state.revision
+            and entry.value[: len(self._state.tag)] != self._state.tag
+        ):
+            raise self._fail(_rolled_back(STATE_KEY))
+        await self._reach(entry.revision)
+
+    async def _reach(self, revision: int) -> None:
+        try:
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                while self._state.revision < revision:
+                    self._check()
+                    await self._moved.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                "broker.store.timeout",
+                f"the store is at revision {revision}, and its watch shows nothing behind "
+                f"{self._state.revision} for {FOLLOW_SECONDS:.0f} s",
+            ) from None
+        self._check()
+
+    # Commits
+
+    async def _write(self) -> None:
+        while self._waiting:
+            try:
+                await self._write_some()
+            except Error as error:
+                self._answer_all(error)
+            except BaseException:
+                self._answer_all(
+                    UnavailableError("broker.store.outcome_unknown", "the store was closed")
+                )
+                raise
+
+    async def _write_some(self) -> None:
+        first = self._waiting[0]
+        if not self._holds(first):
+            # Its caller may have seen more than the memory has.
+            await self._catch_up(self._state)
+            if not self._holds(first):
+                self._waiting.popleft()
+                _answer(first, None)
+                return
+        batch = self._next_batch()
+        if not batch.changes:
+            for _ in batch.commits:
+                _answer(self._waiting.popleft(), self._state.revision)
+            return
+        before = self._state
+        removed = [known for key in batch.changes if (known := self._known.get(key)) is not None]
+        added = {
+            key: self._hashes.digest(key, value)
+            for key, value in batch.changes.items()
+            if value is not None
+        }
+        after, sealed = self._hashes.next(
+            before, removed=removed, added=added.values(), growth=len(added) - len(removed)
+        )
+        if len(self._own) >= UNFOLLOWED_COMMITS_MAX:
+            raise UnavailableError(
+                "broker.store.timeout", f"the watch is {len(self._own)} commits behind"
+            )
+        revision = await self._ask(
+            self._inner.commit(
+                [Compare(STATE_KEY, before.revision), *batch.compares.values()],
+                {STATE_KEY: sealed, **{k: v for k, v in batch.changes.items() if v is not None}},
+                [key for key, value in batch.changes.items() if value is None],
+            )
+        )
+        if revision is None:
+            await self._catch_up(before)
+            if self._state is before:
+                # The state is as it was, so a record isn't.
+                raise self._fail(_rolled_back(", ".join([*batch.compares][:_NAMED_KEYS_MAX])))
+            return
+        if revision > self._state.revision:
+            self._own.add(revision)
+            self._apply(batch.changes, added, after, revision)
+        for _ in batch.commits:
+            _answer(self._waiting.popleft(), revision)
+
+    def _next_batch(self) -> _Batch:
+        batch = _Batch()
+        for commit in self._waiting:
+            if batch.commits and not (batch.takes(commit) and self._holds(commit)):
+                break
+            batch.add(commit, deletes=[key for key in commit.deletes if key in self._known])
+        return batch
+
+    def _holds(self, commit: _Commit) -> bool:
+        for compare in commit.compares:
+            known = self._known.get(compare.key)
+            if compare.revision != (0 if known is None else known.revision):
+                return False
+        return True
+
+    def _answer_all(self, error: Error) -> None:
+        """Fail what waits: those behind a commit of unknown outcome can't know theirs either."""
+        while self._waiting:
+            commit = self._waiting.popleft()
+            if not commit.outcome.done():
+                commit.outcome.set_exception(type(error)(error.reason, error.args[0]))
+
+    def _apply(
+        self,
+        changes: Mapping[str, bytes | None],
+        added: Mapping[str, int],
+        state: State,
+        revision: int,
+    ) -> None:
+        for key in changes:
+            digest = added.get(key)
+            if digest is None:
+                if self._known.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
+                continue
+            if key not in self._known:
+                insort(self._keys, key)
+            self._known[key] = Known(revision=revision, digest=digest)
+        self._move(state, revision)
+
+    def _move(self, state: State, revision: int) -> None:
+        self._state = State(
+            number=state.number,
+            count=state.count,
+            total=state.total,
+            tag=state.tag,
+            revision=revision,
+        )
+        self._wake()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    # The watch
+
+    async def _follow(self) -> None:
+        while self._failure is None:
+            try:
+                commits = self._inner.watch("", from_revision=self._followed + 1)
+                async with contextlib.aclosing(commits):  # type: ignore[type-var]
+                    async for commit in commits:
+                        self._take_over(commit)
+                        self._followed = commit[0].revision
+            except UnavailableError as error:
+                if self._inner.failure is not None:
+                    self._fail(self._inner.failure)
+                elif error.reason == "broker.store.compacted":
+                    await self._begin_again()
+                else:
+                    get_logger().error(
+                        "store_not_watched", reason=error.reason, message=error.args[0]
+                    )
+                    await asyncio.sleep(_PAUSE_SECONDS)
+            except VerificationError as error:
+                self._fail(error)
+
+    def _take_over(self, commit: Sequence[Change]) -> None:
+        """Move the memory by a commit; VerificationError if no broker made it."""
+        revision = commit[0].revision
+        if revision in self._own:
+            self._own.discard(revision)
+            return
+        changes = {change.key: change.value for change in commit}
+        sealed = changes.pop(STATE_KEY, None)
+        removed = [known for key in changes if (known := self._known.get(key)) is not None]
+        added = {k: self._hashes.digest(k, v) for k, v in changes.items() if v is not None}
+        state, expected = self._hashes.next(
+            self._state, removed=removed, added=added.values(), growth=len(added) - len(removed)
+        )
+        # Without a state, with one from elsewhere, or before the state that the memory has by now.
+        if sealed != expected:
+            raise _rolled_back(", ".join([*changes][:_NAMED_KEYS_MAX]))
+        self._apply(changes, added, state, revision)
+
+    async def _begin_again(self) -> None:
+        try:
+            await self._read_all()
+        except UnavailableError as error:
+            get_logger().error("store_not_watched", reason=error.reason, message=error.args[0])
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _read_all(self) -> None:
+        """Read and check everything, and take it for the memory unless that is newer by now."""
+        while True:
+            try:
+                known, state, revision = await self._scanned()
+            except UnavailableError as error:
+                if error.reason != "broker.store.compacted":
+                    raise
+                continue
+            if state.revision < self._state.revision:
+                if state.number > self._state.number:
+                    raise _rolled_back(STATE_KEY)
+                continue  # an own commit was made meanwhile
+            same = state.number == self._state.number
+            if state.number < self._state.number or (same and state.tag != self._state.tag):
+                raise _rolled_back(STATE_KEY)
+            self._known, self._keys, self._followed = known, sorted(known), revision
+            self._own = {each for each in self._own if each > revision}
+            self._move(state, state.revision)
+            return
+
+    async def _scanned(self) -> tuple[dict[str, Known], State, int]:
+        known: dict[str, Known] = {}
+        sealed: Entry | None = None
+        revision = 0
+        async for page in self._inner.scan():
+            revision = page.revision
+            for entry in page.entries:
+                if entry.key == STATE_KEY:
+                    sealed = entry
+                    continue
+                digest = self._hashes.digest(entry.key, entry.value)
+                known[entry.key] = Known(revision=entry.revision, digest=digest)
+            await asyncio.sleep(0)
+        if sealed is None:
+            raise VerificationError(
+                "broker.store.rolled_back",
+                f"the store has {len(known)} records and no state record: it was removed, or the "
+                "store is of an earlier version",
+            )
+        return (
+            known,
+            self._hashes.check(sealed.value, known.values(), revision=sealed.revision),
+            revision,
+        )
+
+    # Failure
+
+    async def _ask(self, work: Awaitable[_Read]) -> _Read:
+        """Return the inner store's answer; what it will never recover from ends this one."""
+        if self._failure is not None:
+            if asyncio.iscoroutine(work):
+                work.close()
+            self._check()
+        try:
+            answer = await work
+        except Error as error:
+            if isinstance(error, VerificationError) or self._inner.failure is not None:
+                self._fail(error)
+            if not isinstance(error, UsageError):
+                self._trouble.set()
+            raise
+        self._trouble.clear()
+        return answer
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.reason, self._failure.args[0])
+
+    def _fail(self, error: Error) -> Error:
+        if self._failure is None:
+            self._failure = error
+            get_logger().error("store_failed", reason=error.reason, message=error.args[0])
+            self._failed.set()
+            self._wake()
+        return error
+
+
+def _answer(commit: _Commit, revision: int | None) -> None:
+    if not commit.outcome.done():
+        commit.outcome.set_result(revision)
+
+
+def _rolled_back(what: str) -> VerificationError:
+    return VerificationError(
+        "broker.store.rolled_back",
+        f"{what}: not as the store's brokers left it: it was replaced by an older record, removed "
+        "or added by somebody who is no broker",
+    )

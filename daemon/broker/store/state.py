@@ -1,0 +1,129 @@
+"""What all records of a store add up to: the state record, and the keyed set hash in it.
+
+The hash of a set of entries is the sum modulo 2^256 of a pseudorandom function (HMAC-SHA256 under a
+key that only brokers have) of each key with its value, so one change updates it in constant time.
+The sum itself never leaves the process. With two sums an adversary would learn the difference of
+two values, and from enough differences could look for a combination that cancels out (a generalised
+birthday attack). The store only holds a tag: HMAC over the number of the state, the count of
+entries, the tag of the state before, and the sum.
+
+The tag of the state before makes the states a chain: two histories that parted never meet again.
+"""
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sealane.crypto.encoding import fields
+from sealane.daemon.broker.store.contract import STATE_BYTES_MAX
+from sealane.errors import VerificationError
+
+_TAG_BYTES: Final = 32
+_MODULUS: Final = 1 << (8 * _TAG_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """An entry as a broker remembers it: the revision of its last change, and its value's hash."""
+
+    revision: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """One state of a store. `total` is secret: it is never logged, sent or stored."""
+
+    number: int
+    count: int
+    total: int
+    tag: bytes
+    revision: int
+
+
+class _StateRecord(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    number: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=0)]
+    previous: bytes
+
+
+class SetHash:
+    """The keyed hash under two keys derived from the brokers' record key."""
+
+    def __init__(self, record_key: bytes) -> None:
+        self._entry_key = hmac.digest(record_key, b"sealane store entry v1", "sha256")
+        self._state_key = hmac.digest(record_key, b"sealane store state v1", "sha256")
+
+    def digest(self, key: str, value: bytes) -> int:
+        """Return what the entry adds to the sum."""
+        message = fields("sealane store entry v1", key.encode("ascii"), value)
+        return int.from_bytes(hmac.digest(self._entry_key, message, "sha256"), "big")
+
+    def first(self, entries: Mapping[str, bytes]) -> bytes:
+        """Return the state record of a new store that holds exactly `entries`."""
+        total = sum(self.digest(key, value) for key, value in entries.items()) % _MODULUS
+        record = _StateRecord(number=1, count=len(entries), previous=bytes(_TAG_BYTES))
+        return self._sealed(record, total)
+
+    def next(
+        self, before: State, *, removed: Iterable[Known], added: Iterable[int], growth: int
+    ) -> tuple[State, bytes]:
+        """Return the state after `before`, at revision 0, and its record.
+
+        `removed` are entries replaced or deleted, `added` the digests of what was put, `growth` the
+        change of the count.
+        """
+        total = (before.total - sum(k.digest for k in removed) + sum(added)) % _MODULUS
+        record = _StateRecord(
+            number=before.number + 1, count=before.count + growth, previous=before.tag
+        )
+        sealed = self._sealed(record, total)
+        return _state(record, sealed, total, revision=0), sealed
+
+    def check(self, sealed: bytes, entries: Iterable[Known], *, revision: int) -> State:
+        """Return the state that the record `sealed` names, which must be that of `entries`.
+
+        VerificationError `broker.store.rolled_back`: brokers never left such a set of records.
+        """
+        digests = [known.digest for known in entries]
+        total = sum(digests) % _MODULUS
+        record = _parsed(sealed)
+        if record is None or not hmac.compare_digest(sealed, self._sealed(record, total)):
+            counted = "" if record is None else f"; {record.count} were counted last"
+            raise VerificationError(
+                "broker.store.rolled_back",
+                f"the store's {len(digests)} records are not what its brokers left{counted}: a "
+                "record was replaced by an older one, removed or added",
+            )
+        return _state(record, sealed, total, revision=revision)
+
+    def _sealed(self, record: _StateRecord, total: int) -> bytes:
+        content = record.model_dump_json().encode()
+        message = fields("sealane store state v1", content, total.to_bytes(_TAG_BYTES, "big"))
+        return hmac.digest(self._state_key, message, "sha256") + content
+
+
+def _parsed(sealed: bytes) -> _StateRecord | None:
+    if len(sealed) > STATE_BYTES_MAX:
+        return None
+    try:
+        return _StateRecord.model_validate_json(sealed[_TAG_BYTES:])
+    except ValidationError:
+        return None
+
+
+def _state(record: _StateRecord, sealed: bytes, total: int, *, revision: int) -> State:
+    return State(
+        number=record.number,
+        count=record.count,
+        total=total,
+        tag=sealed[:_TAG_BYTES],
+        revision=revision,
+    )
