@@ -30,25 +30,33 @@ pub(super) enum Fate {
 #[derive(Debug)]
 pub(super) struct Answer {
     queue: u64,
-    /// None: asked, and not answered yet.
-    changes: Option<Option<Vec<Ended>>>,
+    says: Says,
+}
+
+#[derive(Debug)]
+enum Says {
+    /// Asked, and not answered yet.
+    Nothing,
+    Changes(Vec<Ended>),
+    /// It doesn't know them (any more).
+    Forgotten,
 }
 
 impl<F: Front> GatewayQueue<F> {
     /// What became of a change that was sent to this incarnation of the target.
     pub(super) fn fate(&mut self, sent: Sent, now: Nanos) -> Fate {
         if let Some(answer) = self.answers.iter().find(|answer| answer.queue == sent.queue) {
-            return match &answer.changes {
-                None => Fate::Asked,
-                Some(None) => Fate::Forgotten,
-                Some(Some(changes)) => {
+            return match &answer.says {
+                Says::Nothing => Fate::Asked,
+                Says::Forgotten => Fate::Forgotten,
+                Says::Changes(changes) => {
                     let ended = changes.iter().find(|ended| ended.number == sent.number);
                     ended.map_or(Fate::Unmade, |ended| Fate::Ended(*ended))
                 }
             };
         }
         if self.has_room() {
-            self.answers.push(Answer { queue: sent.queue, changes: None });
+            self.answers.push(Answer { queue: sent.queue, says: Says::Nothing });
             let work = Work::Outcomes { queue: sent.queue, epoch: sent.epoch };
             self.send(Part::internal(Owner::Outcomes, work), now);
         }
@@ -59,13 +67,13 @@ impl<F: Front> GatewayQueue<F> {
     pub(super) fn told(&mut self, queue: u64, status: Status, data: &[u8]) {
         let told = if status.is_success() { decode(data) } else { None };
         if let Some(answer) = self.answers.iter_mut().find(|answer| answer.queue == queue) {
-            answer.changes = Some(told);
+            answer.says = told.map_or(Says::Forgotten, Says::Changes);
         }
     }
 
     /// Questions that were lost are asked again.
     pub(super) fn forget_questions(&mut self) {
-        self.answers.retain(|answer| answer.changes.is_some());
+        self.answers.retain(|answer| !matches!(answer.says, Says::Nothing));
     }
 
     /// Settles the changes that were on their way when their association was lost: those that were
@@ -111,7 +119,7 @@ impl<F: Front> GatewayQueue<F> {
             }
         }
         if self.again.is_empty() && self.replay.is_none() {
-            self.answers.retain(|answer| answer.changes.is_none());
+            self.answers.retain(|answer| matches!(answer.says, Says::Nothing));
         }
     }
 
@@ -119,7 +127,7 @@ impl<F: Front> GatewayQueue<F> {
     fn ended_before(&mut self, mut part: Part, status: Status, now: Nanos) {
         match std::mem::replace(&mut part.work, Work::Read) {
             Work::Change { change, is_forced } => {
-                self.change_ended(part, change, is_forced, status)
+                self.change_ended(part, change, is_forced, status);
             }
             Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
             work => self.again.push(Part { work, sent: None, ..part }),

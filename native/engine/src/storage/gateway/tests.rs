@@ -637,7 +637,9 @@ fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
     }
     lanes[1].connect(3, disk.incarnation);
     for _ in 0..4 {
-        lanes.iter_mut().for_each(|lane| lane.settle(&mut disk));
+        for lane in &mut lanes {
+            lane.settle(&mut disk);
+        }
     }
     assert_eq!(common.link(|link| link.phase()), Phase::Ready);
     let mut sent: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
@@ -1050,7 +1052,9 @@ fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
     let mut disk = Disk { incarnation: 1, ..Disk::default() };
-    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    for lane in &mut lanes {
+        lane.connect(1, 1);
+    }
     lanes[0].write(&mut disk, 1, 1);
     let flush = lanes[0].submit(HostCommand::Flush);
     let answers = lanes[0].executed(&mut disk);
@@ -1060,7 +1064,9 @@ fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
     assert_eq!(lanes[0].ended[&flush].0, Status::SUCCESS);
     lanes.iter_mut().for_each(Lane::lose);
     disk.restart();
-    lanes.iter_mut().for_each(|lane| lane.connect(2, disk.incarnation));
+    for lane in &mut lanes {
+        lane.connect(2, disk.incarnation);
+    }
     assert_eq!(lanes[0].read(&mut disk, 2), 2);
 }
 
@@ -1094,7 +1100,9 @@ fn a_journal_that_cannot_be_flushed_is_told_to_who_needs_room_in_it_only() {
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
     let mut disk = Disk { incarnation: 1, fails_flush: true, ..Disk::default() };
-    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    for lane in &mut lanes {
+        lane.connect(1, 1);
+    }
     let mut lba = 0;
     while !common.link(|link| link.journal.is_half_full()) {
         lba = (lba + 1) % BLOCKS;
