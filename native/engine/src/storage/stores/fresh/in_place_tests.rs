@@ -250,6 +250,10 @@ impl Life {
             self.writes.iter_mut().for_each(|write| write.is_announced = true);
             return;
         }
+        if is_again {
+            // The device may have it from before: it counts as soon as the log says so.
+            lock(&self.oracle).begun(lba, version);
+        }
         self.next_version += u64::from(!is_again);
         self.sent.push((lba, version));
         self.writes.push(Write { lba, version, is_announced: false, is_made: false });
