@@ -224,6 +224,7 @@ class Daemon:
             namespaces=[Path(path) for path in config.namespaces],
             directory=directory,
             device=device,
+            thin=config.thin,
         )
         with _listening("target.listen", config.listen):
             await target.start()

@@ -243,6 +243,7 @@ class TargetConfig(Section):
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
     ]
     directory: AbsolutePath | None = None
+    thin: bool = False
     anchor: AnchorKind = "broker"
     anchor_index: NvIndex = 0x0180_5EA2
     anchor_seconds: Annotated[int, Field(ge=0, le=3600)] = 60

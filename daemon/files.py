@@ -1,5 +1,7 @@
 """Files: bounded reads of what an operator names, secrets closed to others, durable writes."""
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -8,6 +10,10 @@ from typing import Final
 from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
+RESERVE_NAME: Final = "reserve"
+"""A file that holds room for small files of its directory, until the file system is full."""
+RESERVE_BYTES: Final = 1 << 20
+_RESERVE_BYTES_MIN: Final = 1 << 16
 
 
 def read_bounded(path: Path) -> bytes:
@@ -38,18 +44,64 @@ def read_secret(path: str, *, key: str) -> bytes:
     return _sized(content, path, key)
 
 
+def keep_reserve(directory: Path) -> bool:
+    """Have the directory hold room for small files; False if there is none for that now."""
+    path = directory / RESERVE_NAME
+    if path.exists():
+        return True
+    size = RESERVE_BYTES
+    while size >= _RESERVE_BYTES_MIN:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            size //= 2
+        else:
+            return True
+    return False
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file so that a power cut leaves the old content or the new; OSError if it can't.
 
-    When it returns, the new content is durable. The file is readable by its owner only.
+    When it returns, the new content is durable. The file is readable by its owner only. On a full
+    file system it takes the room that the directory's reserve holds.
     """
+    try:
+        _write_durably(path, content)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not _spend_reserve(path.parent):
+            raise
+        _write_durably(path, content)
+
+
+def _spend_reserve(directory: Path) -> bool:
+    try:
+        (directory / RESERVE_NAME).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _write_durably(path: Path, content: bytes) -> None:
     draft = path.with_name(path.name + ".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        # What is half written would only take room.
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

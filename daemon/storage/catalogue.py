@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
+from sealane.daemon.files import FILE_BYTES_MAX, read_bounded, write_durably
 from sealane.daemon.storage.device import DEVICE_FILES
 from sealane.errors import UnavailableError, UsageError
 
@@ -26,6 +26,7 @@ _FINISHED: Final = ".volume"
 _UNFINISHED: Final = ".volume.unfinished"
 _NEXT: Final = ".volume.next"
 _SUFFIXES: Final = frozenset({STORE_SUFFIX, _FINISHED, _UNFINISHED, _NEXT})
+_DRAFTS: Final = frozenset({f"{_UNFINISHED}.new", f"{_NEXT}.new"})
 _JOBS: Final = frozenset({JOBS_SUFFIX, f"{JOBS_SUFFIX}.new"})
 
 
@@ -101,7 +102,7 @@ class Catalogue:
         for name in names:
             stem, dot, rest = name.partition(".")
             volume_id, suffix = _volume_id(stem), dot + rest
-            if name in DEVICE_FILES or (volume_id is not None and suffix in _JOBS):
+            if name in DEVICE_FILES or (volume_id is not None and suffix in _JOBS | _DRAFTS):
                 continue
             if volume_id is None or suffix not in _SUFFIXES:
                 strays.append((name, "not a file of a volume"))
@@ -153,12 +154,7 @@ class Catalogue:
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            self._sync()
+            write_durably(path, content)
         except OSError as error:
             raise UnavailableError("store.create", f"can't make {path}: {error}") from error
 

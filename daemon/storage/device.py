@@ -13,11 +13,13 @@ from sealane.daemon.anchors.broker import NoAnchor
 from sealane.daemon.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.anchors.lock import OwnerLock
 from sealane.daemon.devices import ServedDevice
-from sealane.daemon.files import read_bounded, write_durably
+from sealane.daemon.files import RESERVE_NAME, read_bounded, write_durably
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 DEVICE_NAME: Final = "device"
-DEVICE_FILES: Final = frozenset({DEVICE_NAME, f"{DEVICE_NAME}.lock", f"{DEVICE_NAME}.new"})
+DEVICE_FILES: Final = frozenset(
+    {DEVICE_NAME, f"{DEVICE_NAME}.lock", f"{DEVICE_NAME}.new", RESERVE_NAME}
+)
 _BYTES_MAX: Final = 256
 _OPENINGS_MAX: Final = (1 << 53) - 1
 

@@ -6,6 +6,7 @@ is no plain access to it.
 
 import asyncio
 import ipaddress
+import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.clock import monotonic_ns
+from sealane.daemon.files import keep_reserve
 from sealane.daemon.jobs import Job
+from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import ROLLED_BACK, PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
 from sealane.daemon.storage.device import Device
@@ -46,6 +49,20 @@ KEPT_STORES: Final = ("file", "inline", "nvme")
 """Stores that outlive the process: a directory has their files, or links to their namespaces."""
 
 
+STORE_FULL: Final = "store.full"
+
+
+def _missing_room(path: Path | None) -> str | None:
+    """Say how much room a file lacks that was just made; None: it has it, or is no file."""
+    if path is None or not path.is_file() or path.is_symlink():
+        return None
+    status, free = path.stat(), shutil.disk_usage(path.parent).free
+    needed = status.st_size - status.st_blocks * 512
+    if needed <= free:
+        return None
+    return f"it takes {status.st_size} bytes, {path.parent} lacks {needed - free} of them"
+
+
 class Target(Provider):
     """NVMe/TCP target of sealed volumes. No discovery log shows them: hosts bring a ticket.
 
@@ -56,6 +73,8 @@ class Target(Provider):
     "file", "inline" and "nvme" keep freshness themselves, under keys of `device`, and are anchored
     as the device is: one that was rolled back while no process ran isn't opened. "emulated" keeps
     it, too, without an anchor; what "memory" holds is in this process.
+    A volume in a file has its room from its making on, unless volumes are `thin`: then a write may
+    find the file system full.
     """
 
     def __init__(
@@ -68,6 +87,7 @@ class Target(Provider):
         namespaces: Sequence[Path] = (),
         directory: Path | None = None,
         device: Device | None = None,
+        thin: bool = False,
     ) -> None:
         if (store_kind in KEPT_STORES) != (directory is not None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
@@ -79,6 +99,7 @@ class Target(Provider):
         self._directory = directory
         self._drives = Drives(namespaces, directory) if namespaces and directory else None
         self._device = device
+        self._thin = thin
         self._volumes: dict[str, TargetSubsystem] = {}
         self.openings = Openings()
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
@@ -97,6 +118,7 @@ class Target(Provider):
         """Listen."""
         if self._directory is not None:
             make_directory(self._directory)
+            await self._keep_reserve(self._directory)
         await self._listener.start()
 
     async def stop(self) -> None:
@@ -209,6 +231,7 @@ class Target(Provider):
                     secret=secret,
                     anchor=None if anchor is None else anchor.native,
                     opening=opening,
+                    reserves=not self._thin,
                 )
         except FileExistsError as error:
             raise UsageError(
@@ -220,6 +243,13 @@ class Target(Provider):
                 raise UnavailableError(reason, f"{path}: {text}") from error
             raise VerificationError(reason, f"{path}: {text}") from error
         except (OSError, ValueError) as error:
+            missing = await asyncio.to_thread(_missing_room, path)
+            if missing is not None and exist == "create":
+                raise UnavailableError(
+                    STORE_FULL,
+                    f"no room for volume {volume_id}: {missing}; target.thin = true lays volumes "
+                    "out without keeping room for them",
+                ) from error
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
 
     def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
@@ -269,8 +299,15 @@ class Target(Provider):
             await asyncio.to_thread(self._drives.release, volume_id)
         for gone in (path, path.with_suffix(JOBS_SUFFIX)):
             await asyncio.to_thread(gone.unlink, missing_ok=True)
+        if self._directory is not None:
+            await self._keep_reserve(self._directory)
         if self._device is not None:
             await self._device.anchors.forget(volume_record(volume_id))
+
+    async def _keep_reserve(self, directory: Path) -> None:
+        """Hold room for what restarting and deleting write, as far as there is any."""
+        if not await asyncio.to_thread(keep_reserve, directory):
+            get_logger().warning("reserve_missing", directory=str(directory))
 
     def _path(self, volume_id: uuid.UUID, suffix: str = STORE_SUFFIX) -> Path | None:
         return self._directory / f"{volume_id}{suffix}" if self._directory else None

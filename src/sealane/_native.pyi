@@ -532,7 +532,7 @@ class Namespace:
     is off.
     `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
     file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
-    exist.
+    exist. `reserves`: its file system keeps room for all of it, from its making on.
     OSError if the store can't be had, StoreRefusedError (`store.rolled_back`,
     `anchor.unreachable`, `sector.stale`) among them; ValueError for options that don't go together.
     """
@@ -552,6 +552,7 @@ class Namespace:
         secret: bytearray | None = None,
         anchor: StoreAnchor | None = None,
         opening: StoreOpening | None = None,
+        reserves: bool = False,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...

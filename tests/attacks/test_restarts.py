@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from attacks.disk import read_slot, write_slot
 from attacks.pdus import WRITE, Pdu
 from attacks.proxy import Proxy
 from attacks.raw_host import RawQueue
@@ -242,3 +243,35 @@ async def test_deallocated_sectors_stay_so_when_the_target_forgets_it(
         await asyncio.to_thread(cluster.restart_target)
         found = [await queue.read(lba) for lba in range(4)]
     assert found == [bytes(SECTOR), pattern(1, 3), pattern(2, 1), pattern(3, 1)]
+
+
+async def test_sector_sent_again_after_a_restart_cannot_be_put_back(
+    mortal_cluster: Cluster,
+) -> None:
+    """A gateway sends what is unflushed again, as it was: the log then has the same write twice.
+
+    The opening in between had found it, and a read had returned it. So nothing older may be read,
+    whatever the drive shows, also by a gateway that was told nothing.
+    """
+    cluster = mortal_cluster
+    async with attacked(cluster) as world:
+        async with world.queue() as queue:
+            await queue.write(0, pattern(0, 1, 8))
+            await queue.flush()
+            old = [read_slot(world.store, lba) for lba in range(8)]
+            await queue.write(0, pattern(0, 2, 8))
+            cluster.kill_target()
+            await asyncio.to_thread(cluster.restart_target)
+            # Held until the gateway has sent again what it was answered.
+            assert await queue.read(0, 8) == pattern(0, 2, 8)
+        cluster.kill_gateway("g1")
+        cluster.kill_target()
+        for slot in old:
+            write_slot(slot)
+        await asyncio.to_thread(cluster.restart_target)
+        async with attacked(cluster, gateway="g2", volume=world.volume) as other:
+            async with other.queue() as queue:
+                for lba in range(8):
+                    outcome = await attempt(queue.read(lba))
+                    assert not outcome.is_success, f"sector {lba} is read, older or unwritten"
+            await other.refusal("sector.stale")

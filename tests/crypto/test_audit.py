@@ -1,11 +1,13 @@
 """The chain of audit records: any change, removal, insertion or foreign checkpoint shows."""
 
 import datetime as dt
+import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Record, verify_log
+from sealane.crypto.encoding import JSON, canonical_json
 from sealane.errors import UsageError, VerificationError
 
 NOW = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
@@ -149,3 +151,32 @@ def test_heads_name_the_line() -> None:
     chain = Chain()
     entry(chain)
     assert chain.head != Head(sequence=1, digest=bytes(32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"more": "x"}, {"detail": "x"}, {"detail": []}, {"sequence": "1"}, {"outcome": 7}],
+    ids=["member", "text", "list", "number", "outcome"],
+)
+def test_line_that_is_no_record_is_refused(change: dict[str, JSON]) -> None:
+    values = json.loads(log()[0])
+    assert Record.decode(canonical_json(values)).sequence == 1
+    for line in (canonical_json({**values, **change}), canonical_json({"sequence": 1})):
+        with pytest.raises(VerificationError, match=r"audit\.record\.malformed"):
+            Record.decode(line)
+
+
+def test_line_that_does_not_follow_is_not_taken_over() -> None:
+    first, second, *_ = log()
+    chain = Chain()
+    with pytest.raises(VerificationError, match=r"audit\.chain\.broken"):
+        chain.follow(second)
+    assert chain.follow(first).sequence == 1
+    assert chain.follow(second).sequence == 2
+
+
+def test_record_has_a_bounded_number_of_details() -> None:
+    chain = Chain()
+    entry(chain, **{f"d{n}": n for n in range(64)})
+    with pytest.raises(UsageError, match=r"audit\.record\.malformed"):
+        entry(chain, **{f"d{n}": n for n in range(65)})

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from sealane.crypto.attestation.appraisal import Appraisal, appraise
 from sealane.crypto.attestation.ar4si import Tier
-from sealane.crypto.attestation.ear import TOKEN_CHARACTERS_MAX, ResultSigner, verify_result
+from sealane.crypto.attestation.ear import (
+    TOKEN_CHARACTERS_MAX,
+    ResultSigner,
+    read_unverified,
+    verify_result,
+)
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.certificates import CertificateAuthority, Subject, verify_leaf, verify_verifier
 from sealane.crypto.evidence.claims import Claims
@@ -173,6 +178,12 @@ def test_status_better_than_its_worst_claim_is_refused() -> None:
     assert reason(signed(values)) == "token.malformed"
 
 
+def test_claim_that_no_vector_has_is_refused() -> None:
+    values = json.loads(json.dumps(claims()))
+    values["submods"]["primary"]["ear.trustworthiness-vector"]["luck"] = 2
+    assert reason(signed(values)) == "token.malformed"
+
+
 @pytest.mark.parametrize(
     "token",
     [
@@ -190,6 +201,13 @@ def test_status_better_than_its_worst_claim_is_refused() -> None:
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
     assert reason(token) == "token.malformed"
+
+
+@pytest.mark.parametrize("token", ["", "a.b.c", TOKEN.rpartition(".")[0], TOKEN + ".e30"])
+def test_what_is_no_token_is_not_shown_either(token: str) -> None:
+    assert read_unverified(TOKEN).subject == SUBJECT.spiffe_id
+    with pytest.raises(VerificationError, match=r"token\.malformed"):
+        read_unverified(token)
 
 
 @given(st.integers(0, len(TOKEN) - 1), st.characters(min_codepoint=33, max_codepoint=126))

@@ -144,6 +144,12 @@ def test_secret_signed_by_another_broker_or_sealed_to_another_node_is_refused() 
         )
 
 
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_request_id_of_another_size_is_refused(size: int) -> None:
+    with pytest.raises(UsageError, match=r"request\.id\.size"):
+        dataclasses.replace(CONTEXT, request_id=bytes(size))
+
+
 def test_low_order_kem_key_is_refused() -> None:
     broker = ec.generate_private_key(ec.SECP256R1())
     with pytest.raises(VerificationError) as caught:

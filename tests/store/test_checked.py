@@ -88,8 +88,10 @@ async def test_what_brokers_commit_is_read_by_all_of_them(opened: Opener) -> Non
 async def test_rivals_lose_no_commit_and_agree(opened: Opener) -> None:
     stores = [await opened() for _ in range(3)]
 
-    async def count(store: CheckedStore) -> None:
+    async def count(store: CheckedStore, which: int) -> None:
         for _ in range(20):
+            # Nothing but the state stands between these.
+            assert await store.commit(puts={f"mine{which}": b"x"}) is not None
             while True:
                 entry = await store.get("a")
                 assert entry is not None
@@ -99,7 +101,7 @@ async def test_rivals_lose_no_commit_and_agree(opened: Opener) -> None:
                     break
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await asyncio.gather(*(count(each) for each in stores))
+        await asyncio.gather(*(count(each, which) for which, each in enumerate(stores)))
     found = await (await opened()).get("a")
     assert found is not None
     assert found.value == b"60"

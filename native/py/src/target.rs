@@ -134,7 +134,7 @@ impl Namespace {
     #[new]
     #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
         drive=None, in_place=false, freshness=true, metadata=false, secret=None, anchor=None,
-        opening=None))]
+        opening=None, reserves=false))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // all by keyword
     fn new(
         py: Python<'_>,
@@ -150,6 +150,7 @@ impl Namespace {
         secret: Option<&Bound<'_, PyByteArray>>,
         anchor: Option<&StoreAnchor>,
         opening: Option<&StoreOpening>,
+        reserves: bool,
     ) -> PyResult<Self> {
         let opening = opening.map(|opening| Arc::clone(&opening.0));
         let secret = secret.map(|secret| take_secret("secret", secret)).transpose()?;
@@ -168,7 +169,12 @@ impl Namespace {
                 drive: drive.as_deref(),
                 in_place,
                 is_fresh: sealed && freshness,
-                trust: &Trust { secret: secret.as_ref(), anchor, opening: opening.as_deref() },
+                trust: &Trust {
+                    secret: secret.as_ref(),
+                    anchor,
+                    opening: opening.as_deref(),
+                    reserves,
+                },
             };
             let store = selection::open(&options)?;
             let namespace = if sealed {
@@ -207,7 +213,7 @@ impl Namespace {
         let key = take_secret("store_key", store_key)?;
         let device = device.take()?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
-            let trust = Trust { secret: Some(&key), anchor, opening: None };
+            let trust = Trust { secret: Some(&key), anchor, ..Trust::default() };
             let store: Box<dyn BlockStore> = match device {
                 Remote::Pages(device) => {
                     let device: Arc<dyn Device> = device;

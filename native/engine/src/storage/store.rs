@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +50,11 @@ pub trait BlockStore: Debug + Send + Sync {
     /// that could be checked.
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
         Ok(None)
+    }
+    /// Has the device keep room for these blocks, so that writing them never fails for want of it;
+    /// `StorageFull` if it has none. Nothing where each block has its room, or where it can't.
+    fn reserve(&self, _blocks: Range<u64>) -> io::Result<()> {
+        Ok(())
     }
     /// Gives the store `block_count` blocks at least, those that it gains unwritten; it has its old
     /// size or the new one after a power cut. Of a store that has them, makes sure that it keeps

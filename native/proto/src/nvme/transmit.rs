@@ -14,6 +14,9 @@ const BLOCK_BUFFER_BYTES: usize = 4096;
 
 /// Most buffers of either kind kept for reuse.
 const SPARE_BUFFERS: usize = 64;
+/// Largest buffer kept for reuse: more than any transfer takes, so that what one command needed is
+/// not kept for good.
+const SPARE_BYTES_MAX: usize = 512 * 1024;
 
 /// Data of a PDU.
 #[derive(Debug)]
@@ -134,8 +137,8 @@ impl TransmitQueue {
     /// Keeps a buffer for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         let spare = match buffer.capacity() {
-            OWN_PIECE_BYTES.. => &mut self.spare,
-            BLOCK_BUFFER_BYTES.. => &mut self.spare_blocks,
+            OWN_PIECE_BYTES..=SPARE_BYTES_MAX => &mut self.spare,
+            BLOCK_BUFFER_BYTES..OWN_PIECE_BYTES => &mut self.spare_blocks,
             _ => return,
         };
         if spare.len() < SPARE_BUFFERS {
@@ -158,6 +161,15 @@ impl TransmitQueue {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_buffer_larger_than_any_transfer_is_not_kept() {
+        let mut queue = TransmitQueue::default();
+        queue.recycle(Vec::with_capacity(SPARE_BYTES_MAX + 1));
+        assert_eq!(queue.buffer(OWN_PIECE_BYTES).capacity(), OWN_PIECE_BYTES);
+        queue.recycle(Vec::with_capacity(SPARE_BYTES_MAX));
+        assert_eq!(queue.buffer(OWN_PIECE_BYTES).capacity(), SPARE_BYTES_MAX);
+    }
 
     proptest! {
         #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use sealane_proto::aead::Secret;
@@ -28,6 +29,9 @@ pub struct Trust<'a> {
     pub anchor: Option<Arc<dyn Anchor>>,
     /// Who watches how far an opening is.
     pub opening: Option<&'a Opening>,
+    /// Whether the device is to keep room for all blocks. Without it, it keeps room for what the
+    /// store writes by itself, and a write may meet a full device.
+    pub reserves: bool,
 }
 
 impl Trust<'_> {
@@ -74,6 +78,14 @@ pub struct FreshStore<P: Place> {
     pub(super) shared: Arc<Shared<P>>,
     /// None after it could not be started again: nothing is made durable any more.
     journal: Option<Journal>,
+    /// Whether the device keeps room for all blocks.
+    reserves: bool,
+}
+
+/// What of a store its device keeps room for.
+fn room(geometry: &Geometry, reserves: bool) -> Range<u64> {
+    let own = geometry.own_pages();
+    if reserves { own.start..geometry.device_pages() } else { own }
 }
 
 impl<P: Place> FreshStore<P> {
@@ -86,9 +98,10 @@ impl<P: Place> FreshStore<P> {
     ) -> io::Result<Self> {
         let superblock = Superblock { uuid, seed: random()?, geometry };
         place.check_size(&superblock.geometry)?;
-        let map =
-            Map::create(place.file()?, &superblock, &trust.authority(), trust.anchor.clone())?;
-        Self::start(place, map)
+        let file = place.file()?;
+        file.reserve(room(&superblock.geometry, trust.reserves))?;
+        let map = Map::create(file, &superblock, &trust.authority(), trust.anchor.clone())?;
+        Self::start(place, map, trust.reserves)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left. An error with
@@ -100,7 +113,7 @@ impl<P: Place> FreshStore<P> {
         let opening = trust.opening.unwrap_or(&nobody);
         let check = |geometry: &Geometry| place.check_size(geometry);
         let map = Map::open_watched(file, &superblock, keys, anchor, opening, check)?;
-        Self::start(place, map)
+        Self::start(place, map, trust.reserves)
     }
 
     /// Its map, for tests.
@@ -109,11 +122,11 @@ impl<P: Place> FreshStore<P> {
         &self.shared.map
     }
 
-    fn start(place: P, map: Map<P::Layout>) -> io::Result<Self> {
+    fn start(place: P, map: Map<P::Layout>, reserves: bool) -> io::Result<Self> {
         let map = Arc::new(map);
         let journal = Some(Journal::start(Arc::clone(&map))?);
         let shared = Shared { place, map, counters: StoreCounters::default() };
-        Ok(Self { shared: Arc::new(shared), journal })
+        Ok(Self { shared: Arc::new(shared), journal, reserves })
     }
 }
 
@@ -161,6 +174,7 @@ impl<P: Place> BlockStore for FreshStore<P> {
         }
         let geometry = shared.map.grown_to(block_count)?;
         shared.place.extend(&geometry)?;
+        shared.place.file()?.reserve(room(&geometry, self.reserves))?;
         // Its end flushes, and leaves the map to this thread.
         self.journal = None;
         let grown = Arc::get_mut(&mut shared.map).ok_or_else(in_use)?.grow(geometry);

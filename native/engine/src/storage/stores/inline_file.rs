@@ -7,6 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreRequest};
 use super::fresh_store::in_use;
 use super::immediate::{Immediate, ImmediateChannel};
-use super::pages::lock;
+use super::pages::{lock, reserve};
 
 /// Blocks of zeros written at a time.
 const BATCH_BLOCKS: u64 = 64;
@@ -122,6 +123,10 @@ impl BlockStore for InlineFileStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(ImmediateChannel::new(&self.shared)))
+    }
+
+    fn reserve(&self, blocks: Range<u64>) -> io::Result<()> {
+        reserve(&self.shared.file, file_bytes(blocks.start)?..file_bytes(blocks.end)?)
     }
 
     fn extend(&mut self, block_count: u64) -> io::Result<()> {

@@ -3,13 +3,15 @@
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
+use rustix::io::Errno;
 use sealane_proto::link::Nanos;
 use sealane_proto::sector::METADATA_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -70,6 +72,11 @@ pub trait BlockFile: Debug + Send + Sync {
             self.write(run[0], pages)?;
             rest = others;
         }
+        Ok(())
+    }
+    /// Has the device keep room for these pages, so that writing them never fails for want of it;
+    /// `StorageFull` if it has none. Nothing where all its pages have their room, or where it can't.
+    fn reserve(&self, _pages: Range<u64>) -> io::Result<()> {
         Ok(())
     }
     /// Reads the metadata of one page, where pages have any.
@@ -152,10 +159,10 @@ pub fn lock(file: &File) -> io::Result<()> {
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if clock::now() < until => {
+            Err(Errno::WOULDBLOCK) if clock::now() < until => {
                 std::thread::sleep(LOCK_LOOK);
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) => {
                 let detail = "another process has the store open";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, detail));
             }
@@ -195,6 +202,22 @@ impl BlockFile for DeviceFile {
 
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    fn reserve(&self, pages: Range<u64>) -> io::Result<()> {
+        reserve(&self.file, pages.start * PAGE_BYTES as u64..pages.end * PAGE_BYTES as u64)
+    }
+}
+
+/// Has a file's system keep room for these bytes of it; nothing of a device, or where the file
+/// system knows no such thing.
+pub fn reserve(file: &File, bytes: Range<u64>) -> io::Result<()> {
+    if bytes.is_empty() || !file.metadata()?.is_file() {
+        return Ok(());
+    }
+    match fallocate(file, FallocateFlags::empty(), bytes.start, bytes.end - bytes.start) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
-use super::pages::{DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
+use super::pages::{BlockFile, DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::ring::{Ended, Io, Ring, event, hush, tell};
 
 /// A file of plain blocks.
@@ -38,6 +39,10 @@ impl PlainFileStore {
 }
 
 impl BlockStore for PlainFileStore {
+    fn reserve(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.device.reserve(blocks)
+    }
+
     fn block_bytes(&self) -> usize {
         PAGE_BYTES
     }
@@ -75,6 +80,14 @@ struct Operation {
 struct Piece {
     operation: u64,
     start: usize,
+    /// Pages that get zeros when this one has ended.
+    zeros_left: Range<u64>,
+}
+
+impl Piece {
+    fn new(operation: u64, start: usize) -> Self {
+        Self { operation, start, zeros_left: 0..0 }
+    }
 }
 
 struct PlainChannel {
@@ -91,11 +104,11 @@ impl PlainChannel {
         match request {
             StoreRequest::Deallocate { blocks: 0, .. } => 0,
             StoreRequest::Flush => {
-                self.ring.push(Piece { operation, start: 0 }, Io::Sync);
+                self.ring.push(Piece::new(operation, 0), Io::Sync);
                 1
             }
             StoreRequest::Deallocate { lba, blocks } => {
-                self.ring.push(Piece { operation, start: 0 }, Io::Punch(*lba, *blocks));
+                self.ring.push(Piece::new(operation, 0), Io::Punch(*lba, *blocks));
                 1
             }
             StoreRequest::Read { lba, buffer } => {
@@ -103,7 +116,7 @@ impl PlainChannel {
                 for start in starts.clone() {
                     let count = IO_PAGES_MAX.min((buffer.len() - start) / PAGE_BYTES);
                     let io = Io::Read(lba + (start / PAGE_BYTES) as u64, self.ring.buffer(count));
-                    self.ring.push(Piece { operation, start }, io);
+                    self.ring.push(Piece::new(operation, start), io);
                 }
                 starts.count()
             }
@@ -114,32 +127,37 @@ impl PlainChannel {
                     let mut pages = self.ring.buffer(part.len() / PAGE_BYTES);
                     pages.as_mut_bytes().copy_from_slice(part);
                     let io = Io::Write(lba + (index * IO_PAGES_MAX) as u64, pages, *durable);
-                    self.ring.push(Piece { operation, start: 0 }, io);
+                    self.ring.push(Piece::new(operation, 0), io);
                 }
                 count
             }
         }
     }
 
-    /// Writes zeros where the device can't make holes.
-    fn push_zeros(&mut self, operation: u64, page: u64, count: u64) -> usize {
-        let firsts = (0..count).step_by(IO_PAGES_MAX);
-        for first in firsts.clone() {
-            let pages = vec![Page::ZERO; IO_PAGES_MAX.min((count - first) as usize)];
-            let io = Io::Write(page + first, pages, false);
-            self.ring.push(Piece { operation, start: 0 }, io);
+    /// Writes zeros where the device can't make holes: some pages at a time, however many they are.
+    /// Returns how many operations that takes now.
+    fn push_zeros(&mut self, operation: u64, pages: Range<u64>) -> usize {
+        if pages.is_empty() {
+            return 0;
         }
-        firsts.count()
+        let next = pages.end.min(pages.start + IO_PAGES_MAX as u64);
+        let zeros = vec![Page::ZERO; (next - pages.start) as usize];
+        let piece = Piece { operation, start: 0, zeros_left: next..pages.end };
+        self.ring.push(piece, Io::Write(pages.start, zeros, false));
+        1
     }
 
     fn ended(&mut self, ended: Ended<Piece>) {
-        let Ended { tag: Piece { operation: id, start }, io, mut result } = ended;
+        let Ended { tag: Piece { operation: id, start, zeros_left }, io, mut result } = ended;
         let mut pieces = 0;
+        if result.is_ok() {
+            pieces = self.push_zeros(id, zeros_left);
+        }
         if let Io::Punch(page, count) = io
             && let Err(error) = &result
             && error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error())
         {
-            pieces = self.push_zeros(id, page, count);
+            pieces = self.push_zeros(id, page..page + count);
             result = Ok(());
         }
         let Some(operation) = self.operations.get_mut(&id) else { return };

@@ -2,6 +2,7 @@
 //! side by side, on a queue of their own.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -84,6 +85,10 @@ impl Queue {
 }
 
 impl BlockFile for QueuedPages {
+    fn reserve(&self, pages: Range<u64>) -> io::Result<()> {
+        self.device.reserve(pages)
+    }
+
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
         self.device.read(page, pages)
     }

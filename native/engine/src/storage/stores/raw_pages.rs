@@ -1,6 +1,7 @@
 //! Pages of 4096 bytes on a store of 4160-byte blocks: the data of each, for who may block.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -156,6 +157,10 @@ impl RawPages {
 }
 
 impl BlockFile for RawPages {
+    fn reserve(&self, pages: Range<u64>) -> io::Result<()> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).reserve(pages)
+    }
+
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
         for (first, part) in (page..).step_by(MOVE_BLOCKS).zip(pages.chunks_mut(MOVE_BLOCKS)) {
             let blocks = self.read_blocks(first, part.len())?;

@@ -236,7 +236,11 @@ unsafe impl Job for Io {
             Ok(done) if done == expected => Ok(()),
             Ok(done) => {
                 let detail = format!("{done} bytes of {expected} transferred");
-                Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail))
+                // A write ends short where there is no more room.
+                let is_write = matches!(self, Self::Write(..));
+                let full = io::ErrorKind::StorageFull;
+                let kind = if is_write { full } else { io::ErrorKind::UnexpectedEof };
+                Err(io::Error::new(kind, detail))
             }
         }
     }

@@ -59,7 +59,11 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
         };
         Box::new(store)
     } else {
-        open_raw(options)?
+        let store = open_raw(options)?;
+        if creates && trust.reserves {
+            store.reserve(0..block_count)?;
+        }
+        store
     };
     let can_be_larger = uses_trust && is_fresh && !creates;
     check_size(&*store, block_count, can_be_larger)?;
@@ -139,7 +143,7 @@ mod tests {
         drive: None,
         in_place: false,
         is_fresh: true,
-        trust: &Trust { secret: None, anchor: None, opening: None },
+        trust: &Trust { secret: None, anchor: None, opening: None, reserves: false },
     };
 
     #[test]

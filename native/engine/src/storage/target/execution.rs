@@ -25,6 +25,10 @@ use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreDone, StoreRequest};
 use crate::storage::stores::fresh::failure::reason_of;
 
+/// Blocks of a verify that are read at a time, however many it names: it moves none to the host,
+/// so that no transfer bounds them.
+const VERIFY_BLOCKS: u64 = 32;
+
 /// Namespace id of a flush of all namespaces.
 const ALL_NAMESPACES: u32 = u32::MAX;
 
@@ -43,6 +47,8 @@ pub(super) struct Task {
     status: Status,
     /// Ranges of a deallocation that are done.
     ranges_done: usize,
+    /// Blocks of a verify that are done.
+    verified: u64,
     /// Number and id of the command, by which its gateway may ask how it ended.
     number: u64,
     cid: u16,
@@ -51,6 +57,17 @@ pub(super) struct Task {
 }
 
 impl Task {
+    /// The blocks that its next read of the store has.
+    fn to_read(&self) -> Range<u64> {
+        match self.operation {
+            Operation::Verify => {
+                let start = self.blocks.start + self.verified;
+                start..self.blocks.end.min(start + VERIFY_BLOCKS)
+            }
+            _ => self.blocks.clone(),
+        }
+    }
+
     fn mode(&self) -> Mode {
         match self.operation {
             Operation::Read | Operation::Compare(_) | Operation::Verify => Mode::Shared,
@@ -148,6 +165,7 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            verified: 0,
             number,
             cid,
             has_changed: false,
@@ -206,7 +224,8 @@ impl Worker {
             return self.finish(slot, Vec::new());
         }
         let lba = task.blocks.start;
-        let bytes = (task.blocks.end - lba) as usize * namespace.block_bytes();
+        let to_read = task.to_read();
+        let bytes = (to_read.end - to_read.start) as usize * namespace.block_bytes();
         let request = match &mut task.operation {
             Operation::Read
             | Operation::Compare(_)
@@ -214,7 +233,7 @@ impl Worker {
             | Operation::CompareAndWrite { .. }
             | Operation::WriteIf(_) => {
                 self.reading += bytes;
-                StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
+                StoreRequest::Read { lba: to_read.start, buffer: self.queue.buffer(bytes) }
             }
             Operation::Write(data) => {
                 let buffer = std::mem::take(data);
@@ -250,6 +269,7 @@ impl Worker {
             stores: 0,
             status: Status::SUCCESS,
             ranges_done: 0,
+            verified: 0,
             number: 0,
             cid: 0,
             has_changed: false,
@@ -341,14 +361,14 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let namespace = &attachment.namespace;
-        let lba = task.blocks.start;
-        if let Err((reason, lba)) = namespace.check(lba, &mut buffer) {
+        let read = task.to_read();
+        if let Err((reason, lba)) = namespace.check(read.start, &mut buffer) {
             task.status = Status::from(reason);
             let refusal = (reason, Some(lba), "stored sector".to_owned());
             report(namespace, self.controller.association, self.queue_id, refusal);
             return self.finish(slot, buffer);
         }
-        let blocks = task.blocks.end - lba;
+        let blocks = read.end - read.start;
         match &mut task.operation {
             Operation::Read => {
                 add(&namespace.counters.reads, 1);
@@ -370,9 +390,30 @@ impl Worker {
                 }
                 task.status = Status::COMPARE_FAILURE.final_();
             }
+            Operation::Verify => {
+                task.verified += read.end - read.start;
+                if !task.to_read().is_empty() && !self.is_ending {
+                    return self.verify_more(slot, buffer);
+                }
+                if !task.to_read().is_empty() {
+                    task.status = Status::ABORTED;
+                }
+            }
             _ => {}
         }
         self.finish(slot, buffer);
+    }
+
+    /// Goes on with a verify; its range stays locked.
+    fn verify_more(&mut self, slot: u16, mut buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let next = task.to_read();
+        let bytes = (next.end - next.start) as usize * attachment.namespace.block_bytes();
+        buffer.resize(bytes, 0);
+        self.reading += bytes;
+        task.stores += 1;
+        attachment.channel.submit(u64::from(slot), StoreRequest::Read { lba: next.start, buffer });
     }
 
     /// Blocks were stored, deallocated or made durable.

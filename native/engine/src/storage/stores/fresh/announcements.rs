@@ -83,11 +83,24 @@ impl Inner {
 }
 
 /// Pages of the log on their way to the device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Afloat {
     inner: Mutex<Inner>,
     /// The first ones are over.
     over: Condvar,
+    /// Where one thread plays all others: has them go on, since whoever waits here waits for them.
+    #[cfg(test)]
+    others: Mutex<Option<Others>>,
+}
+
+/// What the other threads do while one waits for their pages.
+#[cfg(test)]
+pub(super) type Others = Box<dyn FnMut() + Send>;
+
+impl std::fmt::Debug for Afloat {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Afloat").field("inner", &self.inner).finish_non_exhaustive()
+    }
 }
 
 impl Afloat {
@@ -144,7 +157,30 @@ impl Afloat {
         self.wait_while(|entries| !entries.is_empty());
     }
 
+    /// Has others go on whenever somebody waits for pages of theirs.
+    #[cfg(test)]
+    pub fn set_others(&self, others: Option<Others>) {
+        *self.others.lock().unwrap_or_else(PoisonError::into_inner) = others;
+    }
+
+    /// Lets the others go on, if one thread plays them all.
+    ///
+    /// # Panics
+    /// If the pages are still on their way then: this thread would wait for itself.
+    #[cfg(test)]
+    fn let_others(&self, is_early: impl Fn(&VecDeque<Entry>) -> bool) {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(go_on) = &mut *others else { return };
+        if is_early(&self.lock().entries) {
+            go_on();
+            let entries = &self.lock().entries;
+            assert!(!is_early(entries), "waits for log pages that nobody writes: {entries:?}");
+        }
+    }
+
     fn wait_while(&self, is_early: impl Fn(&VecDeque<Entry>) -> bool) {
+        #[cfg(test)]
+        self.let_others(&is_early);
         let mut inner = self.lock();
         inner.waiters += 1;
         while is_early(&inner.entries) {
@@ -240,6 +276,15 @@ mod tests {
         assert!(afloat.join(&mailbox, 12));
         assert_eq!(told(afloat.end(numbers[1], Ok(()))), []);
         assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "waits for log pages that nobody writes")]
+    fn a_thread_that_plays_all_others_does_not_wait_for_itself() {
+        let (afloat, mailbox) = (Afloat::default(), mailbox());
+        afloat.begin(Some((&mailbox, 1)));
+        afloat.set_others(Some(Box::new(|| ())));
+        afloat.wait_for_none();
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! A store that grew has an *extent* more for each time: areas behind all that was there before, so
 //! that nothing moves. Sets, slots and blocks go on counting from one extent to the next.
 
+use std::ops::Range;
+
 use super::checkpoint::REGIONS;
 use super::nodes::NODES_PER_PAGE;
 
@@ -72,7 +74,7 @@ struct Area {
 }
 
 impl Area {
-    fn behind(&self, items: std::ops::Range<u64>, copies: u64) -> Self {
+    fn behind(&self, items: Range<u64>, copies: u64) -> Self {
         Self {
             first: items.start,
             count: items.end - items.start,
@@ -308,6 +310,14 @@ impl Geometry {
     pub fn device_pages(&self) -> u64 {
         let blocks = self.areas(self.earlier.len()).blocks;
         blocks.place + blocks.count
+    }
+
+    /// Pages of the last extent in front of slots or blocks: what every change and every opening
+    /// needs room for, a deallocation too.
+    #[must_use]
+    pub fn own_pages(&self) -> Range<u64> {
+        let start = self.earlier.last().map_or(0, |earlier| earlier.end);
+        start..self.areas(self.earlier.len()).slots.place
     }
 
     fn place(&self, kind: impl Fn(Areas) -> Area, index: u64, copy: u8) -> u64 {

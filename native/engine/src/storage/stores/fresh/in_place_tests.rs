@@ -154,7 +154,8 @@ impl Oracle {
     /// With it, whatever was in doubt before has ended.
     fn ended(&mut self, lba: u64, version: u64) {
         let since = self.since.entry(lba).or_default();
-        let until = since.iter().position(|(other, _)| *other == version).expect("begun");
+        // What was sent twice ends with the later one.
+        let until = since.iter().rposition(|(other, _)| *other == version).expect("begun");
         since[..=until].iter_mut().for_each(|(_, has_ended)| *has_ended = true);
     }
 
@@ -195,6 +196,8 @@ struct Life {
     oracle: Arc<Mutex<Oracle>>,
     random: ChaCha8Rng,
     writes: Vec<Write>,
+    /// Block and version of each write that was begun: any may be sent again as it was.
+    sent: Vec<(u64, u64)>,
     next_version: u64,
 }
 
@@ -233,16 +236,22 @@ impl Life {
 
     fn begin(&mut self) {
         let lba = BLOCKS[self.random.next_u32() as usize % BLOCKS.len()];
+        let is_again = !self.sent.is_empty() && self.random.next_u32().is_multiple_of(4);
+        let (lba, version) = if is_again {
+            self.sent[self.random.next_u32() as usize % self.sent.len()]
+        } else {
+            (lba, self.next_version)
+        };
         if self.writes.iter().any(|write| write.lba == lba) {
             return;
         }
-        let version = self.next_version;
         if self.map.intend(lba, &block(version)).expect("intend").is_none() {
             self.map.make_room().expect("room");
             self.writes.iter_mut().for_each(|write| write.is_announced = true);
             return;
         }
-        self.next_version += 1;
+        self.next_version += u64::from(!is_again);
+        self.sent.push((lba, version));
         self.writes.push(Write { lba, version, is_announced: false, is_made: false });
     }
 
@@ -314,7 +323,8 @@ fn live(seed: u64, policy: Option<AnchorPolicy>) -> u64 {
     let map = machine.create();
     is_laid_out.store(1, Ordering::Relaxed);
     let random = ChaCha8Rng::seed_from_u64(seed);
-    let mut life = Life { machine, map, oracle, random, writes: Vec::new(), next_version: 1 };
+    let (writes, sent) = (Vec::new(), Vec::new());
+    let mut life = Life { machine, map, oracle, random, writes, sent, next_version: 1 };
     (0..160).for_each(|_| life.step());
     images.load(Ordering::Relaxed)
 }
@@ -355,6 +365,73 @@ fn a_flushed_block_put_back_while_the_store_is_closed_is_refused() {
     assert_eq!(machine.read(&map, 5), None);
     machine.put(5, 2);
     assert_eq!(machine.read(&map, 5), Some(2));
+}
+
+#[test]
+fn a_flushed_block_that_is_sent_again_stays_flushed() {
+    for (ends, flushes) in [(true, false), (false, false), (false, true)] {
+        let (machine, map) = world();
+        write(&machine, &map, 5, 1);
+        map.flush().expect("flush");
+        write(&machine, &map, 5, 2);
+        map.flush().expect("flush");
+        let told = map.milestone();
+        // The same sector once more: who had no answer sends it again as it was.
+        map.intend(5, &block(2)).expect("intend").expect("room");
+        map.announce().expect("announce");
+        if ends {
+            machine.put(5, 2);
+            map.arrived(5, &[iv(2)]).expect("arrived");
+        }
+        if flushes {
+            write(&machine, &map, 6, 3);
+            map.flush().expect("flush");
+        }
+        drop(map);
+        machine.put(5, 1);
+        let map = machine.open().expect("open");
+        let case = format!("ends {ends}, flushes {flushes}");
+        assert_eq!(machine.read(&map, 5), None, "the flush is undone: {case}");
+        machine.put(5, 2);
+        assert_eq!(machine.read(&map, 5), Some(2), "{case}");
+        assert!(map.contains(&told), "{case}");
+    }
+}
+
+/// Without an anchor nobody but a gateway that lives knows of the flush.
+#[test]
+fn a_gateway_that_was_answered_a_flush_refuses_a_store_without_what_was_sent_again_since() {
+    let machine = Machine::new(TornDisk::default(), None);
+    let map = machine.create();
+    write(&machine, &map, 5, 1);
+    map.flush().expect("flush");
+    write(&machine, &map, 5, 2);
+    map.flush().expect("flush");
+    let told = map.milestone();
+    map.intend(5, &block(2)).expect("intend").expect("room");
+    map.announce().expect("announce");
+    drop(map);
+    machine.put(5, 1);
+    let map = machine.open().expect("open");
+    let is_refused = machine.read(&map, 5).is_none() || !map.contains(&told);
+    assert!(is_refused, "an older version, and nobody is told");
+}
+
+#[test]
+fn a_write_that_failed_and_is_sent_again_is_one_write_in_doubt() {
+    let (machine, map) = world();
+    write(&machine, &map, 5, 1);
+    map.flush().expect("flush");
+    for _ in 0..2 {
+        map.intend(5, &block(2)).expect("intend").expect("room");
+        map.announce().expect("announce");
+        map.give_up(5);
+    }
+    assert_eq!(map.state().intents.doubts(), 1);
+    map.flush().expect("flush");
+    drop(map);
+    let map = machine.open().expect("open");
+    assert_eq!(machine.read(&map, 5), Some(1), "it never came to be made");
 }
 
 #[test]

@@ -4,14 +4,13 @@
 //! A write that failed or was given up may be on the device or not. It stays announced until a later
 //! change of its block settles the matter.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::keys::Tag;
-use super::log::{LogPage, Record};
+use super::log::Record;
 
 /// A write on its way.
 #[derive(Debug)]
@@ -42,7 +41,7 @@ impl<E> Default for Intents<E> {
     }
 }
 
-impl<E: Copy> Intents<E> {
+impl<E: Copy + PartialEq> Intents<E> {
     /// Adds a write of blocks from `lba`. An error if one of them has a write on its way: nobody
     /// could say which of the two is there in the end.
     pub fn add(&mut self, lba: u64, entries: &Arc<[E]>) -> io::Result<()> {
@@ -72,9 +71,13 @@ impl<E: Copy> Intents<E> {
         // What the log never had was never written.
         if intent.is_logged {
             for (lba, entry) in (lba..).zip(intent.entries.iter()) {
-                self.doubtful.entry(lba).or_default().push(*entry);
+                let doubtful = self.doubtful.entry(lba).or_default();
+                // The same sent again: one doubt.
+                if !doubtful.contains(entry) {
+                    doubtful.push(*entry);
+                    self.doubts += 1;
+                }
             }
-            self.doubts += intent.entries.len();
         }
     }
 
@@ -107,7 +110,7 @@ impl<E: Copy> Intents<E> {
             if let Some(intent) = self.on_their_way.get_mut(lba)
                 && !intent.is_logged
             {
-                intent.record(*lba, records);
+                intent.record(*lba, &self.doubtful, records);
             }
         }
     }
@@ -116,19 +119,20 @@ impl<E: Copy> Intents<E> {
     pub fn announce_new(&mut self, records: &mut Vec<Record<E>>) {
         for (lba, intent) in &mut self.on_their_way {
             if !intent.is_logged {
-                intent.record(*lba, records);
+                intent.record(*lba, &self.doubtful, records);
             }
         }
     }
 
-    /// Records of all of them.
+    /// Records of all of them, behind the border of a flush: no part of it.
     pub fn announce_all(&mut self) -> Vec<Record<E>> {
         let doubtful = self.doubtful.iter();
         let doubtful =
             doubtful.flat_map(|(lba, entries)| entries.iter().map(|entry| (*lba, *entry)));
-        let mut records = doubtful.map(|(lba, entry)| Record::Entry { lba, entry }).collect();
+        let carried = |(lba, entry)| Record::Entry { lba, entry, is_carried: true };
+        let mut records = doubtful.map(carried).collect();
         for (lba, intent) in &mut self.on_their_way {
-            intent.record(*lba, &mut records);
+            intent.record(*lba, &self.doubtful, &mut records);
         }
         records
     }
@@ -144,36 +148,15 @@ impl<E: Copy> Intents<E> {
     }
 }
 
-impl<E: Copy> Intent<E> {
+impl<E: Copy + PartialEq> Intent<E> {
     /// Adds its records; the log has it from then on.
-    fn record(&mut self, lba: u64, records: &mut Vec<Record<E>>) {
-        self.is_logged = true;
+    fn record(&mut self, lba: u64, doubtful: &BTreeMap<u64, Vec<E>>, records: &mut Vec<Record<E>>) {
+        let is_logged = std::mem::replace(&mut self.is_logged, true);
         let entries = (lba..).zip(self.entries.iter());
-        records.extend(entries.map(|(lba, entry)| Record::Entry { lba, entry: *entry }));
-    }
-}
-
-/// Entries that pages of the log name.
-#[derive(Debug)]
-pub(super) struct Announced<E>(HashMap<u64, Vec<E>>);
-
-/// The entries that these pages name.
-pub(super) fn announced<'a, E: Copy + 'a>(
-    pages: impl Iterator<Item = &'a (LogPage<E>, Tag)>,
-) -> Announced<E> {
-    let mut found: HashMap<u64, Vec<E>> = HashMap::new();
-    for record in pages.flat_map(|(page, _)| &page.records) {
-        if let Record::Entry { lba, entry } = record {
-            found.entry(*lba).or_default().push(*entry);
-        }
-    }
-    Announced(found)
-}
-
-impl<E: PartialEq> Announced<E> {
-    /// Whether a record's entry is among them.
-    pub fn contains(&self, record: &Record<E>) -> bool {
-        let Record::Entry { lba, entry } = record else { return false };
-        self.0.get(lba).is_some_and(|entries| entries.contains(entry))
+        records.extend(entries.map(|(lba, entry)| {
+            // What failed before and is sent again may still come from then.
+            let is_doubtful = doubtful.get(&lba).is_some_and(|doubts| doubts.contains(entry));
+            Record::Entry { lba, entry: *entry, is_carried: is_logged || is_doubtful }
+        }));
     }
 }

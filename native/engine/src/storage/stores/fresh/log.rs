@@ -18,6 +18,8 @@ const HEADER_BYTES: usize = 5 * 8 + 16 + 2;
 const LBA_BYTES: usize = 8;
 /// Set in the first block of a range that became void.
 const VOID: u64 = 1 << 63;
+/// Set in the block of an entry that is carried.
+const CARRIED: u64 = 1 << 62;
 
 /// One change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,10 @@ pub enum Record<E> {
         lba: u64,
         /// Its entry.
         entry: E,
+        /// The latest record before it of the same block and entry is of a write that has not ended:
+        /// this one says so once more. Without it, a record is of a write of its own, also where an
+        /// earlier one wrote the same.
+        is_carried: bool,
     },
     /// Blocks are unwritten from now on.
     Void {
@@ -39,6 +45,11 @@ pub enum Record<E> {
 }
 
 impl<E> Record<E> {
+    /// A write of its own.
+    pub const fn written(lba: u64, entry: E) -> Self {
+        Self::Entry { lba, entry, is_carried: false }
+    }
+
     /// First of the blocks it is about, and how many they are.
     #[must_use]
     pub fn range(&self) -> (u64, u64) {
@@ -97,8 +108,9 @@ impl<E: Copy + Debug> LogPage<E> {
             let bytes = fields.next(record_bytes::<F>());
             let (place, content) = bytes.split_at_mut(LBA_BYTES);
             match record {
-                Record::Entry { lba, entry } => {
-                    place.copy_from_slice(&lba.to_le_bytes());
+                Record::Entry { lba, entry, is_carried } => {
+                    let carried = if *is_carried { CARRIED } else { 0 };
+                    place.copy_from_slice(&(lba | carried).to_le_bytes());
                     F::encode(entry, &mut content[..F::ENTRY_BYTES]);
                 }
                 Record::Void { lba, blocks } => {
@@ -133,7 +145,8 @@ impl<E: Copy + Debug> LogPage<E> {
             let mut content = bytes;
             let lba = get_u64(&mut content);
             if lba & VOID == 0 {
-                Record::Entry { lba, entry: F::decode(&content[..F::ENTRY_BYTES]) }
+                let entry = F::decode(&content[..F::ENTRY_BYTES]);
+                Record::Entry { lba: lba & !CARRIED, entry, is_carried: lba & CARRIED != 0 }
             } else {
                 Record::Void { lba: lba & !VOID, blocks: get_u64(&mut content) }
             }

@@ -20,10 +20,14 @@ impl<E: Copy + PartialEq> Lost<E> {
     pub fn note(&mut self, page: u64, record: &Record<E>, counts: bool) {
         let (lba, blocks) = record.range();
         match record {
-            Record::Entry { entry, .. } if !counts => {
+            Record::Entry { entry, is_carried, .. } if !counts => {
                 let lost = self.0.entry(lba).or_default();
-                // A write on its way at a flush was announced again behind it: no part of it.
-                lost.retain(|(other, _)| other != entry);
+                // A write on its way at a flush is carried behind it: no part of it. Not so the one
+                // before that wrote the same.
+                let before = lost.iter().rposition(|(other, _)| other == entry);
+                if let Some(before) = before.filter(|_| *is_carried) {
+                    lost.remove(before);
+                }
                 lost.push((*entry, page));
             }
             _ if self.0.is_empty() => {}
@@ -57,7 +61,11 @@ mod tests {
     }
 
     fn entry(lba: u64, entry: u8) -> Record<u8> {
-        Record::Entry { lba, entry }
+        Record::written(lba, entry)
+    }
+
+    fn carried(lba: u64, entry: u8) -> Record<u8> {
+        Record::Entry { lba, entry, is_carried: true }
     }
 
     #[test]
@@ -77,8 +85,16 @@ mod tests {
     }
 
     #[test]
-    fn a_write_announced_again_behind_a_flush_was_no_part_of_it() {
-        assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 1), false)]), Some(7));
+    fn a_write_carried_behind_a_flush_was_no_part_of_it() {
+        assert_eq!(noted(&[(3, entry(1, 1), false), (7, carried(1, 1), false)]), Some(7));
         assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 2), false)]), Some(3));
+    }
+
+    #[test]
+    fn the_same_sent_again_behind_a_flush_does_not_excuse_it() {
+        let again = [(3, entry(1, 1), false), (7, entry(1, 1), false)];
+        assert_eq!(noted(&again), Some(3));
+        let on_its_way = (9, carried(1, 1), false);
+        assert_eq!(noted(&[again[0], again[1], on_its_way]), Some(3));
     }
 }

@@ -77,7 +77,7 @@ pub(super) struct State<E> {
     pub reached: Milestone,
 }
 
-impl<E: Copy> State<E> {
+impl<E: Copy + PartialEq> State<E> {
     pub fn check(&self) -> io::Result<()> {
         match &self.failure {
             None => Ok(()),
@@ -402,7 +402,7 @@ impl Map<Placed> {
             }
             let replaced = state.active.insert(lba, *entry);
             state.retired.extend(replaced.map(|replaced| replaced.slot));
-            state.waiting.push(Record::Entry { lba, entry: *entry });
+            state.waiting.push(Record::written(lba, *entry));
         }
         checked
     }

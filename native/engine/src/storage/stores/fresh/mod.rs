@@ -3,6 +3,7 @@
 
 pub mod anchor;
 pub mod announcements;
+mod carried;
 pub mod checkpoint;
 mod codec;
 mod commit;

@@ -16,12 +16,13 @@ use super::super::pages::{BlockFile, Page, random};
 use super::super::slots::Slots;
 use super::anchor::{Anchor, Anchored};
 use super::announcements::Afloat;
+use super::carried::unfinished;
 use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
 use super::counters::{Counters, count};
 use super::failure::{Refusal, damaged};
 use super::geometry::{Geometry, Sizes};
-use super::intents::{Intents, announced};
+use super::intents::Intents;
 use super::keys::{Authority, StoreKeys, Tag};
 use super::leaves::Leaves;
 use super::log::{LogPage, Record};
@@ -324,16 +325,17 @@ impl<F: Layout> Map<F> {
         let flushed = log.iter().map(|(page, _)| page.flushed).max();
         let flushed = flushed.max(anchored.map(|anchored| anchored.log_flushed));
         let flushed = flushed.unwrap_or(0).max(checkpoint.log_flushed);
-        let announced_again = announced(log.iter().filter(|(page, _)| page.number >= flushed));
+        let unfinished = unfinished(&log, flushed);
         let mut pending = Pending::default();
         let mut lost = Lost::default();
         let mut changes = 0;
         opening.expect(log.iter().map(|(page, _)| page.records.len() as u64).sum());
         for (page, _) in &log {
-            for record in &page.records {
+            for (place, record) in page.records.iter().enumerate() {
                 changes += 1;
                 // A write that was on its way at the flush was no part of it.
-                let is_flushed = page.number < flushed && !announced_again.contains(record);
+                let is_on_its_way = unfinished.contains(&(page.number, place));
+                let is_flushed = page.number < flushed && !is_on_its_way;
                 let is_applied = self.apply_record(&mut pending, record, is_flushed)?;
                 lost.note(page.number, record, is_applied);
             }
@@ -458,7 +460,7 @@ impl<F: Layout> Map<F> {
         let voids =
             voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
         let entries = pending.all_entries();
-        let entries = entries.map(|(lba, entry)| Record::Entry { lba, entry });
+        let entries = entries.map(|(lba, entry)| Record::written(lba, entry));
         let records: Vec<_> = voids.chain(entries).collect();
         if !records.is_empty() {
             self.append(&records)?;

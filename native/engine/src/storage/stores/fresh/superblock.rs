@@ -10,7 +10,7 @@ use super::keys::{Authority, Kind, StoreKeys};
 /// First bytes of the superblock.
 const MAGIC: [u8; 8] = *b"SEALSTOR";
 /// Version of this layout.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Names a store and gives its sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{
-    FLAG_UNWRITTEN, IV_BYTES, block_iv, field, is_unwritten, metadata_mut, set_expected_iv,
+    BLOCK_BYTES, FLAG_UNWRITTEN, IV_BYTES, block_iv, field, is_unwritten, metadata_mut,
+    set_expected_iv,
 };
 
 use super::hosts::{Host, controller, plain, sealed};
@@ -62,6 +63,30 @@ fn a_plain_namespace_executes_every_command() {
     assert_eq!(statistic(&namespace, "sectors_stored"), 5);
     assert_eq!(statistic(&namespace, "deallocations"), 3);
     assert_eq!(statistic(&namespace, "media_errors"), 0);
+}
+
+/// A verify moves no blocks, so that no transfer bounds how many it names.
+#[test]
+fn verifies_of_any_length_read_a_few_blocks_at_a_time_and_all_of_them() {
+    const BLOCKS: usize = 300;
+    let store = ShuffledStore::new(BLOCKS, true, 1);
+    let namespace = Arc::new(Namespace::new(Box::new(store.clone())).unwrap());
+    let controller = controller(1, &namespace);
+    let mut host = Host::connect(&controller, 1, true);
+    let verify = || HostCommand::Verify { lba: 0, blocks: BLOCKS as u32 };
+    let tags = [(); 8].map(|()| host.submit(verify()));
+    for tag in tags {
+        assert_eq!(host.finish(tag).0, Status::SUCCESS);
+    }
+    assert_eq!(store.largest_read(), 32 * BLOCK_BYTES as u64);
+    assert_eq!(store.submitted(), 8 * (BLOCKS as u64).div_ceil(32));
+    // The last block counts as the first does.
+    let mut forged = [0; BLOCK_BYTES];
+    forged[0] = 1;
+    store.put(BLOCKS - 1, forged.to_vec());
+    assert_ne!(host.status(verify()), Status::SUCCESS);
+    let last = Some(BLOCKS as u64 - 1);
+    assert_eq!(namespace.events().take().last().expect("an event").lba, last);
 }
 
 #[test]

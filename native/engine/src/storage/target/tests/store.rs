@@ -24,6 +24,8 @@ struct Inner {
     stale: AtomicU64,
     flushes: AtomicU64,
     submitted: AtomicU64,
+    /// Bytes of the largest read so far.
+    largest_read: AtomicU64,
     channels: AtomicU64,
     ending: Mutex<Option<Arc<Permit>>>,
     seed: u64,
@@ -44,6 +46,7 @@ impl ShuffledStore {
             stale: u64::MAX.into(),
             flushes: 0.into(),
             submitted: 0.into(),
+            largest_read: 0.into(),
             channels: 0.into(),
             ending: Mutex::default(),
             seed,
@@ -76,6 +79,11 @@ impl ShuffledStore {
     /// Operations submitted so far.
     pub fn submitted(&self) -> u64 {
         self.0.submitted.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the largest read so far.
+    pub fn largest_read(&self) -> u64 {
+        self.0.largest_read.load(Ordering::SeqCst)
     }
 
     pub fn block(&self, lba: usize) -> Vec<u8> {
@@ -157,6 +165,9 @@ impl Channel {
 impl StoreChannel for Channel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
         self.store.submitted.fetch_add(1, Ordering::SeqCst);
+        if let StoreRequest::Read { buffer, .. } = &request {
+            self.store.largest_read.fetch_max(buffer.len() as u64, Ordering::SeqCst);
+        }
         self.running.push(Running { ticket, request, blocks_done: 0 });
     }
 

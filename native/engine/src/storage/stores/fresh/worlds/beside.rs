@@ -53,12 +53,17 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     }));
     let beside = Arc::clone(&queues);
     life.device.set_beside(Some(Box::new(move || beside.lock().expect("queues").go_on())));
+    // Not each wait of the store's thread is at the device: pages of nothing but the others' are
+    // waited for, too.
+    let device = Arc::clone(&life.device);
+    life.map.afloat.set_others(Some(Box::new(move || device.let_others())));
     queues
 }
 
 /// Gives them back, as far as they are.
 pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation> {
     life.device.set_beside(None);
+    life.map.afloat.set_others(None);
     let mut queues = queues.lock().expect("queues");
     for (name, result) in life.mailbox.take() {
         queues.over(name, result);
@@ -68,23 +73,20 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
     life.announcements = queues.announcements;
     life.afloat = std::mem::take(&mut queues.afloat);
     life.writes = std::mem::take(&mut queues.writes);
-    for write in std::mem::take(&mut queues.ended) {
-        life.acknowledged(&write);
-    }
+    let ended = std::mem::take(&mut queues.ended);
+    ended.iter().for_each(|write| life.acknowledged(write));
     for error in std::mem::take(&mut queues.refused) {
         life.accept::<()>("something beside the store's thread", Err(error))?;
     }
+    // What the store's thread is at comes to its end first.
+    life.owes_flush |= ended.iter().any(|write| write.is_durable);
     Ok(())
 }
 
 impl Queues {
     fn go_on(&mut self) {
         // The thread may be about to wait for those that are afloat.
-        while !self.afloat.is_empty() {
-            let index = pick(&mut self.random, self.afloat.len());
-            let announcement = self.afloat.swap_remove(index);
-            self.land(announcement);
-        }
+        self.land_all();
         if chance(&mut self.random, 50) {
             return;
         }
@@ -99,6 +101,14 @@ impl Queues {
                 let index = pick(&mut self.random, self.writes.len());
                 self.step(index);
             }
+        }
+    }
+
+    fn land_all(&mut self) {
+        while !self.afloat.is_empty() {
+            let index = pick(&mut self.random, self.afloat.len());
+            let announcement = self.afloat.swap_remove(index);
+            self.land(announcement);
         }
     }
 

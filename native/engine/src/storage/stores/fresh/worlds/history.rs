@@ -1,6 +1,6 @@
 //! What each block may read as, seen through one life of a store (`docs/crash-consistency.md` §2, §3).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A version of a block; each write has its own, [`UNWRITTEN`] is shared by all that unwrite.
 pub type Version = u64;
@@ -27,11 +27,27 @@ struct Block {
     failed: Vec<Version>,
 }
 
+/// A write that a gateway keeps, to send it again as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// First block.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u64,
+    /// What it makes of them.
+    pub version: Version,
+}
+
+/// How many of them gateways keep.
+const SENT_MAX: usize = 24;
+
 /// All blocks.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     blocks: BTreeMap<u64, Block>,
     clock: u64,
+    /// Writes of this life and those before that may be sent again, latest last.
+    pub sent: VecDeque<Sent>,
     /// Blocks that a growth was told to have ended with; 0: none was.
     pub block_count: u64,
 }
@@ -51,6 +67,14 @@ impl Block {
 impl History {
     fn block(&mut self, lba: u64) -> &mut Block {
         self.blocks.entry(lba).or_insert_with(Block::unwritten)
+    }
+
+    /// A gateway sends a write, whatever comes of it.
+    pub fn sent(&mut self, sent: Sent) {
+        if self.sent.len() == SENT_MAX {
+            self.sent.pop_front();
+        }
+        self.sent.push_back(sent);
     }
 
     /// The device is given a version.
@@ -75,6 +99,12 @@ impl History {
     /// A write failed when all of it was on the device.
     pub fn failed(&mut self, lba: u64, version: Version) {
         self.block(lba).failed.push(version);
+    }
+
+    /// Whether a block's last change that was acknowledged in this life made this version.
+    pub fn is_latest(&self, lba: u64, version: Version) -> bool {
+        let latest = self.blocks.get(&lba).and_then(|block| block.latest);
+        latest.is_some_and(|latest| latest.version == version)
     }
 
     /// What a flush that begins now vouches for.
@@ -135,6 +165,7 @@ impl History {
             Block { base, ..Block::unwritten() }
         };
         let blocks = self.blocks.iter().map(|(lba, block)| (*lba, left(block))).collect();
-        Self { blocks, clock: self.clock, block_count: self.block_count }
+        let sent = self.sent.clone();
+        Self { blocks, clock: self.clock, sent, block_count: self.block_count }
     }
 }

@@ -18,7 +18,7 @@ use super::super::announcements::Announcement;
 use super::super::journal::Mailbox;
 use super::super::map::{Map, take_leaf};
 use super::super::upkeep::Walk;
-use super::history::{History, UNWRITTEN, Version};
+use super::history::{History, Sent, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
 use super::{Violation, chance, grown, pick};
@@ -33,6 +33,8 @@ pub struct Write<S> {
     pub lba: u64,
     pub blocks: u64,
     pub version: Version,
+    /// Whether it is answered behind a flush only.
+    pub is_durable: bool,
     pub stage: S,
 }
 
@@ -61,6 +63,12 @@ pub struct Life<F: Workload> {
     pub mailbox: Arc<Mailbox>,
     /// Writes that ended beside the store's thread.
     pub beside: u64,
+    /// Writes that were sent again as they were, and those of them that were current already.
+    pub sent_again: [u64; 2],
+    /// Durable writes that were answered.
+    pub durable: u64,
+    /// Whether a durable write that ended beside the store's thread waits for its flush.
+    pub owes_flush: bool,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
     /// What scrubs found wrong.
@@ -102,6 +110,9 @@ impl<F: Workload> Life<F> {
             announcements: 0,
             mailbox: Arc::new(Mailbox::new(event().expect("event"))),
             beside: 0,
+            sent_again: [0; 2],
+            durable: 0,
+            owes_flush: false,
             vouched: Cell::new(0),
             found_by_scrubs: 0,
             growths: 0,
@@ -175,12 +186,18 @@ impl<F: Workload> Life<F> {
         random: &mut ChaCha8Rng,
         version: &mut Version,
     ) -> Result<bool, Violation> {
+        if std::mem::take(&mut self.owes_flush) {
+            return self.flush_durable();
+        }
         let (lba, blocks) = self.range(random);
         let is_free = !self.is_busy(lba, blocks);
         match pick(random, 41) {
+            0..=10 if self.writes.len() < AT_ONCE_MAX && chance(random, 30) => {
+                self.send_again(random)
+            }
             0..=10 if is_free && self.writes.len() < AT_ONCE_MAX => {
                 *version += 1;
-                F::begin(self, lba, blocks, *version)
+                self.send(random, Sent { lba, blocks, version: *version })
             }
             11..=17 if !self.writes.is_empty() => F::go_on(self, pick(random, self.writes.len())),
             18 if is_free => {
@@ -224,6 +241,40 @@ impl<F: Workload> Life<F> {
         }
     }
 
+    /// Sends a write, some of them durable.
+    fn send(&mut self, random: &mut ChaCha8Rng, sent: Sent) -> Result<bool, Violation> {
+        let before = self.writes.len();
+        let goes_on = F::begin(self, sent.lba, sent.blocks, sent.version)?;
+        if self.writes.len() > before
+            && let Some(write) = self.writes.last_mut()
+        {
+            write.is_durable = chance(random, 25);
+            self.history.sent(sent);
+        }
+        Ok(goes_on)
+    }
+
+    /// Sends a write once more as it was, or a part of it: whoever had no answer does so, and whoever
+    /// finds the store in another life. It may be current, older, or have failed.
+    fn send_again(&mut self, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+        let sent = &self.history.sent;
+        if sent.is_empty() {
+            return Ok(true);
+        }
+        let latest = chance(random, 50).then(|| sent.len() - 1);
+        let mut again = sent[latest.unwrap_or_else(|| pick(random, sent.len()))];
+        if again.blocks > 1 && chance(random, 30) {
+            again = Sent { lba: again.lba + 1, blocks: again.blocks - 1, ..again };
+        }
+        if self.is_busy(again.lba, again.blocks) || again.lba + again.blocks > self.blocks() {
+            return Ok(true);
+        }
+        self.trace.push("sent again:".into());
+        let is_current = self.history.is_latest(again.lba, again.version);
+        self.sent_again[usize::from(is_current)] += 1;
+        self.send(random, again)
+    }
+
     /// Has all looked at but the blocks, also as far as memory knows it, and repaired what is known.
     fn scrub(&mut self, repairs: bool) -> Result<bool, Violation> {
         if !F::quiesce(self)? {
@@ -263,6 +314,19 @@ impl<F: Workload> Life<F> {
             self.end_all()?;
         }
         Ok(())
+    }
+
+    /// Notes a write that has ended well, and has a durable one flushed before it is answered.
+    pub fn ended(&mut self, write: &Write<F::Stage>) -> Result<bool, Violation> {
+        self.acknowledged(write);
+        if write.is_durable { self.flush_durable() } else { Ok(true) }
+    }
+
+    /// The flush that a durable write waits for.
+    pub fn flush_durable(&mut self) -> Result<bool, Violation> {
+        let is_flushed = self.flush()?;
+        self.durable += u64::from(is_flushed);
+        Ok(is_flushed)
     }
 
     /// Acknowledges the writes that are under way.

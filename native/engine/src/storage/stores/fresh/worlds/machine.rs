@@ -77,7 +77,7 @@ impl Device {
     }
 
     /// Lets them. What they do at the device lets nobody else.
-    fn let_others(&self) {
+    pub fn let_others(&self) {
         let taken = || self.beside.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut beside) = taken() {
             beside();

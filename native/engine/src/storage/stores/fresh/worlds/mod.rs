@@ -9,9 +9,11 @@ mod history;
 mod in_place_attacks;
 mod life;
 mod machine;
+mod watch;
 mod workload;
 
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +34,7 @@ use adversary::{ATTACKS, Adversary};
 use history::{History, Version};
 use life::Life;
 use machine::{Crash, Device, PoweredAnchor};
+use watch::Watch;
 use workload::Workload;
 
 const SUPERBLOCK_UUID: [u8; 16] = [1; 16];
@@ -87,6 +90,9 @@ struct Tally {
     power_cuts: u64,
     growths: u64,
     writes_beside: u64,
+    /// Sent again as they were: those that another version had followed, and those that none had.
+    sent_again: [u64; 2],
+    durable_writes: u64,
     openings_cut_off: u64,
     openings_refused: u64,
     forks: u64,
@@ -109,6 +115,10 @@ impl Tally {
         self.power_cuts += power_cuts;
         self.growths += other.growths;
         self.writes_beside += other.writes_beside;
+        for (count, more) in self.sent_again.iter_mut().zip(other.sent_again) {
+            *count += more;
+        }
+        self.durable_writes += other.durable_writes;
         self.openings_cut_off += other.openings_cut_off;
         self.openings_refused += other.openings_refused;
         self.forks += other.forks;
@@ -209,6 +219,10 @@ impl<F: Workload> World<F> {
             self.tally.found_by_scrubs += life.found_by_scrubs;
             self.tally.growths += life.growths;
             self.tally.writes_beside += life.beside;
+            for (count, more) in self.tally.sent_again.iter_mut().zip(life.sent_again) {
+                *count += more;
+            }
+            self.tally.durable_writes += life.durable;
             lived?;
             self.crash();
             let Life { history, told, is_told_anew, .. } = life;
@@ -391,7 +405,20 @@ impl<F: Workload> World<F> {
 
 /// Lives a world through. Even seeds place blocks, odd ones write them in place.
 fn run(seed: u64) -> Result<Tally, String> {
-    if seed.is_multiple_of(2) { run_of::<Placed>(seed) } else { run_of::<Ivs>(seed) }
+    named(
+        seed,
+        || if seed.is_multiple_of(2) { run_of::<Placed>(seed) } else { run_of::<Ivs>(seed) },
+    )
+}
+
+/// The outcome of a world; if it panics, which one that was.
+fn named(seed: u64, world: impl FnOnce() -> Result<Tally, String>) -> Result<Tally, String> {
+    let outcome = catch_unwind(AssertUnwindSafe(world));
+    outcome.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+        Err(format!("{said}\nSEED={seed} make freshness-world shows this world"))
+    })
 }
 
 fn run_of<F: Workload>(seed: u64) -> Result<Tally, String> {
@@ -410,6 +437,8 @@ fn run_of<F: Workload>(seed: u64) -> Result<Tally, String> {
 /// Worlds on all cores; what they tried, and what went wrong in the first few.
 fn run_all(seeds: std::ops::Range<u64>) -> (Tally, Vec<String>) {
     let next = AtomicU64::new(seeds.start);
+    let watch = Arc::new(Watch::default());
+    let _watching = watch.begin();
     let work = || {
         let (mut tally, mut wrong) = (Tally::default(), Vec::new());
         loop {
@@ -417,7 +446,8 @@ fn run_all(seeds: std::ops::Range<u64>) -> (Tally, Vec<String>) {
             if seed >= seeds.end || wrong.len() == 3 {
                 return (tally, wrong);
             }
-            match run(seed) {
+            let outcome = watch.watched(seed, || run(seed));
+            match outcome {
                 Ok(more) => tally.add(&more),
                 Err(violation) => wrong.push(violation),
             }
@@ -449,9 +479,16 @@ fn no_world_is_stale_refused_or_mixed() {
     let counts = ends.into_iter().chain([tally.growths, tally.writes_beside]);
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
     let gateways = [tally.gateways_assured, tally.gateways_refused, tally.found_by_scrubs];
-    for count in counts.chain(reads).chain(gateways).chain(tally.attacks) {
+    let writes = tally.sent_again.into_iter().chain([tally.durable_writes]);
+    for count in counts.chain(writes).chain(reads).chain(gateways).chain(tally.attacks) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }
+}
+
+#[test]
+fn a_world_that_panics_is_named() {
+    let said = named(17, || panic!("waits for log pages")).expect_err("a panic");
+    assert_eq!(said, "waits for log pages\nSEED=17 make freshness-world shows this world");
 }
 
 #[test]

@@ -126,18 +126,17 @@ impl Workload for Placed {
                 return Ok(false);
             }
         }
-        life.writes.push(Write { lba, blocks, version, stage: entries });
+        life.writes.push(Write { lba, blocks, version, is_durable: false, stage: entries });
         Ok(true)
     }
 
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
         let write = life.writes.swap_remove(index);
         let committed = life.map.commit(write.lba, &write.stage);
-        let is_committed = life.accept("commit", committed)?.is_some();
-        if is_committed {
-            life.acknowledged(&write);
+        match life.accept("commit", committed)? {
+            Some(()) => life.ended(&write),
+            None => Ok(false),
         }
-        Ok(is_committed)
     }
 
     fn other(_life: &mut Life<Self>, _random: &mut ChaCha8Rng) -> Result<bool, Violation> {
@@ -214,7 +213,8 @@ impl Workload for Ivs {
                 // may put it there.
                 (lba..lba + blocks).for_each(|lba| life.history.issued(lba, version));
                 life.late.retain(|(late, _)| !(lba..lba + blocks).contains(late));
-                life.writes.push(Write { lba, blocks, version, stage: InPlace::Intended });
+                let (is_durable, stage) = (false, InPlace::Intended);
+                life.writes.push(Write { lba, blocks, version, is_durable, stage });
                 Ok(true)
             }
         }
@@ -242,14 +242,12 @@ impl Workload for Ivs {
                     .map(|lba| sealane_proto::sector::block_iv(&block(lba, write.version)))
                     .collect();
                 let arrived = life.map.arrived(write.lba, &ivs);
-                let has_arrived = life.accept("end of a write", arrived)?.is_some();
-                if has_arrived {
-                    life.acknowledged(&write);
-                } else {
-                    let blocks = write.lba..write.lba + write.blocks;
-                    blocks.for_each(|lba| life.history.failed(lba, write.version));
+                if life.accept("end of a write", arrived)?.is_some() {
+                    return life.ended(&write);
                 }
-                Ok(has_arrived)
+                let blocks = write.lba..write.lba + write.blocks;
+                blocks.for_each(|lba| life.history.failed(lba, write.version));
+                Ok(false)
             }
         }
     }
