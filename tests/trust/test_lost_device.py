@@ -13,7 +13,7 @@ from sealane.daemon.anchors.anchor import CATALOGUE
 from sealane.daemon.devices import ServedDevice
 from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.storage.device import Device, DeviceFile
-from sealane.daemon.target_device import abandon_lost, authorize_at
+from sealane.daemon.target_device import authorize_at, keep_served
 from sealane.errors import Error, UnavailableError, VerificationError
 
 PEER = PeerIncarnation(spiffe_id="spiffe://sealane/gateway/g", incarnation=b"G" * 16)
@@ -76,7 +76,19 @@ class World:
         """Return once what follows a loss has been done."""
         stand_ins: list[Any] = [self.broker, self.target]
         broker, target = stand_ins
-        await asyncio.wait_for(abandon_lost(self.device, broker, target, target), PATIENCE_SECONDS)
+
+        async def reopen() -> None:
+            raise AssertionError("a device that isn't given back was taken up again")
+
+        serving = keep_served(
+            self.device,
+            reopen,
+            client=broker,
+            trust=broker,
+            authorizations=target,
+            service=target,
+        )
+        await asyncio.wait_for(serving, PATIENCE_SECONDS)
 
 
 @pytest.fixture
