@@ -111,7 +111,7 @@ async def test_revoked_gateway_is_cut_at_the_bound_by_a_target_whose_loop_is_sto
             main_thread_stopped(cluster.gateway.process.pid),
             main_thread_stopped(cluster.target.process.pid),
         ):
-            await asyncio.to_thread(cluster.revoke, "revoke", "g", "--reason", "stolen")
+            await asyncio.to_thread(cluster.revoke, "revoke", "--yes", "g", "--reason", "stolen")
             await load.goes_on()
             await asyncio.sleep(AUTHORIZATION_SECONDS + MARGIN_SECONDS)
             await _silent(load)
