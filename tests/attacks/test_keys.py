@@ -136,11 +136,11 @@ async def test_25_keys_are_replaced_before_the_numbers_end_and_nothing_is_lost()
         for worker in range(8):
             found = await queues[0].read(LBA + worker)
             assert found == pattern(LBA + worker, turns - 1)
+        statistics = world.attached.statistics()
     assert len(links) > 2 * (8 * turns * 2 // 2 // bound)
     assert max(commands_on(link) for link in links) <= bound
     assert len({link.ticket for link in links}) == len(links)
     assert world.ledger.repeats == world.ledger.overlaps == []
-    statistics = world.attached.statistics()
     assert (statistics["refusals"], statistics["commands_timed_out"]) == (0, 0)
     assert statistics["associations_lost"] == 0
 
