@@ -89,23 +89,36 @@ async def test_10_swapped_sectors_are_refused(world: Attacked, other: int) -> No
                 await refused(world, queue, lba, "sector.stale")
 
 
+@pytest.mark.parametrize("has_same_iv", [True, False])
 @pytest.mark.parametrize("gateway", ["g1", "g3"])
 async def test_10_sectors_of_two_volumes_swapped_are_refused(
-    cluster: Cluster, world: Attacked, gateway: str
+    cluster: Cluster, world: Attacked, gateway: str, has_same_iv: bool
 ) -> None:
-    """Of one user's two namespaces, and of two users'."""
+    """Of one user's two namespaces, and of two users'.
+
+    Two volumes may be granted the same counters. Where the IVs are the same, the target finds the
+    IV that it expects, and it is the other volume's key that the sector doesn't open with.
+    """
+    reason = "sector.tag" if has_same_iv else "sector.stale"
     async with (
         attacked(cluster, gateway=gateway) as other,
         world.queue() as here,
         other.queue() as there,
     ):
+        if not has_same_iv:
+            await there.write(IN_SET, pattern(IN_SET, 1))
         for queue in (here, there):
             await queue.write(LBA, pattern(LBA, 1))
         async with put_back(world, LBA) as (mine,), put_back(other, LBA) as (theirs,):
+            assert (iv_of(mine) == iv_of(theirs)) is has_same_iv
             write_slot(mine.holding(theirs))
             write_slot(theirs.holding(mine))
-            await refused(world, here, LBA, "sector.stale")
-            await refused(other, there, LBA, "sector.stale")
+            await refused(world, here, LBA, reason)
+            await refused(other, there, LBA, reason)
+
+
+def iv_of(slot: Slot) -> bytes:
+    return bytes(slot.block[4112:4124])
 
 
 def zero_everything(block: bytearray) -> None:
