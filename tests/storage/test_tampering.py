@@ -80,7 +80,8 @@ async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: Wo
 class Interceptor:
     """Between gateway and target: forwards bytes, may change or repeat what a gateway sends.
 
-    `forges`: completions of writes to forge.
+    `forges`: completions of writes to forge; `forges_outcomes`: answers to the question what became
+    of them, too.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -90,6 +91,7 @@ class Interceptor:
         self.rewrites = 0
         self.replays = 0
         self.forges = 0
+        self.forges_outcomes = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -107,9 +109,9 @@ class Interceptor:
             stack.callback(up_writer.transport.abort)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    written = asyncio.Event()
-                    tasks.create_task(self._forward(reader, up_writer, written, requests=True))
-                    tasks.create_task(self._forward(up_reader, writer, written, requests=False))
+                    awaited = asyncio.Event()
+                    tasks.create_task(self._forward(reader, up_writer, awaited, requests=True))
+                    tasks.create_task(self._forward(up_reader, writer, awaited, requests=False))
             except* OSError:
                 pass  # a peer is done
 
@@ -117,18 +119,21 @@ class Interceptor:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        written: asyncio.Event,
+        awaited: asyncio.Event,
         *,
         requests: bool,
     ) -> None:
         while chunk := await reader.read(1 << 20):
             sent = bytearray(chunk)
-            is_write = requests and chunk[0] == 0x04 and chunk[8] == 0x01
-            if is_write:
-                written.set()
-            if self.forges and not requests and written.is_set():
+            opcode = chunk[8] if requests and chunk[0] == 0x04 else None
+            is_write = opcode == 0x01
+            if is_write or (self.forges_outcomes and opcode == 0x86):
+                awaited.set()
+            if self.forges and not requests and awaited.is_set():
                 self.forges -= 1
-                sent[8] ^= 1  # dword 0 of a completion entry
+                awaited.clear()  # the gateway gives this connection up
+                # Dword 0 of a completion entry, or a byte of the data that precedes it.
+                sent[8 if chunk[0] == 0x05 else 100] ^= 1
             if is_write and self.rewrites:
                 self.rewrites -= 1
                 sent[48] ^= 1  # first LBA
@@ -190,13 +195,18 @@ async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> Non
         assert back == data(4096)
 
 
+@pytest.mark.parametrize("forges_outcomes", [True, False])
 async def test_forged_completions_that_keep_coming_fail_the_volume(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, forges_outcomes: bool
 ) -> None:
+    """Of one write, where nothing about it gets through; of write after write, where answers do."""
     monkeypatch.setattr("sealane.daemon.storage.back_end.RETRY_SECONDS_MAX", 0.001)
     async with intercepted(world) as wire, world.queue() as queue:
-        # An end to them, so that a gateway that takes no offence has its write done.
+        wire.forges_outcomes = forges_outcomes
+        # An end to them, so that a gateway that takes no offence has its writes done.
         wire.forges = 2 * VERIFICATION_LOSSES_MAX
+        for _ in range(0 if forges_outcomes else VERIFICATION_LOSSES_MAX):
+            await queue.write(4, data(4096))
         with pytest.raises(NvmeStatusError) as caught:
             await queue.write(4, data(4096))
         assert caught.value.status == INTERNAL_ERROR
