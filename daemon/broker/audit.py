@@ -240,7 +240,8 @@ class AuditLog:
                 message=f"no space is left for the audit log but {RESERVE_BYTES} bytes: refusals "
                 "are counted and not recorded; make room",
             )
-        self._is_low = is_low
+        # Only the whole reserve ends the alarm, and `inspect` records what was missed meanwhile.
+        self._is_low = is_low or (self._is_low and not wholly)
 
     def _inspect_file(self) -> None:
         self._check()

@@ -147,7 +147,7 @@ def test_unusable_run_directory_is_refused(site: Site) -> None:
     (site.root / "broker-run").write_text("a file")
     ended = sealaned("--config", config)
     assert ended.returncode == 2
-    assert _error(ended.stderr).endswith("File exists [directory.unusable]")
+    assert _error(ended.stderr).endswith("is no directory [directory.unusable]")
 
 
 def test_wrong_key_encryption_key_is_not_verified(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,15 @@ def site() -> Iterator[Site]:
 def _records(site: Site) -> list[dict[str, object]]:
     lines = (site.root / "broker" / "audit.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def _wait_for_record(site: Site, kind: str) -> dict[str, object]:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        found = [record for record in _records(site) if record["kind"] == kind]
+        if found:
+            return found[-1]
+    raise TimeoutError(kind)
 
 
 def _apply_policy(site: Site, broker: Daemon) -> None:
@@ -105,6 +115,7 @@ def test_full_disk_is_an_alarm_and_stops_nothing_but_the_record_of_strangers(sit
         assert next(states) == health_pb2.HealthCheckResponse.SERVING
         assert not _is_low(broker)
         watch.cancel()
-        last = _records(site)[-1]
+        # Health is right before the record of it is in the file.
+        last = _wait_for_record(site, "audit.reserve")
         # The first of those alike; the others are summed up.
-        assert (last["kind"], last["detail"]) == ("audit.reserve", {"refusals_not_recorded": 1})
+        assert last["detail"] == {"refusals_not_recorded": 1}

@@ -144,7 +144,7 @@ async def test_file_is_no_drive(tmp_path: Path) -> None:
             await target.create_volume(A, sector_count=SECTORS)
         assert caught.value.reason == "store.create"
         await target.discard_store(A)
-        assert [*directory.iterdir()] == []
+        assert [path.name for path in directory.iterdir()] == ["reserve"]
     finally:
         await target.stop()
 

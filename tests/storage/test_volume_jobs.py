@@ -14,6 +14,7 @@ from attacks.disk import read_slot
 from patience import PATIENCE_SECONDS
 from sealane.daemon.config import ScrubConfig
 from sealane.daemon.demo.adversary import block_start
+from sealane.daemon.files import RESERVE_NAME
 from sealane.daemon.jobs import Job, JobKind
 from sealane.daemon.scrub_schedule import due_volume, keep_jobs
 from sealane.daemon.storage.catalogue import Catalogue
@@ -41,7 +42,8 @@ def running(directory: Path) -> Target:
 
 
 def files(directory: Path) -> list[Path]:
-    return [*directory.iterdir()]
+    """What a target has there, but for its reserve of room."""
+    return [path for path in directory.iterdir() if path.name != RESERVE_NAME]
 
 
 async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:

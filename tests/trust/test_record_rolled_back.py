@@ -99,7 +99,7 @@ def test_revoked_node_whose_old_record_is_put_back_gets_no_key_of_the_new_epoch(
         attached = sealanectl(*ctl, "volume", "attach", name, "--host-nqn", host)
         assert attached.returncode == 0, attached.stderr
         before = adversary.get(NODE)
-        revoked = sealanectl("--socket", broker.socket, "node", "revoke", "g")
+        revoked = sealanectl("--socket", broker.socket, "node", "revoke", "g", "--yes")
         assert revoked.returncode == 0, revoked.stderr
         if not running:
             for each in brokers.values():

@@ -138,7 +138,7 @@ COVERED = {
         "trust/test_verifier_service.py": [
             "test_oversized_evidence_costs_nothing",
             "test_verifications_that_wait_are_bounded",
-            "test_one_address_is_slowed_down_and_others_are_not",
+            "test_one_prefix_is_slowed_down_and_others_are_not",
         ],
         "crypto/test_attestation.py": ["test_one_address_cannot_take_every_challenge"],
         "crypto/evidence/test_cmw.py": [
