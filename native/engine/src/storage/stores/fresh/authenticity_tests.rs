@@ -181,10 +181,10 @@ fn a_forged_superblock_is_refused() {
 fn a_store_of_the_version_before_is_refused_by_name() {
     let world = World::create(None);
     let mut first = page(&world.disk, 0);
-    first.0[8] = 3;
+    first.0[8] = 4;
     put(&world.disk, 0, &first);
     let error = World::open(world.disk.whole(), None).err().expect("another version").to_string();
-    assert!(error.contains("version 3") && error.contains("version 4"), "{error}");
+    assert!(error.contains("version 4") && error.contains("version 5"), "{error}");
 }
 
 #[test]
