@@ -330,12 +330,18 @@ class VolumeService:
                 "volume.host_nqn",
                 f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {NQN_BYTES_MAX} bytes",
             )
+        # Bringing it back is a change, too, and the answer is the same before, in and after that.
+        if self.is_returning(volume_id):
+            raise UsageError(
+                "volume.attached.state",
+                f"volume {volume_id} is already attached to a host, and on its way back",
+            )
         with self._change(volume_id):
             known = self._attached.get(volume_id)
-            if known is not None or self.is_returning(volume_id):
-                host = "a host, and on its way back" if known is None else known.host_nqn
+            if known is not None:
                 raise UsageError(
-                    "volume.attached.state", f"volume {volume_id} is already attached to {host}"
+                    "volume.attached.state",
+                    f"volume {volume_id} is already attached to {known.host_nqn}",
                 )
             descriptor = await self._broker.descriptor(volume_id)
             if descriptor.filling_gateway:

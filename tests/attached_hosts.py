@@ -1,8 +1,10 @@
-"""Hosts of attached volumes."""
+"""Attached volumes and their hosts."""
 
 import secrets
 
+from sealane.client import Client
 from sealane.daemon.ports import AttachedPort
+from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
@@ -23,3 +25,12 @@ def host_of(attached: AttachedPort, host_nqn: str) -> HostController:
         host_nqn=host_nqn,
         credentials=Credentials(secret=attached.secret),
     )
+
+
+async def detach_kept(client: Client, name: str) -> None:
+    """Detach what an earlier process of this gateway may have left attached, back yet or not."""
+    try:
+        await client.volumes.detach(name)
+    except UsageError as error:
+        if error.reason != "volume.detached.state":
+            raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from attached_hosts import detach_kept
 from attacks.proxy import Proxy
 from attacks.raw_host import CommandError, QueueLost, RawQueue
 from control_plane import Daemon, Site, daemon
@@ -214,6 +215,8 @@ async def attacked(
         client = await stack.enter_async_context(connect(cluster.gateway(gateway).socket))
         if volume is None:
             volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
+        else:
+            await detach_kept(client, volume.name)
         watched = await stack.enter_async_context(client.volumes.watch(volume.name))
         events: asyncio.Queue[VolumeEvent] = asyncio.Queue()
 

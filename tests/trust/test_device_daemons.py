@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attached_hosts import detach_kept
 from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory, wait_for_log
 from etcd_server import etcd_cluster
 from patience import PATIENCE_SECONDS
@@ -234,6 +235,7 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
                 async with connect(gateway.socket) as client, asyncio.TaskGroup() as tasks:
                     found = await client.volumes.get(volume.name)
                     assert found.target_node == "s2"
+                    await detach_kept(client, volume.name)
                     attached = await client.volumes.attach(volume.name, host_nqn=HOST)
                     load = Load()
                     running = tasks.create_task(load.run(attached))

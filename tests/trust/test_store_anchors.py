@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attached_hosts import detach_kept
 from control_plane import Daemon, daemon
 from sealane.client import Volume, connect
 from trust.test_device_daemons import MIB, World, world
@@ -21,7 +22,10 @@ async def attached(world: World, target: Daemon, name: str = "") -> AsyncIterato
     """A volume, made if it has no name yet, at a gateway of its own."""
     with world.gateway(target) as gateway:
         async with connect(gateway.socket) as client:
-            name = name or (await client.volumes.create(size_bytes=MIB)).name
+            if name:
+                await detach_kept(client, name)
+            else:
+                name = (await client.volumes.create(size_bytes=MIB)).name
             yield await client.volumes.attach(name, host_nqn=HOST)
 
 
