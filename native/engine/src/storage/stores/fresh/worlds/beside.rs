@@ -74,7 +74,9 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
     life.afloat = std::mem::take(&mut queues.afloat);
     life.writes = std::mem::take(&mut queues.writes);
     let ended = std::mem::take(&mut queues.ended);
-    ended.iter().for_each(|write| life.acknowledged(write));
+    for write in &ended {
+        life.acknowledged(write);
+    }
     for error in std::mem::take(&mut queues.refused) {
         life.accept::<()>("something beside the store's thread", Err(error))?;
     }
