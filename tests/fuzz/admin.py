@@ -120,9 +120,10 @@ class _Run:
         command_id = int.from_bytes(entry[2:4], "little")
         if self.controller.take_transition() is Transition.RESET:
             self.parked.clear()
+        # Whoever uses the id of a parked request again has given that one up.
+        self.parked.discard(command_id)
         if answer is None:
             assert entry[0] == AdminOpcode.ASYNC_EVENT_REQUEST
-            assert command_id not in self.parked
             self.parked.add(command_id)
             assert len(self.parked) <= EVENT_REQUESTS_MAX
             return
