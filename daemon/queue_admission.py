@@ -11,7 +11,7 @@ from sealane.crypto.queue import TICKET_BYTES, QueueOffer
 from sealane.daemon.authorizations import Authorizations
 from sealane.daemon.ports import PeerIncarnation, TargetPort
 from sealane.daemon.queue_exchange import exchange
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import storage_pb2
 
@@ -34,9 +34,17 @@ class QueueAdmission:
         self._node = node
         self._kem = kem
         self._authorizations = authorizations
-        # Never zero, and another one after every start: that is all an incarnation has to be. It
-        # also is why epochs needn't be remembered: keys and tickets of an older incarnation open
-        # nothing, whatever their epoch, and their queues died with their process.
+        self.begin_incarnation()
+
+    def begin_incarnation(self) -> None:
+        """Take another incarnation: at the start, and when stores that were closed are open again.
+
+        Gateways then send what they have not flushed, as to a process that restarted: what an
+        earlier life of the stores did with their last commands nobody can tell any more.
+        """
+        # Never zero, and another one each time: that is all an incarnation has to be. It also is
+        # why epochs needn't be remembered: keys and tickets of an older incarnation open nothing,
+        # whatever their epoch, and their queues died with their process or their stores.
         self.incarnation = secrets.randbits(63) + 1
 
     async def open_queue(
@@ -54,6 +62,7 @@ class QueueAdmission:
         """
         host_nqn = gateway_nqn(caller.node)
         self._check(request, volume_id, host_nqn)
+        incarnation = self.incarnation
         # What is said of the store is part of the secret: only who may answer for it can say so.
         self._target.require_milestone(volume_id, request.milestone)
         milestone = self._target.milestone(volume_id)
@@ -74,7 +83,7 @@ class QueueAdmission:
             offer,
             caller,
             sealed_share=request.sealed_share,
-            incarnation=self.incarnation,
+            incarnation=incarnation,
             milestone=milestone,
             kem=self._kem,
         )
@@ -84,6 +93,10 @@ class QueueAdmission:
         # Waiting for that may have taken longer than the authorization lasts. From here on nothing
         # waits until the ticket is known, which losing the authorization voids.
         await self._authorizations.require(gateway)
+        if incarnation != self.incarnation:
+            raise UnavailableError(
+                "queue.incarnation", "the volume's store was opened again meanwhile: ask again"
+            )
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._target.admit_queue(
             ticket,
@@ -92,7 +105,7 @@ class QueueAdmission:
             queue_id=request.queue_id,
             secret=exchanged.secret,
             association_epoch=request.association_epoch,
-            incarnation=self.incarnation,
+            incarnation=incarnation,
             gateway=gateway,
             permit=self._authorizations.permit(gateway),
             is_read_only=request.read_only,
@@ -103,7 +116,7 @@ class QueueAdmission:
             public_key=exchanged.public_key,
             nonce=exchanged.nonce,
             sealed_share=exchanged.sealed_share,
-            target_incarnation=self.incarnation,
+            target_incarnation=incarnation,
             traddr=traddr,
             trsvcid=trsvcid,
             subsystem_nqn=self._target.subsystem_nqn(volume_id),

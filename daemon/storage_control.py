@@ -211,6 +211,7 @@ class StorageService:
 
     async def resume(self) -> None:
         """Serve again what lies on the device, which was given back."""
+        self.admission.begin_incarnation()
         self._loss, self._is_restoring = None, True
         await self.restore()
 
