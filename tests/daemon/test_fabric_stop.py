@@ -49,7 +49,9 @@ async def test_sigterm_drains_sessions_and_their_peers_are_told() -> None:
             sender.region[:LENGTH] = data
             receive = await receiver.post_receive(offset=0, length=LENGTH)
             send = await sender.post_send(offset=0, length=LENGTH)
-            await receive.packet_map(0)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while await receive.packet_map(0) is None:
+                    pass  # each look asks the fabric; nothing of the message has come yet
             # 0.4 s of it are still to come.
             stopping = asyncio.create_task(asyncio.to_thread(near.stop))  # noqa: TID251 - awaited below
             await asyncio.gather(send, receive)
