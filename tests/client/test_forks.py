@@ -59,6 +59,15 @@ def test_a_disk_of_the_parent_is_a_clear_error_in_the_child(front_end: FrontEnd)
         assert disk.read(0, 6) == b"parent"
 
 
+@pytest.fixture
+def only_its_own() -> Iterator[None]:
+    """Leave alone what other tests of this process left: some of their libraries can't fork."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("only_its_own")
 def test_a_child_may_leave_and_collect_what_it_inherited(front_end: FrontEnd) -> None:
     with sync.open_disk(front_end) as disk:
         disk.write(0, b"parent")

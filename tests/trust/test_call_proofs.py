@@ -76,7 +76,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with short_directory() as root, contextlib.ExitStack() as stack:
-        # x and z are gateways of the volume's tenant, y is one of an accomplice's. Refusals are
+        # w, x and z are gateways of the volume's tenant, y is one of an accomplice's. Refusals are
         # told apart only up to a number for each caller, so a test that reads them has its own.
         site = Site(root, tenants={"y": "accomplice"})
         site.write_policy(
@@ -87,6 +87,7 @@ def cluster() -> Iterator[Cluster]:
                 "x": ["gateway"],
                 "y": ["gateway"],
                 "z": ["gateway"],
+                "w": ["gateway"],
                 "f": ["fabric"],
                 "f2": ["fabric"],
             }
@@ -339,10 +340,10 @@ async def _prover(cluster: Cluster, victim: Insider, server: str) -> CallProver:
 async def test_a_superseded_process_is_refused_at_its_next_call(
     cluster: Cluster, volume: Volume
 ) -> None:
-    async with insider(cluster.site, cluster.broker, node="x") as before:
+    async with insider(cluster.site, cluster.broker, node="w") as before:
         descriptor = await before.broker.descriptor(_id(volume))
         await before.broker.lease(descriptor)
-        async with insider(cluster.site, cluster.broker, node="x") as after:
+        async with insider(cluster.site, cluster.broker, node="w") as after:
             for call in (
                 lambda: before.broker.lease(descriptor),
                 lambda: before.broker.key(descriptor, key_epoch=1),
