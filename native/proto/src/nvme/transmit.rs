@@ -137,8 +137,8 @@ impl TransmitQueue {
     /// Keeps a buffer for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         let spare = match buffer.capacity() {
-            OWN_PIECE_BYTES..=SPARE_BYTES_MAX => &mut self.spare,
             BLOCK_BUFFER_BYTES..OWN_PIECE_BYTES => &mut self.spare_blocks,
+            bytes @ OWN_PIECE_BYTES.. if bytes <= SPARE_BYTES_MAX => &mut self.spare,
             _ => return,
         };
         if spare.len() < SPARE_BUFFERS {
