@@ -14,12 +14,12 @@ from sealane.daemon.broker.kek import read_key
 from sealane.daemon.broker.opening import etcd_credentials
 from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
-from sealane.daemon.evidence.choose import endorsement_certificates, software_driver
-from sealane.daemon.files import read_file, read_secret
-from sealane.daemon.runtime import check_directory
-from sealane.daemon.storage.subsystems import read_host_secrets
-from sealane.daemon.storage.target import KEPT_STORES
-from sealane.daemon.third_parties import third_party_of
+from sealane.daemon.gateway.third_parties import third_party_of
+from sealane.daemon.node.evidence.choose import endorsement_certificates, software_driver
+from sealane.daemon.runtime.directories import check_directory
+from sealane.daemon.runtime.files import read_file, read_secret
+from sealane.daemon.target.data_path import KEPT_STORES
+from sealane.daemon.target.subsystems import read_host_secrets
 from sealane.errors import UsageError
 
 

@@ -16,13 +16,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
-from sealane.daemon.attachments import AttachmentFiles
-from sealane.daemon.authorizations import peer_of
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
-from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.calls import Authorizer
-from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.config import (
     BrokerConfig,
     Config,
@@ -30,9 +25,7 @@ from sealane.daemon.config import (
     GatewayConfig,
     TargetConfig,
 )
-from sealane.daemon.device_client import DeviceClient
-from sealane.daemon.enrolled import EnrolledRoles
-from sealane.daemon.events import EventLog
+from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -42,15 +35,26 @@ from sealane.daemon.fabric.servicer import (
 )
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
-from sealane.daemon.finding_reports import FindingReports
-from sealane.daemon.health import Health
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
-from sealane.daemon.nodes import NodesServicer
-from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import Reloaded, RunDirectory, claimed_state
-from sealane.daemon.scrub_schedule import keep_jobs
-from sealane.daemon.servers import (
+from sealane.daemon.gateway.attachments import AttachmentFiles
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
+from sealane.daemon.gateway.servicer import VolumesServicer
+from sealane.daemon.gateway.third_parties import third_party_of
+from sealane.daemon.gateway.third_party import ThirdPartyStores
+from sealane.daemon.gateway.volumes import VolumeService
+from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.enrolled import EnrolledRoles
+from sealane.daemon.node.servicer import NodesServicer
+from sealane.daemon.nvme.exported import Portal
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.calls import Authorizer
+from sealane.daemon.runtime.clock import monotonic_ns, utc_now
+from sealane.daemon.runtime.directories import Reloaded, RunDirectory, claimed_state
+from sealane.daemon.runtime.health import Health
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics, MetricsServer, by_owner
+from sealane.daemon.runtime.notify import Notifier
+from sealane.daemon.runtime.servers import (
     bind_tcp,
     bind_unix,
     join_address,
@@ -58,19 +62,15 @@ from sealane.daemon.servers import (
     running,
     split_address,
 )
-from sealane.daemon.storage.exported import Portal
-from sealane.daemon.storage.gateway import Gateway, GatewaySettings
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystems import PlainSubsystems
-from sealane.daemon.storage.target import KEPT_STORES, Target
-from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.storage_control import StorageService
-from sealane.daemon.storage_servicer import StorageServicer
-from sealane.daemon.subsystems_servicer import SubsystemsServicer
-from sealane.daemon.target_device import authorize_at, keep_served, opened_device, report_of
-from sealane.daemon.third_parties import third_party_of
-from sealane.daemon.volumes import VolumeService
-from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.data_path import KEPT_STORES, Target
+from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.target.scrub_schedule import keep_jobs
+from sealane.daemon.target.servicer import StorageServicer
+from sealane.daemon.target.subsystems import PlainSubsystems
+from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
+from sealane.daemon.volume.events import EventLog
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (

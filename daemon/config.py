@@ -11,9 +11,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
-from sealane.daemon.anchors.anchor import AnchorKind
-from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
-from sealane.daemon.config_types import (
+from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
+from sealane.daemon.runtime.config_types import (
     AbsolutePath,
     BindAddress,
     IpAddresses,
@@ -24,14 +23,20 @@ from sealane.daemon.config_types import (
     Section,
     is_loopback,
 )
-from sealane.daemon.fabric.paths import PATHS_MAX
-from sealane.daemon.fabric.settings import UNIT_BYTES
-from sealane.daemon.jobs import RATE_MAX
-from sealane.daemon.process import LockMemory
-from sealane.daemon.sections import load_section
-from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
+from sealane.daemon.runtime.process import LockMemory
+from sealane.daemon.runtime.sections import load_section
+from sealane.daemon.volume.jobs import RATE_MAX
 from sealane.errors import UsageError
-from sealane.transport.planned_loss import PLANNED_LOSS_MAX
+from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+
+AnchorKind = Literal["broker", "tpm2", "file", "none"]
+"""Where a device's anchor is kept."""
+AUTHORIZATION_SECONDS: Final = 30.0
+"""An I/O queue outlives its gateway's last authorization by at most this."""
+PATHS_MAX: Final = 32
+"""Most paths of one session."""
+UNIT_BYTES: Final = 1408
+"""Payload of a packet that fits an MTU of 1500 with every header."""
 
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024

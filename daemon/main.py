@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 from sealane import __version__
-from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.check import check_start, load_checked
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
-from sealane.daemon.ctl_output import system_refused
-from sealane.daemon.logs import get_logger, priority, set_up_logs
-from sealane.daemon.process import forbid_inspection, lock_memory
 from sealane.daemon.reload import reload
+from sealane.daemon.runtime.arguments import OneLineParser, system_refused
+from sealane.daemon.runtime.logs import get_logger, priority, set_up_logs
+from sealane.daemon.runtime.process import forbid_inspection, lock_memory
 from sealane.errors import Error, UnavailableError
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import Config
-from sealane.daemon.runtime import Reloaded, RunDirectory
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.directories import Reloaded, RunDirectory
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 RELOAD_SECONDS: Final = 60.0

@@ -3,7 +3,7 @@
 import secrets
 
 from sealane.client import Client
-from sealane.daemon.ports import AttachedPort
+from sealane.daemon.gateway.data_path import AttachedVolume
 from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
@@ -15,7 +15,7 @@ def new_secret() -> HostSecret:
     return HostSecret.generate(secrets.token_bytes)
 
 
-def host_of(attached: AttachedPort, host_nqn: str) -> HostController:
+def host_of(attached: AttachedVolume, host_nqn: str) -> HostController:
     """Return the host that has the secret; not connected yet."""
     export = attached.export
     return HostController(

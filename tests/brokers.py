@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sealane.crypto.audit import GENESIS, Detail, Outcome
 from sealane.crypto.keys import WrappingKey
-from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.registry import Registry
@@ -14,7 +13,8 @@ from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.device.anchors.counter import FileCounter, MonotonicCounter
+from sealane.daemon.runtime.metrics import Metrics
 
 
 class Count:

@@ -179,7 +179,7 @@ def sealaned(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[
 
 def sealanectl(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
     """Run sealanectl to its end."""
-    return _run("sealane.daemon.ctl", *arguments)
+    return _run("sealane.cli.ctl", *arguments)
 
 
 def _run(module: str, *arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,6 @@ from patience import PATIENCE_SECONDS
 from permits import permitted
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.calls import CallInterceptor
 from sealane.daemon.fabric.establishment import Answer, Offer, Result
 from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.servicer import (
@@ -26,7 +25,8 @@ from sealane.daemon.fabric.servicer import (
     reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.calls import CallInterceptor
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import VerificationError
 from sealane.protocol.v1.sessions_pb2_grpc import (
     SessionsStub,

@@ -15,12 +15,12 @@ import pytest
 from pyroute2.netns import create_socket
 
 from patience import PATIENCE_SECONDS
-from sealane.transport.lab.control import LabConnection
+from sealane.lab.control import LabConnection
 
 SEALANE = [
     sys.executable,
     "-c",
-    "import sys; from sealane.daemon.lab import main; sys.exit(main())",
+    "import sys; from sealane.cli.lab import main; sys.exit(main())",
 ]
 SO_RCVBUFFORCE = 33
 RECEIVE_BUFFER_BYTES = 1 << 27

@@ -4,8 +4,8 @@ import uuid
 from dataclasses import replace
 
 from sealane import _native
-from sealane.daemon.clock import monotonic_ns
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.clock import monotonic_ns
 
 OWN = PeerIncarnation(spiffe_id="spiffe://sealane/gateway/g", incarnation=bytes(16))
 _LONG_NS = 3600 * 10**9

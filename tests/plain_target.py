@@ -10,10 +10,10 @@ from pathlib import Path
 from control_plane import write_key
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
-from sealane.daemon.storage.exported import Exported, Provider
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
+from sealane.daemon.nvme.exported import Exported, Provider
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.nvme.subsystem_config import SubsystemConfig
+from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.protocol.nvme.authentication import HostSecret
 
 NQN = "nqn.2026-11.dev.sealane:plain:one"

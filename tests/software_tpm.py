@@ -122,7 +122,7 @@ def with_attestation_key_of(driver: Any, parent: str, *, attempt: int = 0) -> No
     from tpm2_pytss import TPM2B_PUBLIC, TPM2B_SENSITIVE_CREATE
     from tpm2_pytss.constants import ESYS_TR
 
-    from sealane.daemon.evidence import tpm2_keys
+    from sealane.daemon.node.evidence import tpm2_keys
 
     template = TPM2B_PUBLIC.parse(
         "ecc256:ecdsa-sha256:null", objectAttributes=tpm2_keys._AK_ATTRIBUTES

@@ -18,40 +18,34 @@ from brokers import running_broker
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
-from sealane.daemon.attachments import AttachmentFiles
-from sealane.daemon.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.broker.device_servicer import DevicesServicer
 from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.calls import Authorizer
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
-from sealane.daemon.device_client import DeviceClient
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.jobs import Job, JobKind, JobOrder
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import (
-    ROLLED_BACK,
-    Export,
-    NativeEvent,
-    OpenQueue,
-    PeerIncarnation,
-    QueueGrant,
-    VolumeFailure,
-    VolumeKey,
-)
-from sealane.daemon.servers import (
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.device.third_party import OpenDevice
+from sealane.daemon.gateway.attachments import AttachmentFiles
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.grants import Export, OpenQueue, QueueGrant, VolumeFailure, VolumeKey
+from sealane.daemon.gateway.volumes import VolumeService
+from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.calls import Authorizer
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import (
     bind_tcp,
     new_server,
     running,
 )
-from sealane.daemon.storage_control import StorageService
-from sealane.daemon.storage_servicer import StorageServicer
-from sealane.daemon.volume_device import OpenDevice
-from sealane.daemon.volumes import VolumeService
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.servicer import StorageServicer
+from sealane.daemon.volume.engine_events import StorageEvent
+from sealane.daemon.volume.failures import ROLLED_BACK
+from sealane.daemon.volume.jobs import Job, JobKind, JobOrder
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.v1 import (
@@ -110,7 +104,7 @@ class RecordingTarget:
     admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
-    events: list[NativeEvent] = field(default_factory=list)
+    events: list[StorageEvent] = field(default_factory=list)
     fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
     fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
@@ -192,7 +186,7 @@ class RecordingTarget:
     async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
         raise AssertionError("nothing looks after jobs here")
 
-    def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
         taken, self.events = self.events, []
         return taken
 
@@ -238,7 +232,7 @@ class RecordedAttachment:
     def statistics(self) -> Mapping[str, int]:
         return {}
 
-    def take_events(self) -> Sequence[NativeEvent]:
+    def take_events(self) -> Sequence[StorageEvent]:
         return []
 
     def fail(self, reason: VolumeFailure, detail: str) -> None:
@@ -288,7 +282,7 @@ class RecordedFilling:
     def take_counters(self) -> list[CounterRange]:
         return []
 
-    def take_events(self) -> Sequence[NativeEvent]:
+    def take_events(self) -> Sequence[StorageEvent]:
         return []
 
     async def close(self) -> None:
@@ -367,7 +361,7 @@ class RecordingThirdPartyVolume:
     ) -> QueueGrant:
         raise AssertionError("nobody opens a queue of it here")
 
-    def take_events(self) -> list[NativeEvent]:
+    def take_events(self) -> list[StorageEvent]:
         return []
 
     async def close(self) -> None:

@@ -33,14 +33,14 @@ from rich.table import Table
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.kem import seal, unseal
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchor, Anchored, Change
-from sealane.daemon.anchors.device_anchors import DeviceAnchors
-from sealane.daemon.anchors.file_anchor import FileAnchor
-from sealane.daemon.anchors.tpm_anchor import TpmAnchor
-from sealane.daemon.anchors.tpm_counter import TpmCounter
-from sealane.daemon.evidence.tpm2 import Tpm2Driver
-from sealane.daemon.files import write_durably
-from sealane.daemon.tpm import Tpm
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchor, Anchored, Change
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.device.anchors.file_anchor import FileAnchor
+from sealane.daemon.device.anchors.tpm_anchor import TpmAnchor
+from sealane.daemon.device.anchors.tpm_counter import TpmCounter
+from sealane.daemon.node.evidence.tpm2 import Tpm2Driver
+from sealane.daemon.node.tpm import Tpm
+from sealane.daemon.runtime.files import write_durably
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 

@@ -19,8 +19,8 @@ from rich import box
 from rich.table import Table
 
 import sealane.client
+from sealane.cli.demo.cluster import ClusterBuilder
 from sealane.client import Client, Volume
-from sealane.daemon.demo.cluster import ClusterBuilder
 from sealane.errors import Error
 
 HOST: Final = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-00000000beef"

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.anchors.anchor import volume_record
-from sealane.daemon.anchors.broker import BrokerAnchor
-from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.device_client import DeviceClient
-from sealane.daemon.enrolment import Enrolment
-from sealane.daemon.evidence.software import SoftwareDriver
-from sealane.daemon.identity import Identity
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.device.anchors.anchor import volume_record
+from sealane.daemon.device.anchors.broker import BrokerAnchor
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.node.enrolment import Enrolment
+from sealane.daemon.node.evidence.software import SoftwareDriver
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.runtime.metrics import Metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-import sealane.transport.model
+import sealane.planning.model
 from sealane import _native
 
-MODEL: Final = sorted(Path(str(sealane.transport.model.__file__)).parent.glob("*.py"))
+MODEL: Final = sorted(Path(str(sealane.planning.model.__file__)).parent.glob("*.py"))
 """The sources of the completion-time model."""
 
 

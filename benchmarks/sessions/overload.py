@@ -26,7 +26,7 @@ RUNS_FOR_EVER: Final = 1 << 50
 _LAB: Final = (
     sys.executable,
     "-c",
-    "import sys; from sealane.daemon.lab import main; sys.exit(main())",
+    "import sys; from sealane.cli.lab import main; sys.exit(main())",
 )
 _RECEIVE: Final = f"""
 import socket, time

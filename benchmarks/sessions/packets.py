@@ -13,7 +13,7 @@ from typing import IO, Any, Final, cast
 from benchmarks.sessions.profile import profiled
 from benchmarks.sessions.veth import ADDRESSES, veth
 
-from sealane.transport.lab.namespaces import Namespace
+from sealane.lab.namespaces import Namespace
 
 FOLDER: Final = Path(__file__).parent
 PROGRAM: Final = FOLDER / "target/release/sealane-benchmark-sessions"

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from sealane.transport.lab.namespaces import Namespace
+from sealane.lab.namespaces import Namespace
 
 ADDRESSES: Final = ("10.111.0.1", "10.111.0.2")
 """Of the sending and of the receiving end."""

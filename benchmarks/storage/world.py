@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.storage.measure import System
 
 import sealane.client
-from sealane.daemon.demo.cluster import ClusterBuilder
+from sealane.cli.demo.cluster import ClusterBuilder
 from sealane.errors import UnavailableError
 
 PLAIN_NQN: Final = "nqn.2026-11.dev.sealane:benchmark-plain"

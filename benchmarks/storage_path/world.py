@@ -15,7 +15,7 @@ from benchmarks.storage.cells import Cell, Sample
 from benchmarks.storage_path.drive import Drive
 
 from sealane import _native
-from sealane.daemon.clock import monotonic_ns
+from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.protocol.nvme.constants import (
     FRONT_TRANSFER_BYTES,
     H2C_DATA_BYTES,

@@ -31,10 +31,10 @@ from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import Clocks, VerifierService
 from sealane.daemon.config import BrokerConfig
-from sealane.daemon.enrolment import key_digest
-from sealane.daemon.files import read_file
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.node.enrolment import key_digest
+from sealane.daemon.runtime.files import read_file
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError
 
 

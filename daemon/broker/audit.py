@@ -3,7 +3,7 @@
 `record` returns when the record is durable and the store knows the head: what is granted after that
 can't lose its record unnoticed. Records that come at once share one synchronization.
 
-Space behind the end of the file is set aside (sealane.daemon.reserve). Once it can't be
+Space behind the end of the file is set aside (sealane.daemon.runtime.reserve). Once it can't be
 kept full the log is *low*: what is granted or done is still recorded, into the reserve, while
 refusals are only counted, so nobody can use it up by being refused. A log that can't be written at
 all refuses everything, and ends the broker: nothing is granted that isn't recorded.
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
 from sealane.daemon.broker.records import AuditHeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.clock import utc_now
-from sealane.daemon.logs import get_logger
-from sealane.daemon.reserve import RESERVE_BYTES, Reserve
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 # A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.

@@ -9,10 +9,10 @@ from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_r
 from sealane.crypto.evidence.collateral_loader import Loaded, load_collateral
 from sealane.daemon.broker.records import CollateralRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.clock import utc_now
-from sealane.daemon.files import read_bounded
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.files import read_bounded
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError
 
 # A certificate for each of ten thousand machines, and the rest.

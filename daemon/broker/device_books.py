@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sealane.daemon.anchors.anchor import Anchored
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.devices import (
     FENCE,
@@ -26,9 +25,10 @@ from sealane.daemon.broker.records import (
 )
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
-from sealane.daemon.calls import page_limit
-from sealane.daemon.clock import utc_now
-from sealane.daemon.logs import get_logger
+from sealane.daemon.device.anchors.anchor import Anchored
+from sealane.daemon.runtime.calls import page_limit
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
 # Page tokens: which of the two tables, and behind which name.

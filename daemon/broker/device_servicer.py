@@ -10,12 +10,12 @@ from google.protobuf import empty_pb2, timestamp_pb2
 
 from sealane.crypto.audit import Detail
 from sealane.crypto.certificates import Subject
-from sealane.daemon.anchors.anchor import Anchored, Change
 from sealane.daemon.broker.device_books import DeviceBooks, Entry
 from sealane.daemon.broker.devices import Devices, Findings
 from sealane.daemon.broker.refusals import refusals_recorded
-from sealane.daemon.calls import Authorizer, Context, parse_uuid
-from sealane.daemon.jobs import job_kind
+from sealane.daemon.device.anchors.anchor import Anchored, Change
+from sealane.daemon.runtime.calls import Authorizer, Context, parse_uuid
+from sealane.daemon.volume.jobs import job_kind
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2, devices_pb2_grpc
 

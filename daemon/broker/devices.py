@@ -19,14 +19,6 @@ from typing import Final, Literal, get_args
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
-from sealane.daemon.anchors.anchor import (
-    CATALOGUE,
-    Anchored,
-    AnchorKind,
-    Change,
-    check_changes,
-)
-from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import (
@@ -40,11 +32,13 @@ from sealane.daemon.broker.records import (
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
-from sealane.daemon.clock import utc_now
-from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, MOVED, OWNER_REFUSED
-from sealane.daemon.jobs import REASON_MAX, REASONS_MAX, JobKind
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.config import AUTHORIZATION_SECONDS, AnchorKind
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, check_changes
+from sealane.daemon.device.openings import FENCED, FORGOTTEN, MISMATCH, MOVED, OWNER_REFUSED
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX, JobKind
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
 

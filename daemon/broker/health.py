@@ -11,8 +11,8 @@ from typing import Final
 
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.store.checked import CheckedStore
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
 
 RETRY_SECONDS: Final = 1.0

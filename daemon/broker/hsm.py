@@ -21,7 +21,7 @@ from sealane.crypto.keys import (
     wrap_context,
 )
 from sealane.daemon.config import HsmConfig
-from sealane.daemon.files import read_secret
+from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 PIN_BYTES_MAX: Final = 255

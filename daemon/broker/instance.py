@@ -1,6 +1,6 @@
 """One broker among those of a store: its number, its start epoch, and the head it anchors.
 
-Two counters that nobody can roll back carry everything (sealane.daemon.anchors). **Starts**: a
+It rests on two counters that nobody can roll back (sealane.daemon.device.anchors). **Starts**: a
 start epoch is the value of an increment that no other start gets, so no arena is ever granted from
 twice, whatever the store says. **Heads**: every head of this broker in the store has the number
 that its counter then has; a store without the head that was anchored last is older than it was, and
@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sealane.crypto.lease import START_EPOCH_MAX, Arena
-from sealane.daemon.anchors.counter import MonotonicCounter
 from sealane.daemon.broker.records import HeadRecord, InstanceRecord, Stored, instance_name
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.logs import get_logger
+from sealane.daemon.device.anchors.counter import MonotonicCounter
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 Cover = Callable[[int], Awaitable[None]]

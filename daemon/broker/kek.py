@@ -2,7 +2,7 @@
 
 from sealane.crypto.keys import KEY_BYTES, KeyWrapper, WrappingKey
 from sealane.daemon.config import BrokerConfig, HsmConfig
-from sealane.daemon.files import read_secret
+from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UsageError
 
 try:

@@ -1,9 +1,9 @@
 """Key epochs of volumes (DESIGN §6): who holds which key, and when a new one takes over.
 
 A new epoch begins when an operator asks for it, when a node that holds the key loses its trust,
-when a volume is shared with a tenant no more, and with the lease that brings a key near 4 PB.
-Gateways go over within seconds (sealane.daemon.supply); what was sealed before stays under its key,
-which its holders still have.
+when a tenant loses its share of a volume, and with the lease that brings a key near 4 PB.
+Gateways change over within seconds (sealane.daemon.gateway.supply). Sectors sealed earlier stay
+under their key, which its holders still have.
 """
 
 import uuid
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from sealane.daemon.broker.records import HolderRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
 

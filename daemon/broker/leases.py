@@ -18,10 +18,10 @@ from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import GrantRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.volume_access import secret_context, writable_volume
-from sealane.daemon.calls import parse_uuid
-from sealane.daemon.clock import utc_now
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.calls import parse_uuid
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import LeaseError, UsageError
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner

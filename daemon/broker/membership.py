@@ -17,19 +17,18 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
-from sealane.daemon.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.calls import page_limit
-from sealane.daemon.channels import UNATTESTED
-from sealane.daemon.clock import monotonic_ns, utc_now
-from sealane.daemon.devices import ServedDevice
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.authorizations import NO_VOLUME, peer_message, peer_of
+from sealane.daemon.node.channels import UNATTESTED
+from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
+from sealane.daemon.runtime.calls import page_limit
+from sealane.daemon.runtime.clock import monotonic_ns, utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import trust_pb2
 

@@ -10,7 +10,6 @@ from typing import Final
 import grpc
 
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.anchors.choose import open_counter, open_tpm
 from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
@@ -23,9 +22,11 @@ from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.config import BrokerConfig, EtcdConfig
-from sealane.daemon.files import read_file, read_secret
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.device.anchors.choose import open_counter
+from sealane.daemon.node.tpm_connection import open_tpm
+from sealane.daemon.runtime.files import read_file, read_secret
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
 
 STORE_NAME: Final = "broker.sqlite"

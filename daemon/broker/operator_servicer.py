@@ -9,7 +9,7 @@ from google.protobuf import timestamp_pb2
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
-from sealane.daemon.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
+from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 

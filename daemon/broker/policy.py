@@ -27,9 +27,9 @@ from sealane.crypto.attestation.policy import (
 )
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence.software import HARDWARE_SCHEME, SOFTWARE
-from sealane.daemon.config_types import NodeName, Section
-from sealane.daemon.files import read_bounded
-from sealane.daemon.sections import parse_toml
+from sealane.daemon.runtime.config_types import NodeName, Section
+from sealane.daemon.runtime.files import read_bounded
+from sealane.daemon.runtime.sections import parse_toml
 from sealane.errors import UsageError, VerificationError
 
 # Bounds of the store: one record holds the document. Some 400 machines.

@@ -13,8 +13,8 @@ from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.policy import OwnerKey, parse_policy, verify_owner
 from sealane.daemon.broker.records import PolicyRecord, Stored
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.clock import monotonic_ns
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 # Nodes are told with the next answer that they get; this is how long they have. Whoever the new

@@ -24,9 +24,11 @@ from sealane.crypto.lease import (
     LEASE_COUNTERS,
     START_EPOCH_MAX,
 )
-from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX, AnchorKind
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
+from sealane.daemon.config import AnchorKind
+from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
+from sealane.protocol.kinds import VolumeMode
 
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
@@ -124,7 +126,7 @@ class VolumeRecord(Record):
 
     def growing(self, sector_count: int) -> "VolumeRecord":
         """Return it about to have so many sectors; UsageError `volume.resize.…`."""
-        if self.mode == "off":
+        if self.mode == VolumeMode.OFF:
             raise UsageError(
                 "volume.resize.mode",
                 f"volume {self.volume_id} has mode off, and was filled with sealed sectors when it "
@@ -339,7 +341,7 @@ class ServedRecord(Record):
 
 
 class AnchorRecord(Record):
-    """One record of a device's anchor (sealane.daemon.anchors)."""
+    """One record of a device's anchor (sealane.daemon.device.anchors)."""
 
     number: Annotated[int, Field(ge=1, le=U64_MAX)]
     blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]

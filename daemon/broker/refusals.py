@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 from sealane.crypto.audit import Detail, Head, Outcome
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import prefix_of
-from sealane.daemon.calls import UNKNOWN_CALLER
-from sealane.daemon.clock import utc_now
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.calls import UNKNOWN_CALLER
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
@@ -97,7 +97,7 @@ class SummedAudit:
         return self._log.head
 
     async def refused_call(self, method: str, subject: str, reason: str) -> None:
-        """Record a call that didn't pass the checks of every call (sealane.daemon.calls)."""
+        """Record a call that failed the checks of every call (sealane.daemon.runtime.calls)."""
         await self.record("call", subject=subject, outcome="refused", reason=reason, method=method)
 
     async def record(

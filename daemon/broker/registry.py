@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_BYTES, KeyWrapper, new_key
-from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     DeviceRecord,
@@ -36,7 +35,8 @@ from sealane.daemon.broker.records import (
 from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, STATE_KEY, Compare, Store
 from sealane.daemon.broker.store.state import SetHash
-from sealane.daemon.clock import utc_now
+from sealane.daemon.device.anchors.anchor import volume_record
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 VOLUMES_PER_TENANT_MAX: Final = 16384

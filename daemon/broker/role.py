@@ -21,14 +21,14 @@ from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServ
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
-from sealane.daemon.calls import Authorizer, TlsOnly
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import BrokerConfig
-from sealane.daemon.enrolled import EnrolledRoles
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.runtime import replace_file
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.node.enrolled import EnrolledRoles
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.runtime.calls import Authorizer, TlsOnly
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.directories import replace_file
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, new_server, running
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,

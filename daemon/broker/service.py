@@ -22,16 +22,17 @@ from sealane.daemon.broker.volume_access import (
     visible_volume,
     wrong_epoch,
 )
-from sealane.daemon.calls import page_limit, parse_uuid
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.calls import page_limit, parse_uuid
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
+from sealane.protocol.kinds import VolumeMode
 from sealane.protocol.v1 import broker_pb2
 
 SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
-MODES: Final = {"", "local", "off"}
+MODES: Final = {"", VolumeMode.LOCAL, VolumeMode.OFF}
 VOLUME_ANCHORS: Final = {"", "broker", "none"}
 
 
@@ -82,7 +83,7 @@ class BrokerService:
             raise UsageError(
                 "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
             )
-        if mode not in MODES or bool(third_party) not in {mode != "", mode == "local"}:
+        if mode not in MODES or bool(third_party) not in {mode != "", mode == VolumeMode.LOCAL}:
             raise UsageError(
                 "volume.mode",
                 f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
@@ -96,15 +97,15 @@ class BrokerService:
                 f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
                 "the caller's own configuration gives one",
             )
-        if anchor not in VOLUME_ANCHORS or (anchor and mode != "local"):
+        if anchor not in VOLUME_ANCHORS or (anchor and mode != VolumeMode.LOCAL):
             raise UsageError(
                 "volume.anchor",
                 f"anchor {anchor[:80]!r} of volume mode {mode!r}; allowed: broker, none in mode "
                 "local",
             )
-        is_sealed = mode == "off"
+        is_sealed = mode == VolumeMode.OFF
         volume_id = uuid.uuid4()
-        is_anchored = mode == "local" and anchor != "none"
+        is_anchored = mode == VolumeMode.LOCAL and anchor != "none"
         record = VolumeRecord(
             volume_id=volume_id,
             tenant=caller.tenant,

@@ -15,8 +15,8 @@ from sealane.daemon.broker.peers import address_of
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import VerifierService
-from sealane.daemon.calls import Authorizer, Context
-from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.runtime.calls import Authorizer, Context
+from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.protocol.v1 import (
     attestation_pb2,
     attestation_pb2_grpc,

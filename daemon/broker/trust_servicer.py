@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import empty_pb2, timestamp_pb2
 
 from sealane.crypto.certificates import CertificateAuthority
-from sealane.daemon.authorizations import peer_from
 from sealane.daemon.broker.membership import Member, Membership
-from sealane.daemon.calls import Authorizer, Context, parse_uuid
-from sealane.daemon.devices import ServedDevice
+from sealane.daemon.node.authorizations import peer_from
+from sealane.daemon.node.peers import ServedDevice
+from sealane.daemon.runtime.calls import Authorizer, Context, parse_uuid
 from sealane.protocol.v1 import trust_pb2, trust_pb2_grpc
 
 

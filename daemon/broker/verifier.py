@@ -28,10 +28,10 @@ from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import RateLimiter, prefix_of
 from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.calls import UNKNOWN_CALLER
-from sealane.daemon.clock import monotonic_ns, utc_now
-from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.calls import UNKNOWN_CALLER
+from sealane.daemon.runtime.clock import monotonic_ns, utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 # Verification takes milliseconds of a processor: two at once leave the broker its event loop.

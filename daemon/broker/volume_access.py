@@ -9,7 +9,7 @@ from sealane.crypto.hpke import Context
 from sealane.crypto.lease import Arena
 from sealane.daemon.broker.records import Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.calls import parse_uuid
+from sealane.daemon.runtime.calls import parse_uuid
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 from sealane.transport.establish import session_secret
 

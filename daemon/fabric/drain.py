@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sealane.daemon.fabric.session import OPEN, Session
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
 REASON = "session.closed.draining"

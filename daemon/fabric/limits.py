@@ -3,10 +3,10 @@
 import itertools
 from dataclasses import dataclass
 
-from sealane.daemon.config_types import peer_address
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.units import UNIT_BYTES_MIN, UNIT_CANDIDATES_MAX
+from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UnavailableError, UsageError
 
 REGION_BYTES_MIN = 4096

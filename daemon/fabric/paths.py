@@ -7,12 +7,9 @@ as it has, the responder answers with no more than those.
 import contextlib
 import ipaddress
 from collections.abc import Sequence
-from typing import Final
 
+from sealane.daemon.config import PATHS_MAX
 from sealane.errors import UsageError
-
-PATHS_MAX: Final = 32
-"""Of one session."""
 
 
 def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sealane.transport.model import PACKET_OVERHEAD_BYTES, Loss, Path
-from sealane.transport.planner import LossEstimate, Objective, PathCounters, Plan, Planner
+from sealane.planning.model import PACKET_OVERHEAD_BYTES, Loss, Path
+from sealane.planning.planner import LossEstimate, Objective, PathCounters, Plan, Planner
 
 INTERVAL_SECONDS = 1.0
 """Between two looks at the counters."""

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 
 TOKEN_BYTES = 16

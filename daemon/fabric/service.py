@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from sealane._native import Permit, SessionEndpoint
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
-from sealane.daemon.authorizations import peer_of
+from sealane.daemon.config import UNIT_BYTES
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.admission import Admission, admission
 from sealane.daemon.fabric.drain import Drain
@@ -33,11 +33,12 @@ from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
-from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
+from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.snapshots import Snapshots
 from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
-from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sealane._native import Permit, SessionEndpoint
 from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.peers import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-UNIT_BYTES = 1408
-"""Payload of a packet that fits an MTU of 1500 with every header."""
+from sealane.daemon.config import UNIT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

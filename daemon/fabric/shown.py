@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.certificates import verify_leaf
-from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY, check_result
-from sealane.daemon.channels import Own
 from sealane.daemon.fabric.establishment import Result
+from sealane.daemon.node.channels import Own
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, check_result
 from sealane.transport.establish import Shown
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.session import Session
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 
 INTERVAL_SECONDS = 1.0
 """Between two snapshots."""

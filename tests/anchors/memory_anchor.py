@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change, changed
-from sealane.daemon.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, changed
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.errors import Error
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from sealane.crypto.encoding import fields
-from sealane.daemon.anchors.anchor import (
+from sealane.daemon.device.anchors.anchor import (
     CATALOGUE,
     CHANGES_MAX,
     NUMBER_STEP_MAX,
@@ -19,7 +19,7 @@ from sealane.daemon.anchors.anchor import (
     Change,
     volume_record,
 )
-from sealane.daemon.anchors.file_anchor import FileAnchor
+from sealane.daemon.device.anchors.file_anchor import FileAnchor
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from software_tpm import SoftwareTpm, software_tpm
 
@@ -71,8 +71,8 @@ class Host:
         if self.machine is None:
             options.pop("index", None)
             return getattr(FileAnchor, how)(self.path, **options)
-        from sealane.daemon.anchors.tpm_anchor import TpmAnchor
-        from sealane.daemon.tpm import Tpm
+        from sealane.daemon.device.anchors.tpm_anchor import TpmAnchor
+        from sealane.daemon.node.tpm import Tpm
 
         self.close()
         self._connections.append(Tpm(self.machine.tcti))
@@ -253,7 +253,7 @@ async def test_anchor_that_failed_is_opened_again_before_use(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealane.daemon.anchors.record_file.write_durably", full)
+        patch.setattr("sealane.daemon.device.anchors.record_file.write_durably", full)
         with pytest.raises(UnavailableError, match=r"anchor\.failed"):
             await anchor.advance([change])
     with pytest.raises(UnavailableError, match=r"anchor\.failed"):
@@ -382,8 +382,8 @@ async def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host
 
 def crash_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     """Let so many writes and increments happen, then lose power."""
-    from sealane.daemon.anchors import record_file
-    from sealane.daemon.anchors.tpm_counter import TpmCounter
+    from sealane.daemon.device.anchors import record_file
+    from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 
     real_write, real_increment = record_file.write_durably, TpmCounter.increment
     left = [steps]
@@ -447,7 +447,7 @@ async def test_deleted_counter_is_refused_and_made_anew_is_too_far(tpm_host: Hos
     tpm_host._connections[-1].call(lambda e: e.nv_undefine_space(e.tr_from_tpmpublic(INDEX)))
     with pytest.raises(VerificationError, match=r"counter\.missing"):
         tpm_host.open()
-    from sealane.daemon.anchors.tpm_counter import TpmCounter
+    from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 
     TpmCounter(tpm_host._connections[-1], index=INDEX).increment()
     with pytest.raises(VerificationError, match=r"anchor\.rolled_back"):
@@ -470,7 +470,7 @@ async def test_record_ahead_of_its_counter_is_refused(tpm_host: Host) -> None:
 
 
 async def test_somebody_else_who_counts_is_noticed(tpm_host: Host) -> None:
-    from sealane.daemon.anchors.tpm_counter import TpmCounter
+    from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 
     anchor = await tpm_host.initialise()
     TpmCounter(tpm_host._connections[-1], index=INDEX).increment()

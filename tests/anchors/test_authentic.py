@@ -7,9 +7,10 @@ from uuid import UUID
 import pytest
 
 from anchors.memory_anchor import MemoryAnchor
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, AnchorKind, Change, volume_record
-from sealane.daemon.anchors.authentic import AuthenticAnchor
-from sealane.daemon.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.config import AnchorKind
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
+from sealane.daemon.device.anchors.authentic import AuthenticAnchor
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.errors import VerificationError
 
 DEVICE = UUID(int=7)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from sealane.daemon.anchors.choose import open_counter, open_tpm
-from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
+from sealane.daemon.device.anchors.choose import open_counter
+from sealane.daemon.device.anchors.counter import FileCounter, MonotonicCounter
+from sealane.daemon.node.tpm_connection import open_tpm
 from sealane.errors import UnavailableError, VerificationError
 from software_tpm import SoftwareTpm, software_tpm
 
@@ -31,8 +32,8 @@ def counter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Monotoni
 
 
 def connect(machine: SoftwareTpm) -> tuple[Any, Any]:
-    from sealane.daemon.anchors.tpm_counter import TpmCounter
-    from sealane.daemon.tpm import Tpm
+    from sealane.daemon.device.anchors.tpm_counter import TpmCounter
+    from sealane.daemon.node.tpm import Tpm
 
     tpm = Tpm(machine.tcti)
     return tpm, TpmCounter(tpm, index=INDEX)

@@ -7,13 +7,13 @@ from uuid import UUID
 import pytest
 
 from anchors.memory_anchor import MemoryAnchor
-from sealane.daemon.anchors.anchor import (
+from sealane.daemon.device.anchors.anchor import (
     CATALOGUE,
     CHANGES_MAX,
     Anchored,
     volume_record,
 )
-from sealane.daemon.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 A, B = (volume_record(UUID(int=n)) for n in (1, 2))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from attacks.pdus import BLOCK
-from sealane.daemon.demo.adversary import block_start
+from sealane.cli.demo.adversary import block_start
 
 
 @dataclass(frozen=True)

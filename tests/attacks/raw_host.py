@@ -26,7 +26,7 @@ from attacks.pdus import (
     parse,
 )
 from sealane.client import Attachment
-from sealane.daemon.ports import Export
+from sealane.daemon.gateway.grants import Export
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController

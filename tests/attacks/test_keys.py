@@ -22,9 +22,9 @@ from attacks.raw_host import RawQueue
 from attacks.rules import Drop, Hold, Rule, is_command, is_response
 from attacks.world import HOST, attempt, pattern
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import QueueGrant, VolumeKey
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
-from sealane.daemon.storage.target import Target
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.gateway.grants import QueueGrant, VolumeKey
+from sealane.daemon.target.data_path import Target
 
 GATEWAY = "nqn.2026-11.dev.sealane:gateway:g1"
 LBA = 4

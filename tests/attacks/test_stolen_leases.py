@@ -21,11 +21,11 @@ from attacks.world import HOST, TENANTS, Attacked, Cluster, attacked, pattern
 from permits import own_authorized
 from sealane.crypto.lease import Lease
 from sealane.daemon.config import GatewayConfig
-from sealane.daemon.filling import volume_key
-from sealane.daemon.storage.gateway import Gateway, GatewaySettings
-from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.supply import released_keys
-from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
+from sealane.daemon.gateway.filling import volume_key
+from sealane.daemon.gateway.supply import released_keys
+from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2

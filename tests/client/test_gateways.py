@@ -164,7 +164,7 @@ def sealanectl(
     cluster: Cluster, *arguments: str, text: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run sealanectl against the first gateway, with bytes on its standard streams."""
-    command = [sys.executable, "-m", "sealane.daemon.ctl", "--socket", cluster.gateways[0].socket]
+    command = [sys.executable, "-m", "sealane.cli.ctl", "--socket", cluster.gateways[0].socket]
     return subprocess.run(
         [*command, *arguments], input=text, capture_output=True, timeout=60, check=False
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.attachments import (
+from sealane.daemon.gateway.attachments import (
     ENTRY_BYTES_MAX,
     FILE_NAME,
     Attachment,

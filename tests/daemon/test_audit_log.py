@@ -18,7 +18,7 @@ from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, RegistryHe
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.reserve import RESERVE_BYTES, Reserve
+from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 KEY = ec.generate_private_key(ec.SECP256R1())

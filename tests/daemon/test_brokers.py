@@ -9,9 +9,9 @@ import pytest
 
 from control_plane import Site, daemon, short_directory
 from sealane.client import connect
-from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.identity import Identity
+from sealane.daemon.node.brokers import Brokers
+from sealane.daemon.node.identity import Identity
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 ENROLMENT = {

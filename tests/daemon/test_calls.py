@@ -17,7 +17,7 @@ from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.call_proof import CallEnds, CallProver, request_digest
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject, verify_leaf
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.calls import (
+from sealane.daemon.runtime.calls import (
     ALLOWED_ROLES,
     PROOF_KEY,
     RESULT_KEY,
@@ -28,9 +28,9 @@ from sealane.daemon.calls import (
     TlsOnly,
     no_record,
 )
-from sealane.daemon.clock import utc_now
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.servers import CERTIFIED, server_options
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import CERTIFIED, server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
 from sealane.protocol.v1 import (
@@ -266,8 +266,8 @@ async def test_result_ends_with_its_certificate(monkeypatch: pytest.MonkeyPatch)
     good = _good()
     metadata = _result(good)
     await _authorize(good, metadata=metadata)
-    monkeypatch.setattr("sealane.daemon.calls.verify_leaf", lambda *_, **__: _SUBJECT)
-    monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: utc_now() + LIFETIME)
+    monkeypatch.setattr("sealane.daemon.runtime.calls.verify_leaf", lambda *_, **__: _SUBJECT)
+    monkeypatch.setattr("sealane.daemon.runtime.calls.utc_now", lambda: utc_now() + LIFETIME)
     with pytest.raises(VerificationError) as caught:
         await _authorize(good, metadata=metadata)
     assert caught.value.reason == "token.expired"

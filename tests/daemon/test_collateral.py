@@ -16,7 +16,7 @@ from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Compare
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError
 from vendors.authority import NOW
 from vendors.intel import FMSPC, NEXT_UPDATE, Intel, intel

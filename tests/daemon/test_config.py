@@ -9,8 +9,8 @@ from pydantic import Field
 from control_plane import sealaned
 from sealane.daemon.broker.policy import parse_policy
 from sealane.daemon.config import load_config
-from sealane.daemon.config_types import Section
-from sealane.daemon.sections import parse_toml
+from sealane.daemon.runtime.config_types import Section
+from sealane.daemon.runtime.sections import parse_toml
 from sealane.errors import UsageError
 
 NODE = '[node]\nname = "n"\n'

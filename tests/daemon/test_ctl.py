@@ -17,6 +17,11 @@ import grpc
 import pytest
 
 from patience import PATIENCE_SECONDS
+from sealane.cli.ctl import _status_rows, main
+from sealane.cli.output import Output
+from sealane.cli.subsystems import _subsystem_rows
+from sealane.cli.volume_jobs import job_rows, parse_rate
+from sealane.cli.volumes import _full, _volume_attach, parse_via
 from sealane.client import (
     Attachment,
     Client,
@@ -27,11 +32,6 @@ from sealane.client import (
     Volumes,
     connect,
 )
-from sealane.daemon.ctl import _status_rows, main
-from sealane.daemon.ctl_output import Output
-from sealane.daemon.ctl_subsystems import _subsystem_rows
-from sealane.daemon.ctl_volume_jobs import job_rows, parse_rate
-from sealane.daemon.ctl_volumes import _full, _volume_attach, parse_via
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import subsystems_pb2
 
@@ -262,7 +262,7 @@ def test_form_of_the_answer_is_asked_for_before_the_noun_or_after_the_verb(
 
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     key = str(tmp_path / "key.pem")
-    program = "import sys; from sealane.daemon import ctl; sys.exit(ctl.main(sys.argv[1:]))"
+    program = "import sys; from sealane.cli import ctl; sys.exit(ctl.main(sys.argv[1:]))"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [sys.executable, "-c", program, "key", "attestation", key],
@@ -358,12 +358,12 @@ def test_subsystem_says_who_sees_what(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_command_imports_its_own_noun_only():
     program = (
-        "import sys; from sealane.daemon import ctl\n"
+        "import sys; from sealane.cli import ctl\n"
         "try: ctl.main(['volume', 'list', '--help'])\n"
         "except SystemExit: print(*(m for m in sys.modules if m in sys.argv))"
     )
-    heavy = ["sealane.daemon.ctl_volumes", "sealane.daemon.ctl_attest", "matplotlib", "numpy"]
+    heavy = ["sealane.cli.volumes", "sealane.cli.attest", "matplotlib", "numpy"]
     done = subprocess.run(
         [sys.executable, "-c", program, *heavy], check=True, capture_output=True, text=True
     )
-    assert done.stdout.splitlines()[-1] == "sealane.daemon.ctl_volumes"
+    assert done.stdout.splitlines()[-1] == "sealane.cli.volumes"

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sealane.cli import collateral as ctl_collateral
+from sealane.cli import ctl
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
-from sealane.daemon import ctl, ctl_collateral
 from vendors.amd import amd
 from vendors.intel import intel
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon import ctl
+from sealane.cli import ctl
 
 COMMON = ["--size", "8MiB", "--rtt", "25ms", "--rate", "400G", "--mtu", "4179"]
 
@@ -44,7 +44,7 @@ def test_bursts_bring_interleaving(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plot_draws_the_map(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.plan_map.LOSSES", (1e-4, 1e-3))
+    monkeypatch.setattr("sealane.cli.plan_map.LOSSES", (1e-4, 1e-3))
     file = tmp_path / "map.png"
 
     assert run("--loss", "1e-3", "--plot", str(file)) == 0

@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane import Site, daemon, sealanectl, short_directory, wait_for_log
+from sealane.cli.output import Output
+from sealane.cli.result import show_identities
 from sealane.client import connect
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey
-from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
-from sealane.daemon.clock import utc_now
-from sealane.daemon.ctl_output import Output
-from sealane.daemon.ctl_result import show_identities
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import nodes_pb2
 from trust.results import result_for
 

@@ -14,8 +14,8 @@ import pytest
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
 from ports import choose_ports
+from sealane.cli.demo.adversary import DiskAdversary
 from sealane.client import Volume, connect
-from sealane.daemon.demo.adversary import DiskAdversary
 from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials

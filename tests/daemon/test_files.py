@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.files import (
+from sealane.daemon.runtime.files import (
     FILE_BYTES_MAX,
     RESERVE_BYTES,
     RESERVE_NAME,

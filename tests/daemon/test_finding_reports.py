@@ -3,8 +3,8 @@
 import datetime as dt
 import uuid
 
-from sealane.daemon.finding_reports import FindingReports
-from sealane.daemon.jobs import Job
+from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.volume.jobs import Job
 from sealane.errors import Error, UnavailableError, VerificationError
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)

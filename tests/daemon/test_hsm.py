@@ -13,8 +13,8 @@ from sealane.errors import UnavailableError, UsageError, VerificationError
 
 pkcs11 = pytest.importorskip("pkcs11")
 
+from sealane.cli.ctl import main as sealanectl  # noqa: E402
 from sealane.daemon.broker.hsm import HsmKey  # noqa: E402 - needs the optional dependency
-from sealane.daemon.ctl import main as sealanectl  # noqa: E402
 
 UTILITY = shutil.which("softhsm2-util")
 MODULE = "/usr/lib/softhsm/libsofthsm2.so"

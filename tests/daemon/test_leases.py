@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease
-from sealane.daemon import leases
-from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.leases import LeaseCache
+from sealane.daemon.gateway import leases
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.leases import LeaseCache
 from sealane.errors import LeaseError, UnavailableError
 from sealane.protocol.v1 import broker_pb2
 

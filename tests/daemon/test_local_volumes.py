@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 from sealane.crypto.certificates import Subject
-from sealane.daemon.volumes import Via
-from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.daemon.gateway.servicer import VolumesServicer
+from sealane.daemon.gateway.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import (
     broker_pb2,

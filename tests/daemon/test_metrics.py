@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon import metrics
-from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.runtime import metrics
+from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.errors import UnavailableError
 
 

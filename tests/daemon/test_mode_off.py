@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.volume_back_ends import Via
-from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.daemon.gateway.back_ends import Via
+from sealane.daemon.gateway.servicer import VolumesServicer
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import broker_pb2, volumes_pb2
 from volume_control import HOST, World

@@ -12,8 +12,8 @@ import pytest
 
 from control_plane import Site, daemon, short_directory
 from sealane.daemon import main as main_module
-from sealane.daemon import process
 from sealane.daemon.config import load_config
+from sealane.daemon.runtime import process
 from sealane.errors import UnavailableError
 
 PR_GET_DUMPABLE = 3
@@ -22,7 +22,7 @@ PR_GET_DUMPABLE = 3
 def test_process_can_not_be_traced_by_its_jobs() -> None:
     forbid_then_ask = f"""
 import ctypes, resource
-from sealane.daemon.process import forbid_inspection
+from sealane.daemon.runtime.process import forbid_inspection
 libc = ctypes.CDLL(None)
 before = libc.prctl({PR_GET_DUMPABLE}, 0, 0, 0, 0)
 forbid_inspection()
@@ -70,7 +70,7 @@ def unlocked_private_memory(pid: int) -> list[str]:
 @pytest.fixture
 def lockable() -> None:
     """Skip where nobody lets this user lock memory without bound."""
-    ask = "from sealane.daemon.process import lock_memory; lock_memory()"
+    ask = "from sealane.daemon.runtime.process import lock_memory; lock_memory()"
     if subprocess.run([sys.executable, "-c", ask], capture_output=True, check=False).returncode:
         pytest.skip("memory can't be locked here: it takes LimitMEMLOCK=infinity or CAP_IPC_LOCK")
 

@@ -9,7 +9,7 @@ from google.protobuf import empty_pb2
 from control_plane import Site, daemon, short_directory
 from half_sent import HalfSender, attack
 from patience import PATIENCE_SECONDS
-from sealane.daemon.servers import CERTIFIED, STRANGERS, Quota, server_options
+from sealane.daemon.runtime.servers import CERTIFIED, STRANGERS, Quota, server_options
 from sealane.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 CHALLENGE = "/sealane.v1.Attestation/GetChallenge"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.attachments import (
+from sealane.daemon.gateway.attachments import (
     FILE_NAME,
     Attachment,
     AttachmentFiles,
     seal_attachment,
 )
-from sealane.daemon.volumes import Via
+from sealane.daemon.gateway.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from volume_control import (
     HOST,
@@ -195,7 +195,7 @@ async def test_who_may_only_read_by_now_does_not_come_back_to_write(
 ) -> None:
     volume_id = await attached(world)
     await world.end_gateway()
-    monkeypatch.setattr("sealane.daemon.volumes.is_read_only", lambda *_: True)
+    monkeypatch.setattr("sealane.daemon.gateway.volumes.is_read_only", lambda *_: True)
     await world.start_gateway()
     assert await happened(world, volume_id, "attachment_dropped") == "attachment.volume"
     assert not world.gateway.attached

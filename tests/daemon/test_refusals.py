@@ -19,7 +19,7 @@ from sealane.daemon.broker.refusals import (
     SummedAudit,
     refusals_recorded,
 )
-from sealane.daemon.volumes import Via
+from sealane.daemon.gateway.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, operator_pb2
 from volume_control import HOST, World, create

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.server_certificates import CertificateFeed
+from sealane.daemon.node.server_certificates import CertificateFeed
 
 HANDSHAKES = 300
 # In a process of its own: what is tested for ends the process.
 SERVER = """
     import asyncio, sys, time
     import grpc
-    from sealane.daemon.server_certificates import CertificateFeed
+    from sealane.daemon.node.server_certificates import CertificateFeed
 
     key, chain, anchor = [part.encode() for part in sys.stdin.read().split("|")]
     made = [time.monotonic(), None]

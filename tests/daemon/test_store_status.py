@@ -4,8 +4,8 @@ import datetime as dt
 
 import pytest
 
-from sealane.daemon.jobs import Job, JobKind, JobState
-from sealane.daemon.store_status import store_status
+from sealane.daemon.volume.jobs import Job, JobKind, JobState
+from sealane.daemon.volume.store_status import store_status
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 

@@ -12,15 +12,15 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease, LeaseHolder
-from sealane.daemon import supply
-from sealane.daemon.attached import Attached
-from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.events import EventLog
-from sealane.daemon.leases import LeaseCache
-from sealane.daemon.ports import AttachedPort
-from sealane.daemon.supply import Supply, released_keys
-from sealane.daemon.unflushed import Unflushed
-from sealane.daemon.volume_back_ends import VolumeBackEnd
+from sealane.daemon.gateway import supply
+from sealane.daemon.gateway.attached import Attached
+from sealane.daemon.gateway.back_ends import VolumeBackEnd
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.data_path import AttachedVolume
+from sealane.daemon.gateway.leases import LeaseCache
+from sealane.daemon.gateway.supply import Supply, released_keys
+from sealane.daemon.gateway.unflushed import Unflushed
+from sealane.daemon.volume.events import EventLog
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
@@ -140,7 +140,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     port = Port([lease.counters], {1: b"\1" * 32})
     attached = Attached(
         descriptor=descriptor,
-        port=cast("AttachedPort", port),
+        port=cast("AttachedVolume", port),
         leases=holder,
         host_nqn="nqn.h",
         back_end=cast("VolumeBackEnd", None),

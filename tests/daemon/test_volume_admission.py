@@ -12,12 +12,12 @@ from cryptography import x509
 
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
-from sealane.daemon.clock import utc_now
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.queue_opening import QueueOpening
-from sealane.daemon.volumes import Via
+from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.gateway.volumes import Via
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
@@ -189,7 +189,7 @@ async def test_certificate_that_expires_on_a_live_connection_is_refused(
         stub = storage_pb2_grpc.StorageStub(channel)
         await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
         late = gateway.certificate.not_valid_after_utc
-        monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: late)
+        monkeypatch.setattr("sealane.daemon.runtime.calls.utc_now", lambda: late)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
     error = error_of(caught.value, peer="target")
@@ -273,7 +273,7 @@ async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RENEW_SECONDS", "RETRY_SECONDS", "_SPACING_SECONDS"):
-        monkeypatch.setattr(f"sealane.daemon.identity.{name}", 0.0)
+        monkeypatch.setattr(f"sealane.daemon.node.identity.{name}", 0.0)
     gateway = world.identities["gateway"]
     first = gateway.certificate
     failures = 3

@@ -3,8 +3,8 @@
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.volume_back_ends import Via
-from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.daemon.gateway.back_ends import Via
+from sealane.daemon.gateway.servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc, volumes_pb2
 from volume_control import World, create

@@ -13,13 +13,14 @@ from brokers import MemoryAudit
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
-from sealane.daemon.events import Event
-from sealane.daemon.ports import NativeEvent, QueueGrant
-from sealane.daemon.servers import (
+from sealane.daemon.gateway.grants import QueueGrant
+from sealane.daemon.gateway.volumes import Via
+from sealane.daemon.runtime.servers import (
     MESSAGE_BYTES_MAX,
     METADATA_BYTES_MAX,
 )
-from sealane.daemon.volumes import Via
+from sealane.daemon.volume.engine_events import StorageEvent
+from sealane.daemon.volume.events import Event
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
@@ -119,7 +120,7 @@ async def test_text_of_a_caller_comes_back_shortened(world: World) -> None:
 async def test_number_of_namespaces_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.storage_control.NAMESPACES_MAX", 1)
+    monkeypatch.setattr("sealane.daemon.target.control.NAMESPACES_MAX", 1)
     await create(world)
     with pytest.raises(UnavailableError) as caught:
         await create(world)
@@ -140,7 +141,7 @@ async def test_queue_ids_that_cannot_be_are_refused(world: World, queue_id: int)
 async def test_a_ticket_of_another_length_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.queue_admission.TICKET_BYTES", 15)
+    monkeypatch.setattr("sealane.daemon.target.queue_admission.TICKET_BYTES", 15)
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     with pytest.raises(ProtocolError) as caught:
@@ -278,7 +279,7 @@ async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
     asked: list[uuid.UUID] = []
 
     async def close_volume(deleted: uuid.UUID) -> None:
-        def take_events(volume: uuid.UUID) -> Sequence[NativeEvent]:
+        def take_events(volume: uuid.UUID) -> Sequence[StorageEvent]:
             asked.append(volume)
             raise UsageError("volume.unknown", "gone")
 
@@ -304,7 +305,7 @@ async def test_impossible_host_is_refused(world: World, host_nqn: str) -> None:
 async def test_low_counters_fetch_the_next_lease(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.supply.REFILL_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("sealane.daemon.gateway.supply.REFILL_POLL_SECONDS", 0.01)
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     made = world.gateway.attached[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.demo.adversary import (
+from sealane.cli.demo.adversary import (
     SLBA_OFFSET,
     SLOT_BYTES,
     DiskAdversary,

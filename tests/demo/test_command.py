@@ -15,7 +15,7 @@ from patience import PATIENCE_SECONDS
 COMMAND = (
     sys.executable,
     "-c",
-    "import sys; from sealane.daemon.cli import main; sys.exit(main())",
+    "import sys; from sealane.cli.sealane import main; sys.exit(main())",
 )
 
 

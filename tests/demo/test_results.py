@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sealane.daemon.demo.results import AllReduceRun, DemoResults, VolumeProof
+from sealane.cli.demo.results import AllReduceRun, DemoResults, VolumeProof
 
 RUN = AllReduceRun(
     sites=2,

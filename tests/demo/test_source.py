@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.demo.source import (
+from sealane.cli.demo.source import (
     ARCHIVE_BYTES_MAX,
     Source,
     describe,

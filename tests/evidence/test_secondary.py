@@ -15,7 +15,7 @@ from sealane.crypto.evidence import nvidia
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE
 from sealane.daemon.config import SecondaryEvidenceConfig
-from sealane.daemon.evidence.secondary import OUTPUT_BYTES_MAX, CommandSource, collect_all
+from sealane.daemon.node.evidence.secondary import OUTPUT_BYTES_MAX, CommandSource, collect_all
 from sealane.errors import UnavailableError
 
 NONCE = bytes(range(32))

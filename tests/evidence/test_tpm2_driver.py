@@ -38,13 +38,13 @@ def other_machine(tmp_path: Path) -> Iterator[SoftwareTpm]:
 
 
 def connect(machine: SoftwareTpm) -> Any:
-    from sealane.daemon.tpm import Tpm
+    from sealane.daemon.node.tpm import Tpm
 
     return Tpm(machine.tcti)
 
 
 def open_driver(machine: SoftwareTpm, **options: Any) -> Any:
-    from sealane.daemon.evidence.tpm2 import Tpm2Driver
+    from sealane.daemon.node.evidence.tpm2 import Tpm2Driver
 
     return Tpm2Driver(connect(machine), **{"pcrs": PCRS, **options})
 

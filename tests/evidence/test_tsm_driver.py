@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
+from sealane.daemon.node.evidence.tsm import ReportTree, TsmDriver
 from sealane.errors import UnavailableError, UsageError
 from vendors.tsm import ImitationTree
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relays import emulator
-from sealane.daemon.ctl_session_stat import LIMITS, limits, record, since, table
+from sealane.cli.session_stat import LIMITS, limits, record, since, table
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import connected, taken
 

@@ -13,10 +13,11 @@ import pytest
 from fabrics import fabric, settings
 from patience import PATIENCE_SECONDS
 from sealane._native import Emulator, LinkSettings
+from sealane.cli.session_stat import record, table
 from sealane.client.session import Session
-from sealane.daemon.ctl_session_stat import record, table
+from sealane.daemon.config import PATHS_MAX
 from sealane.daemon.fabric.establishment import Answer, Offer
-from sealane.daemon.fabric.paths import PATHS_MAX, bind_addresses
+from sealane.daemon.fabric.paths import bind_addresses
 from sealane.daemon.fabric.snapshots import path_statistics
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2

@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.fabric.establishment import Result
 from sealane.daemon.fabric.shown import responder_shown
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.errors import VerificationError
 from trust.results import result_for
 

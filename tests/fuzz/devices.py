@@ -7,8 +7,8 @@ import contextlib
 from uuid import UUID
 
 from sealane.crypto.encoding import canonical_json
-from sealane.daemon.anchors.record_file import decode_content, encode_content
-from sealane.daemon.storage.device import parse_device
+from sealane.daemon.device.anchors.record_file import decode_content, encode_content
+from sealane.daemon.device.directory import parse_device
 from sealane.errors import VerificationError
 
 DEVICE = UUID(int=13)

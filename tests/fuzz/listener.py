@@ -8,8 +8,8 @@ from fuzz.admin import ENABLE, NQN, PLAIN, property_set
 from fuzz.script import Script
 from fuzz.sockets import LOOP, finish, pair
 from sealane import _native
-from sealane.daemon.storage.exported import Admission, Association, Exported, Provider
-from sealane.daemon.storage.listener import Listener
+from sealane.daemon.nvme.exported import Admission, Association, Exported, Provider
+from sealane.daemon.nvme.listener import Listener
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect

@@ -25,8 +25,8 @@ from sealane.crypto.evidence.cmw import Item, encode_collection
 from sealane.crypto.evidence.collateral import vendor_roots
 from sealane.crypto.evidence.nvidia import EVIDENCE_LABEL
 from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
-from sealane.daemon.anchors.anchor import CATALOGUE, U64_MAX, Anchored, volume_record
-from sealane.daemon.anchors.record_file import Content, encode_content
+from sealane.daemon.device.anchors.anchor import CATALOGUE, U64_MAX, Anchored, volume_record
+from sealane.daemon.device.anchors.record_file import Content, encode_content
 from sealane.protocol.nvme.authentication import HashFunction, HostSecret
 from sealane.protocol.nvme.command import encode_completion
 from sealane.protocol.nvme.constants import (

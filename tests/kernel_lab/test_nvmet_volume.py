@@ -14,10 +14,10 @@ from attached_hosts import host_of, new_secret
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 from permits import own_authorized
-from sealane.daemon.ports import VolumeKey
-from sealane.daemon.storage.gateway import Gateway
-from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.storage.third_party_link import ThirdParty
+from sealane.daemon.gateway.data_path import Gateway
+from sealane.daemon.gateway.grants import VolumeKey
+from sealane.daemon.gateway.third_party import ThirdPartyStores
+from sealane.daemon.gateway.third_party_link import ThirdParty
 from sealane.errors import VerificationError
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import VolumeQueue

@@ -11,10 +11,10 @@ import pytest
 
 from kills.world import BROKERS, GATEWAYS, World, world
 from sealane.crypto.keys import WrappingKey
-from sealane.daemon.anchors.counter import FileCounter
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.device.anchors.counter import FileCounter
 from seeds import SEED
 
 # `make kill-test` makes dozens; the seed only chooses victims and pauses.

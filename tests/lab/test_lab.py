@@ -15,7 +15,7 @@ import pytest
 
 from labs import SEALANE, RunningLab, command, needs_root, running, wan
 from patience import PATIENCE_SECONDS
-from sealane.transport.lab.names import lab_names, socket_address
+from sealane.lab.names import lab_names, socket_address
 
 pytestmark = needs_root
 

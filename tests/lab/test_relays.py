@@ -15,8 +15,8 @@ import pytest
 
 from labs import RunningLab, command, drain, wan
 from patience import PATIENCE_SECONDS
-from sealane.daemon import lab as command_line
-from sealane.transport.lab.names import lab_names
+from sealane.cli import lab as command_line
+from sealane.lab.names import lab_names
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sealane.errors import UsageError
-from sealane.transport.lab.holder import check_capacity
-from sealane.transport.lab.measure import Capacity
-from sealane.transport.lab.report import nothing, quantile, run_report
-from sealane.transport.lab.topology import Topology
+from sealane.lab.holder import check_capacity
+from sealane.lab.measure import Capacity
+from sealane.lab.report import nothing, quantile, run_report
+from sealane.lab.topology import Topology
 
 LINK = {"rate_bits_per_second": 12_000_000, "delay_micros": 0, "buffer_bytes": 1500}
 TOPOLOGY = Topology.model_validate({"wan": [{"name": "x", "left": ["a"], "right": ["b"], **LINK}]})

@@ -24,7 +24,7 @@ from sealane._native import SessionEndpoint
 from sealane.client.session import Session
 from sealane.daemon.fabric import service, units
 from sealane.errors import SessionError
-from sealane.transport.lab import kernel
+from sealane.lab import kernel
 from session_pairs import connected
 
 pytestmark = needs_root

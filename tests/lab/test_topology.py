@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from labs import CLEAN, wan
-from sealane.daemon.sections import load_section
+from sealane.daemon.runtime.sections import load_section
 from sealane.errors import UsageError
-from sealane.transport.lab.plan import hosts_file, plan
-from sealane.transport.lab.topology import Topology, check_name
+from sealane.lab.plan import hosts_file, plan
+from sealane.lab.topology import Topology, check_name
 
 
 def load(tmp_path: Path, text: str) -> Topology:

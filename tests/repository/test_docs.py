@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.ctl import NOUNS, _parser
-from sealane.daemon.sections import load_section
-from sealane.transport.lab.topology import Topology
+from sealane.cli.ctl import NOUNS, _parser
+from sealane.daemon.runtime.sections import load_section
+from sealane.lab.topology import Topology
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [

@@ -11,7 +11,7 @@ import pytest
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("daemon", "protocol", "crypto", "transport", "client")
+PACKAGES = sorted(path.name for path in (ROOT / "src" / "sealane").iterdir() if path.is_symlink())
 
 
 def tracked(*patterns: str) -> list[Path]:

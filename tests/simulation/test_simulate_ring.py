@@ -7,7 +7,7 @@ import pytest
 
 from sealane import _native
 from sealane.client.collectives import schedule
-from sealane.transport.model import (
+from sealane.planning.model import (
     PACKET_OVERHEAD_BYTES,
     ErasureCoded,
     Loss,

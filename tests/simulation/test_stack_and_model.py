@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sealane import _native
-from sealane.transport.model import (
+from sealane.planning.model import (
     NACK_FACTOR,
     PACKET_OVERHEAD_BYTES,
     RTO_FACTOR,
@@ -15,7 +15,7 @@ from sealane.transport.model import (
     SelectiveRepeat,
     completion,
 )
-from sealane.transport.planner import rank
+from sealane.planning.planner import rank
 
 MIB = 1 << 20
 PARTS = 1_000_000_000

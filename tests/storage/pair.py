@@ -13,10 +13,11 @@ from typing import Literal
 from attached_hosts import host_of, new_secret
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import PeerIncarnation, QueueGrant, VolumeKey
-from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
-from sealane.daemon.storage.target import Target
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.gateway.grants import QueueGrant, VolumeKey
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"

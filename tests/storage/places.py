@@ -18,9 +18,9 @@ from attacks.pdus import (
 )
 from patience import PATIENCE_SECONDS
 from sealane import _native
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.nvme.subsystem_config import SubsystemConfig
+from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode
 from sealane.transport.nvme.authenticate import Credentials

@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sealane.daemon.anchors.anchor import Anchor
-from sealane.daemon.anchors.broker import NoAnchor
-from sealane.daemon.devices import ServedDevice
-from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
-from sealane.daemon.storage.catalogue import Catalogue, make_directory
-from sealane.daemon.storage.device import DEVICE_FILES, Device, DeviceFile
+from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.device.anchors.anchor import Anchor
+from sealane.daemon.device.anchors.broker import NoAnchor
+from sealane.daemon.device.catalogue import Catalogue, make_directory
+from sealane.daemon.device.directory import DEVICE_FILES, Device, DeviceFile
+from sealane.daemon.node.peers import ServedDevice
 
 
 @contextlib.asynccontextmanager

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from anchors.memory_anchor import MemoryAnchor
-from sealane.daemon.anchors.anchor import CATALOGUE, FAILED, Change, volume_record
-from sealane.daemon.anchors.device_anchors import DeviceAnchors
-from sealane.daemon.storage import device as device_module
-from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
-from sealane.daemon.storage.catalogue import STORE_SUFFIX, Catalogue
-from sealane.daemon.storage.device import DEVICE_NAME, DeviceFile
+from sealane.daemon.device import directory as device_module
+from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.device.anchors.anchor import CATALOGUE, FAILED, Change, volume_record
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.device.catalogue import STORE_SUFFIX, Catalogue
+from sealane.daemon.device.directory import DEVICE_NAME, DeviceFile
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from storage.store_device import open_device
 

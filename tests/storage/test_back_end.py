@@ -2,7 +2,7 @@
 
 import pytest
 
-from sealane.daemon.storage.back_end import (
+from sealane.daemon.gateway.back_end import (
     LOSS_WINDOW_SECONDS,
     RETRY_SECONDS_MAX,
     RETRY_SECONDS_MIN,

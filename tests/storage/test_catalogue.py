@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.files import FILE_BYTES_MAX
-from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.device.catalogue import Catalogue
+from sealane.daemon.runtime.files import FILE_BYTES_MAX
 from sealane.errors import UnavailableError, UsageError
 
 FIRST = uuid.UUID("11111111-1111-4111-8111-111111111111")

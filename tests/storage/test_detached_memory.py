@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sealane import _native
-from sealane.daemon.storage.gateway import GatewaySettings
+from sealane.daemon.gateway.data_path import GatewaySettings
 from storage.pair import MEBIBYTE, World, counters, make_world
 
 ROUNDS = 12

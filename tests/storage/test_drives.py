@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sealane import _native
-from sealane.daemon.storage.catalogue import Catalogue
-from sealane.daemon.storage.drives import Drives
-from sealane.daemon.storage.target import Target
+from sealane.daemon.device.catalogue import Catalogue
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.drives import Drives
 from sealane.errors import UnavailableError, UsageError
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))

@@ -7,9 +7,9 @@ from typing import Literal
 import pytest
 
 from sealane import _native
-from sealane.daemon.ports import QueueGrant
-from sealane.daemon.storage.gateway import Gateway
-from sealane.daemon.storage.target import KEPT_STORES
+from sealane.daemon.gateway.data_path import Gateway
+from sealane.daemon.gateway.grants import QueueGrant
+from sealane.daemon.target.data_path import KEPT_STORES
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.nvme.initiator import NvmeStatusError
 from storage.pair import (
@@ -142,7 +142,7 @@ async def test_detach_reports_a_journal_that_it_cannot_flush(
         raise UnavailableError("call.unreachable", "no target")
 
     if is_silent:
-        monkeypatch.setattr("sealane.daemon.storage.last_flush.FLUSH_SECONDS", 0.1)
+        monkeypatch.setattr("sealane.daemon.gateway.last_flush.FLUSH_SECONDS", 0.1)
     async with world.queue() as queue:
         await queue.write(0, data(8 * 4096))
     monkeypatch.setattr(world.attached.back_end, "_open_queue", unreachable)

@@ -13,8 +13,8 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from sealane import _native
-from sealane.daemon.storage import admin_session
-from sealane.daemon.storage import listener as listening
+from sealane.daemon.nvme import admin_session
+from sealane.daemon.nvme import listener as listening
 from sealane.protocol.nvme.constants import AdminOpcode
 from storage.places import Place, admin_queue, io_queue, plain
 

@@ -14,7 +14,7 @@ from typing import Literal, Self, TypeAlias
 
 import pytest
 
-from sealane.daemon.demo.adversary import block_start
+from sealane.cli.demo.adversary import block_start
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import VolumeQueue
 from storage.pair import SECTORS, World, make_world

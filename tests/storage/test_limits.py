@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 
 from sealane import _native
-from sealane.daemon.storage import listener as listening
-from sealane.daemon.storage import target as target_module
-from sealane.daemon.storage.target_subsystem import GATEWAYS_MAX
+from sealane.daemon.nvme import listener as listening
+from sealane.daemon.target import data_path as target_module
+from sealane.daemon.target.volume_subsystem import GATEWAYS_MAX
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, Status

@@ -14,16 +14,16 @@ import structlog
 
 from patience import PATIENCE_SECONDS
 from sealane import _native
-from sealane.daemon.storage import listener as listening
-from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.exported import (
+from sealane.daemon.nvme import listener as listening
+from sealane.daemon.nvme.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
     Provider,
 )
-from sealane.daemon.storage.listener import Listener
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.admin import AdminController
 from sealane.protocol.nvme.authentication import HostSecret

@@ -14,9 +14,8 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from sealane import _native
-from sealane.daemon.storage import admin_session
-from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.exported import (
+from sealane.daemon.nvme import admin_session
+from sealane.daemon.nvme.exported import (
     Admission,
     Association,
     ConnectRefusedError,
@@ -24,7 +23,8 @@ from sealane.daemon.storage.exported import (
     Portal,
     Provider,
 )
-from sealane.daemon.storage.listener import Listener
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.authentication import (
     AUTHENTICATION_REQUIRED,

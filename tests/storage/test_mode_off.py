@@ -12,10 +12,10 @@ import pytest
 from attached_hosts import host_of, new_secret
 from attacks.disk import read_slot, write_slot
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import QueueGrant, VolumeKey
-from sealane.daemon.storage.filling_volume import FillingVolume
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway
-from sealane.daemon.storage.target import Target
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
+from sealane.daemon.gateway.filling_volume import FillingVolume
+from sealane.daemon.gateway.grants import QueueGrant, VolumeKey
+from sealane.daemon.target.data_path import Target
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import VolumeQueue
 from storage.pair import GATEWAY, HOST, counters

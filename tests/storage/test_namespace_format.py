@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from sealane.daemon.storage.third_party_link import ThirdParty, check_format
+from sealane.daemon.gateway.third_party_link import ThirdParty, check_format
 from sealane.errors import UsageError
 from sealane.protocol.nvme.identify import NamespaceIdentity, decode_namespace, encode_namespace
 from sealane.protocol.nvme.subsystem import volume_subsystem

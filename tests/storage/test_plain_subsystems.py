@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.storage.discovery import DISCOVERY_NQN
-from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.exported import Exported, Provider
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems, plan
+from sealane.daemon.nvme.discovery import DISCOVERY_NQN
+from sealane.daemon.nvme.exported import Exported, Provider
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.nvme.subsystem_config import SubsystemConfig
+from sealane.daemon.target.subsystems import PlainSubsystems, plan
+from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.nvme.subsystem_config import SubsystemConfig
+from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.errors import Error
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.volume_queue import VolumeQueue

@@ -10,11 +10,11 @@ import pytest
 
 from anchors.memory_anchor import MemoryAnchor
 from sealane.crypto.certificates import Subject
-from sealane.daemon.anchors.anchor import volume_record
-from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
-from sealane.daemon.storage.catalogue import Catalogue
-from sealane.daemon.storage.target import Target
-from sealane.daemon.storage_control import StorageService
+from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.device.anchors.anchor import volume_record
+from sealane.daemon.device.catalogue import Catalogue
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.data_path import Target
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.nvme.initiator import NvmeStatusError

@@ -14,10 +14,10 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.events import Event
-from sealane.daemon.storage.openings import Openings
-from sealane.daemon.storage.target import Target
-from sealane.daemon.storage_control import StorageService
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.openings import Openings
+from sealane.daemon.volume.events import Event
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 from storage.store_device import open_device, volume_files

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.anchors.anchor import Anchor, Change, volume_record
-from sealane.daemon.anchors.broker import BrokerAnchor
-from sealane.daemon.storage.device import Device
-from sealane.daemon.storage.target import Target
+from sealane.daemon.device.anchors.anchor import Anchor, Change, volume_record
+from sealane.daemon.device.anchors.broker import BrokerAnchor
+from sealane.daemon.device.directory import Device
+from sealane.daemon.target.data_path import Target
 from sealane.errors import UnavailableError, VerificationError
 from storage.store_device import open_device
 

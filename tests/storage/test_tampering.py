@@ -9,9 +9,9 @@ import pytest
 
 from attacks.disk import read_slot
 from patience import PATIENCE_SECONDS
-from sealane.daemon.demo.adversary import block_start
-from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
-from sealane.daemon.storage.gateway import GatewaySettings
+from sealane.cli.demo.adversary import block_start
+from sealane.daemon.gateway.back_end import VERIFICATION_LOSSES_MAX
+from sealane.daemon.gateway.data_path import GatewaySettings
 from sealane.transport.nvme.initiator import NvmeStatusError, VolumeQueue
 from storage.pair import (
     INTERNAL_ERROR,
@@ -200,7 +200,7 @@ async def test_forged_completions_that_keep_coming_fail_the_volume(
     world: World, monkeypatch: pytest.MonkeyPatch, forges_outcomes: bool
 ) -> None:
     """Of one write, where nothing about it gets through; of write after write, where answers do."""
-    monkeypatch.setattr("sealane.daemon.storage.back_end.RETRY_SECONDS_MAX", 0.001)
+    monkeypatch.setattr("sealane.daemon.gateway.back_end.RETRY_SECONDS_MAX", 0.001)
     async with intercepted(world) as wire, world.queue() as queue:
         wire.forges_outcomes = forges_outcomes
         # An end to them, so that a gateway that takes no offence has its writes done.

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sealane import _native
-from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.storage.gateway import GatewaySettings
-from sealane.daemon.storage.listener import Admission
-from sealane.daemon.storage.target_subsystem import TargetSubsystem
+from sealane.daemon.gateway.data_path import GatewaySettings
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.nvme.listener import Admission
+from sealane.daemon.target.volume_subsystem import TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.discovery import discover
@@ -59,7 +59,7 @@ async def test_no_ticket_no_queue(world: World) -> None:
 
 
 async def test_expired_ticket_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealane.daemon.storage.target.TICKET_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.daemon.target.data_path.TICKET_SECONDS", 0.0)
     grant = world.grant(1)
     async with world.back_host() as host:
         with pytest.raises(NvmeStatusError):
@@ -83,7 +83,7 @@ async def test_a_ticket_of_another_admitted_host_is_refused_and_spent(world: Wor
 async def test_a_queue_that_was_fenced_before_it_started_never_runs(
     world: World, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.storage.target_subsystem.GATEWAYS_MAX", 1)
+    monkeypatch.setattr("sealane.daemon.target.volume_subsystem.GATEWAYS_MAX", 1)
     grant = world.grant(1)
     admit = TargetSubsystem.admit
 
@@ -197,7 +197,7 @@ def test_a_queue_secret_makes_one_queue_only() -> None:
 async def test_tickets_that_nobody_uses_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.storage.target._TICKETS_MAX", 2)
+    monkeypatch.setattr("sealane.daemon.target.data_path._TICKETS_MAX", 2)
     world.grant(1)
     world.grant(2)
     with pytest.raises(UnavailableError) as caught:

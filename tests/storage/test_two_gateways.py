@@ -18,14 +18,15 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.authorizations import Authorizations
-from sealane.daemon.ports import PeerIncarnation, QueueGrant, VolumeKey
-from sealane.daemon.queue_opening import QueueOpening
-from sealane.daemon.storage import target as target_module
-from sealane.daemon.storage import target_subsystem
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
-from sealane.daemon.storage.target import Target
-from sealane.daemon.storage_control import StorageService
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.gateway.grants import QueueGrant, VolumeKey
+from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.node.authorizations import Authorizations
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.target import data_path as target_module
+from sealane.daemon.target import volume_subsystem as target_subsystem
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.data_path import Target
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2

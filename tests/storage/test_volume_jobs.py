@@ -12,16 +12,16 @@ import pytest
 
 from attacks.disk import read_slot
 from patience import PATIENCE_SECONDS
+from sealane.cli.demo.adversary import block_start
 from sealane.daemon.config import ScrubConfig
-from sealane.daemon.demo.adversary import block_start
-from sealane.daemon.files import RESERVE_NAME
-from sealane.daemon.jobs import Job, JobKind
-from sealane.daemon.scrub_schedule import due_volume, keep_jobs
-from sealane.daemon.storage.catalogue import Catalogue
-from sealane.daemon.storage.openings import Openings
-from sealane.daemon.storage.target import Target
-from sealane.daemon.storage.volume_jobs import VolumeJobs
-from sealane.daemon.store_status import store_status
+from sealane.daemon.device.catalogue import Catalogue
+from sealane.daemon.runtime.files import RESERVE_NAME
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.openings import Openings
+from sealane.daemon.target.scrub_schedule import due_volume, keep_jobs
+from sealane.daemon.volume.jobs import Job, JobKind
+from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.daemon.volume.store_status import store_status
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.tasks import TaskOwner

@@ -11,17 +11,17 @@ from pathlib import Path
 from attached_hosts import host_of, new_secret
 from permits import own_authorized
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.anchors.anchor import Anchored, Change, changed
-from sealane.daemon.anchors.broker import BrokerAnchor
-from sealane.daemon.ports import VolumeKey
-from sealane.daemon.storage.exported import Exported, Provider
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
-from sealane.daemon.storage.third_party import ThirdPartyStores, ThirdPartyVolume
-from sealane.daemon.storage.third_party_link import ThirdParty
-from sealane.daemon.volume_device import OpenDevice, VolumeDevice
+from sealane.daemon.device.anchors.anchor import Anchored, Change, changed
+from sealane.daemon.device.anchors.broker import BrokerAnchor
+from sealane.daemon.device.third_party import OpenDevice, VolumeDevice
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.gateway.grants import VolumeKey
+from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
+from sealane.daemon.gateway.third_party_link import ThirdParty
+from sealane.daemon.nvme.exported import Exported, Provider
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.nvme.subsystem_config import SubsystemConfig
+from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.errors import UnavailableError, VerificationError
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import VolumeQueue

@@ -26,7 +26,7 @@ from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.etcd import EtcdStore
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import (
     Error,
     LeaseError,

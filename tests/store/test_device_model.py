@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from brokers import Count, start_broker
 from sealane.crypto.certificates import Subject
-from sealane.daemon.anchors.anchor import CATALOGUE, Change
 from sealane.daemon.broker.devices import FENCE
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Change
 from sealane.errors import Error
 from store.test_devices import OTHER, S_AGAIN, S, World, change
 

@@ -14,7 +14,6 @@ from brokers import Count, MemoryAudit, start_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.devices import (
     DEVICES_PER_NODE_MAX,
@@ -27,8 +26,9 @@ from sealane.daemon.broker.devices import (
 from sealane.daemon.broker.records import NodeRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
-from sealane.daemon.jobs import REASON_MAX, REASONS_MAX
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
 

@@ -7,7 +7,7 @@ import pytest
 
 from sealane.daemon.broker.opening import HEADS_NAME, STORE_NAME, opened_broker
 from sealane.daemon.config import BrokerConfig
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import VerificationError
 
 

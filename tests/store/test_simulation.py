@@ -10,7 +10,6 @@ import pytest
 import structlog
 
 from sealane.crypto.lease import START_EPOCH_MAX, Arena
-from sealane.daemon.anchors.counter import MonotonicCounter
 from sealane.daemon.broker import instance as instances
 from sealane.daemon.broker.records import InstanceRecord, Stored, instance_name
 from sealane.daemon.broker.registry import Registry
@@ -18,6 +17,7 @@ from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.contract import STATE_KEY, Change, Entry
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.state import Known, SetHash, State
+from sealane.daemon.device.anchors.counter import MonotonicCounter
 from sealane.errors import UnavailableError
 from sealane.protocol.etcd import rpc_pb2
 from seeds import SEED

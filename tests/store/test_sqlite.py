@@ -19,7 +19,7 @@ from sealane.daemon.broker.store import sqlite
 from sealane.daemon.broker.store.contract import Entry
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.clock import utc_now
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 VOLUME = uuid.UUID("00000000-0000-4000-8000-000000000001")

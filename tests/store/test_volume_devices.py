@@ -8,10 +8,10 @@ import pytest
 
 from brokers import Count, start_broker
 from sealane.crypto.certificates import Subject
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.daemon.broker.devices import DEVICES_PER_NODE_MAX, FENCE
 from sealane.daemon.broker.records import VolumeRecord
 from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
 from store.test_devices import KEM, S, World, refused

@@ -12,14 +12,14 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from sealane import _native
-from sealane.daemon.storage.exported import (
+from sealane.daemon.nvme.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
     Provider,
 )
-from sealane.daemon.storage.listener import Listener
+from sealane.daemon.nvme.listener import Listener
 from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect

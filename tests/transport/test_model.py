@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sealane.errors import UsageError
-from sealane.transport.model import (
+from sealane.planning.model import (
     NACK_FACTOR,
     RTO_FACTOR,
     ErasureCoded,
@@ -22,7 +22,7 @@ from sealane.transport.model import (
     sample_losses,
     wire_units,
 )
-from sealane.transport.model.tail import Tail
+from sealane.planning.model.tail import Tail
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

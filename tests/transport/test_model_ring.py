@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sealane.errors import UsageError
-from sealane.transport.model import (
+from sealane.planning.model import (
     Loss,
     Path,
     SelectiveRepeat,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sealane.errors import UsageError
-from sealane.transport.model import (
+from sealane.planning.model import (
     ErasureCoded,
     Loss,
     Path,
@@ -15,8 +15,8 @@ from sealane.transport.model import (
     ideal,
     sample_losses,
 )
-from sealane.transport.planned_loss import PLANNED_LOSS_MAX
-from sealane.transport.planner import (
+from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+from sealane.planning.planner import (
     LossEstimator,
     Objective,
     PathCounters,
@@ -26,8 +26,8 @@ from sealane.transport.planner import (
     rank,
     why,
 )
-from sealane.transport.planner.choice import code_of
-from sealane.transport.planner.estimate import (
+from sealane.planning.planner.choice import code_of
+from sealane.planning.planner.estimate import (
     Evidence,
     estimate,
     poisson_interval,

@@ -22,7 +22,7 @@ from patience import PATIENCE_SECONDS
 from permits import permitted
 from relays import emulator, forger, switch
 from sealane._native import Completion, JobRing, Permit, SessionEndpoint
-from sealane.daemon.clock import monotonic_ns
+from sealane.daemon.runtime.clock import monotonic_ns
 
 REGION = 4 << 20
 

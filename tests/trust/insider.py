@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from control_plane import Daemon, Site
-from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.device_client import DeviceClient
-from sealane.daemon.enrolment import Enrolment
-from sealane.daemon.evidence.choose import open_driver
-from sealane.daemon.identity import Identity
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.trust_client import TrustClient
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.node.enrolment import Enrolment
+from sealane.daemon.node.evidence.choose import open_driver
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.trust_client import TrustClient
+from sealane.daemon.runtime.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)

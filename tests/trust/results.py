@@ -11,8 +11,8 @@ from sealane.crypto.attestation.ear import ResultSigner
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.evidence.claims import Claims
-from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
-from sealane.daemon.identity import Issued
+from sealane.daemon.node.identity import Issued
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
 
 Metadata = Mapping[str, str | bytes]
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.authorizations import (
+from sealane.daemon.node.authorizations import (
     NO_VOLUME,
     REFUSED_VOLUMES_MAX,
     STALE,
     Authorizations,
 )
-from sealane.daemon.clock import monotonic_ns
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.errors import UnavailableError, VerificationError
 from store.virtual import in_virtual_time
 from trust.world import running_authorizations

@@ -24,10 +24,11 @@ from sealane.client import Volume, connect
 from sealane.crypto.call_proof import CallEnds, CallProver
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon import call_keys, call_proofs
-from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change
-from sealane.daemon.call_keys import CallKeys, CallKeysServicer
-from sealane.daemon.calls import ALLOWED_ROLES, PROOF_KEY, UNPROVED
+from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change
+from sealane.daemon.node import call_proofs
+from sealane.daemon.runtime import call_keys
+from sealane.daemon.runtime.call_keys import CallKeys, CallKeysServicer
+from sealane.daemon.runtime.calls import ALLOWED_ROLES, PROOF_KEY, UNPROVED
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import (
     broker_pb2,
@@ -447,7 +448,7 @@ async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Held, Any
         made.append(Held(keys, caller))
         return made[-1]
 
-    monkeypatch.setattr("sealane.daemon.servers.CallKeysServicer", hold)
+    monkeypatch.setattr("sealane.daemon.runtime.servers.CallKeysServicer", hold)
     world, echo = World(), Echo()
     async with world.stop:
         address = await world.serve(await world.identity("target", "s"), echo)

@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import LIFETIME, Subject
-from sealane.daemon import calls, channels
-from sealane.daemon.clock import utc_now
+from sealane.daemon.node import channels
+from sealane.daemon.runtime import calls
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from trust.world import Echo, Site, ask
@@ -215,7 +216,7 @@ async def test_stream_ends_when_its_caller_may_not_act_any_more(
 
 
 async def test_refused_renewal_bars_the_role(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealane.daemon.identity._SPACING_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.daemon.node.identity._SPACING_SECONDS", 0.0)
     target, gateway = await site.identity("target", "s"), await site.identity("gateway", "g")
     echo = Echo(held=asyncio.Event())
     address = await site.serve(target, echo)
@@ -241,8 +242,8 @@ async def test_refused_renewal_bars_the_role(site: Site, monkeypatch: pytest.Mon
 async def test_unreachable_verifier_bars_nobody_until_the_certificate_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.identity._SPACING_SECONDS", 0.0)
-    monkeypatch.setattr("sealane.daemon.identity.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("sealane.daemon.node.identity._SPACING_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.daemon.node.identity.RETRY_SECONDS", 0.02)
     gateway = await site.identity("gateway", "g")
     gateway.on_barred.append(pytest.fail)
     site.refusal = UnavailableError("peer.unreachable", "no broker")
@@ -252,7 +253,7 @@ async def test_unreachable_verifier_bars_nobody_until_the_certificate_ends(
         await asyncio.wait_for(site.refused.wait(), PATIENCE_SECONDS)
         site.refused.clear()
         assert gateway.certificate
-    monkeypatch.setattr("sealane.daemon.identity.utc_now", lambda: utc_now() + LIFETIME)
+    monkeypatch.setattr("sealane.daemon.node.identity.utc_now", lambda: utc_now() + LIFETIME)
     for _ in range(3):
         await asyncio.wait_for(site.refused.wait(), PATIENCE_SECONDS)
         site.refused.clear()

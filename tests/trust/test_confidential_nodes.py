@@ -25,7 +25,7 @@ from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE, SNP_CERTIFICATES
 from sealane.crypto.evidence.nvidia import encode_evidence
 from sealane.daemon.broker.policy import parse_policy
-from sealane.daemon.evidence.tsm import TsmDriver
+from sealane.daemon.node.evidence.tsm import TsmDriver
 from sealane.errors import VerificationError
 from trust.confidential import known, policy
 from vendors.amd import amd

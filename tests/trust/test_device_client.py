@@ -11,8 +11,8 @@ import pytest
 
 from sealane.crypto.hpke import Context, seal_signed
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.device_client import DeviceClient, OpenedDevice
-from sealane.daemon.identity import Identity
+from sealane.daemon.device.broker_calls import DeviceClient, OpenedDevice
+from sealane.daemon.node.identity import Identity
 from sealane.errors import VerificationError
 from sealane.protocol.v1 import devices_pb2
 from trust.world import Site
@@ -93,8 +93,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
         ) -> devices_pb2.OpenDeviceResponse:
             return await call(None)
 
-        monkeypatch.setattr("sealane.daemon.device_client.DevicesStub", Stub)
-        monkeypatch.setattr("sealane.daemon.brokers.Brokers.call", call)
+        monkeypatch.setattr("sealane.daemon.device.broker_calls.DevicesStub", Stub)
+        monkeypatch.setattr("sealane.daemon.node.brokers.Brokers.call", call)
         yield made
 
 

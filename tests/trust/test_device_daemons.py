@@ -17,7 +17,7 @@ from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_dire
 from etcd_server import etcd_cluster
 from patience import PATIENCE_SECONDS
 from sealane.client import connect
-from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
+from sealane.daemon.device.anchors.device_anchors import ANCHOR_SECONDS
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import devices_pb2
 from software_tpm import software_tpm

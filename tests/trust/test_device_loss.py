@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon import target_device
-from sealane.daemon.devices import ServedDevice
-from sealane.daemon.target_device import keep_served
+from sealane.daemon.node.peers import ServedDevice
+from sealane.daemon.target import device as target_device
+from sealane.daemon.target.device import keep_served
 from sealane.errors import Error, UnavailableError, VerificationError
 
 SERVED = ServedDevice(device_id=uuid.UUID(int=1), fencing_epoch=1)

@@ -15,19 +15,19 @@ from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.keys import WrappingKey
-from sealane.daemon import enrolment as module
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.servicer import AttestationServicer
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.verifier import Clocks, VerifierService
-from sealane.daemon.calls import TlsOnly
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.enrolment import Enrolment, key_digest
-from sealane.daemon.evidence.choose import open_driver
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.node import enrolment as module
+from sealane.daemon.node.enrolment import Enrolment, key_digest
+from sealane.daemon.node.evidence.choose import open_driver
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.runtime.calls import TlsOnly
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, new_server, running
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
 from trust.verifiers import LISTED, NoBooks, software_policy

@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.clock import utc_now
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, VerificationError
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())

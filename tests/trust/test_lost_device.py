@@ -9,11 +9,10 @@ import pytest
 
 from anchors.memory_anchor import MemoryAnchor
 from patience import PATIENCE_SECONDS
-from sealane.daemon.anchors.anchor import CATALOGUE
-from sealane.daemon.devices import ServedDevice
-from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.storage.device import Device, DeviceFile
-from sealane.daemon.target_device import authorize_at, keep_served
+from sealane.daemon.device.anchors.anchor import CATALOGUE
+from sealane.daemon.device.directory import Device, DeviceFile
+from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
+from sealane.daemon.target.device import authorize_at, keep_served
 from sealane.errors import Error, UnavailableError, VerificationError
 
 PEER = PeerIncarnation(spiffe_id="spiffe://sealane/gateway/g", incarnation=b"G" * 16)

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.hpke import Context, seal_signed
 from sealane.crypto.lease import RETURN_TOKEN_BYTES
-from sealane.daemon.authorizations import peer_message, peer_of
-from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.calls import Authorizer
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.identity import Identity
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.servers import bind_tcp, new_server, running
-from sealane.daemon.trust_client import TrustClient
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.node.authorizations import peer_message, peer_of
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.node.trust_client import TrustClient
+from sealane.daemon.runtime.calls import Authorizer
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, new_server, running
 from sealane.errors import Error, LeaseError, UnavailableError, VerificationError
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, trust_pb2, trust_pb2_grpc
 from trust.world import Site, everybody

@@ -20,16 +20,15 @@ from sealane.crypto.certificates import (
     verify_authorization,
     verify_verifier,
 )
-from sealane.daemon.authorizations import NO_VOLUME, peer_from, peer_of
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
 from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
-from sealane.daemon.clock import utc_now
-from sealane.daemon.devices import ServedDevice
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.node.authorizations import NO_VOLUME, peer_from, peer_of
+from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import trust_pb2
 from trust.results import result_for

@@ -12,7 +12,7 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import Volume, connect
-from sealane.daemon import channels
+from sealane.daemon.node import channels
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials

@@ -10,7 +10,7 @@ from control_plane import Daemon
 from fabric_daemons import FabricDaemons, fabric_daemons
 from sealane.client import Client, connect
 from sealane.client.grants import listen_session, open_session
-from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
+from sealane.daemon.config import AUTHORIZATION_SECONDS
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 

@@ -18,29 +18,29 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from brokers import MemoryAudit
+from sealane.cli import machine as ctl_machine
+from sealane.cli.output import Output
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.chain import key_sha256
 from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.keys import WrappingKey
-from sealane.daemon import ctl_machine
-from sealane.daemon import enrolment as enrolment_module
 from sealane.daemon.broker import verifier as verifier_module
 from sealane.daemon.broker.policy import parse_policy
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.servicer import AttestationServicer
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.verifier import Clocks, VerifierService
-from sealane.daemon.calls import TlsOnly
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.ctl_output import Output
-from sealane.daemon.enrolment import Enrolment, key_digest
-from sealane.daemon.evidence.choose import open_sources
-from sealane.daemon.evidence.tsm import TsmDriver
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.node import enrolment as enrolment_module
+from sealane.daemon.node.enrolment import Enrolment, key_digest
+from sealane.daemon.node.evidence.choose import open_sources
+from sealane.daemon.node.evidence.tsm import TsmDriver
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.runtime.calls import TlsOnly
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, new_server, running
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import attestation_pb2_grpc
 from trust.confidential import known, policy

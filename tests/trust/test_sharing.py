@@ -21,11 +21,11 @@ from permits import own_authorized
 from sealane.client import Volume, connect
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.config import GatewayConfig
-from sealane.daemon.filling import volume_key
-from sealane.daemon.storage.gateway import Gateway
-from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.supply import released_keys
-from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.data_path import Gateway
+from sealane.daemon.gateway.filling import volume_key
+from sealane.daemon.gateway.supply import released_keys
+from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import Status

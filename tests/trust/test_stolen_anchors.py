@@ -14,14 +14,14 @@ import pytest
 
 from control_plane import daemon
 from sealane.crypto.exchange import wipe
-from sealane.daemon.anchors.anchor import (
+from sealane.daemon.device.anchors.anchor import (
     CATALOGUE,
     NUMBER_STEP_MAX,
     Anchored,
     Change,
     volume_record,
 )
-from sealane.daemon.device_client import DeviceClient, OpenedDevice
+from sealane.daemon.device.broker_calls import DeviceClient, OpenedDevice
 from sealane.errors import Error
 from trust.insider import Insider, insider
 from trust.test_device_daemons import World, world

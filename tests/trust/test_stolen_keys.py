@@ -38,19 +38,18 @@ from sealane.crypto.queue import (
     derive_queue_secret,
 )
 from sealane.crypto.share import open_share, seal_share
-from sealane.daemon.call_keys import CallKeys, CallKeysServicer
-from sealane.daemon.channels import Channels, Own
-from sealane.daemon.clock import utc_now
-from sealane.daemon.config import GatewayConfig
+from sealane.daemon.config import UNIT_BYTES, GatewayConfig
 from sealane.daemon.fabric.establishment import Initiation
 from sealane.daemon.fabric.servicer import answer_of, establish_request
-from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.fabric.shown import own_shown, responder_shown
-from sealane.daemon.ports import OpenQueue, QueueGrant, VolumeKey
-from sealane.daemon.queue_opening import QueueOpening
-from sealane.daemon.storage.gateway import Gateway, GatewaySettings
-from sealane.daemon.storage.third_party import ThirdPartyStores
-from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
+from sealane.daemon.gateway.grants import OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.gateway.third_party import ThirdPartyStores
+from sealane.daemon.node.channels import Channels, Own
+from sealane.daemon.runtime.call_keys import CallKeys, CallKeysServicer
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of

@@ -20,10 +20,10 @@ from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.crypto.evidence.tpm2 import Evidence, activation_proof
 from sealane.crypto.evidence.tpm2_structures import parse_public
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.enrolment import Enrolment
-from sealane.daemon.identity import Keys
+from sealane.daemon.node.enrolment import Enrolment
+from sealane.daemon.node.identity import Keys
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import VerificationError
 from software_tpm import SoftwareTpm, software_tpm, with_attestation_key_of
 from vendors.nvidia import gpu_command
@@ -128,8 +128,8 @@ def machine(tmp_path: Path) -> Iterator[SoftwareTpm]:
 
 
 def open_driver(machine: SoftwareTpm, **options: Any) -> Any:
-    from sealane.daemon.evidence.tpm2 import Tpm2Driver
-    from sealane.daemon.tpm import Tpm
+    from sealane.daemon.node.evidence.tpm2 import Tpm2Driver
+    from sealane.daemon.node.tpm import Tpm
 
     return Tpm2Driver(Tpm(machine.tcti), pcrs=PCRS, **options)
 

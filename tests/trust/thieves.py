@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import server_name
-from sealane.daemon.channels import open_channel
+from sealane.daemon.node.channels import open_channel
 from sealane.errors import Error
 from sealane.protocol.status import error_of
 from trust.insider import Insider

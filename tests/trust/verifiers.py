@@ -23,7 +23,7 @@ from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.verifier import Clocks, Issued, VerifierService
-from sealane.daemon.metrics import Metrics
+from sealane.daemon.runtime.metrics import Metrics
 
 AUDIENCE = "spiffe://sealane/broker/b"
 VERIFIER_KEY = bytes(32)

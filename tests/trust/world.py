@@ -13,14 +13,15 @@ from cryptography import x509
 from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.authorizations import NONCE_BYTES, Authorizations
-from sealane.daemon.calls import Admit, Authorizer, Context
-from sealane.daemon.channels import UNATTESTED
-from sealane.daemon.clock import utc_now
-from sealane.daemon.identity import Identity, Issued, Keys
-from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation, TargetPort
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.node.authorizations import NONCE_BYTES, Authorizations
+from sealane.daemon.node.channels import UNATTESTED
+from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.calls import Admit, Authorizer, Context
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, new_server, running
+from sealane.daemon.target.data_path import Target
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from trust.results import issued
@@ -37,7 +38,7 @@ async def authorize_all(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Seque
     return [""] * len(peers)
 
 
-def all_authorized(target: TargetPort) -> Authorizations:
+def all_authorized(target: Target) -> Authorizations:
     """Authorize every gateway of `target`."""
     return Authorizations(ask=authorize_all, uses=target.gateways, lost=target.fence_gateway)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from sealane.daemon.evidence.tsm import ReportTree
+from sealane.daemon.node.evidence.tsm import ReportTree
 
 
 class ImitationTree(ReportTree):

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from benchmarks.sessions.packets import OVERHEAD_BYTES
 
-from sealane.transport.lab.topology import Topology
-from sealane.transport.model import Loss, Path, ideal
+from sealane.lab.topology import Topology
+from sealane.planning.model import Loss, Path, ideal
 
 MIB: Final = 1 << 20
 MTU: Final = 1500

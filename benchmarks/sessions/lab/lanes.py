@@ -16,11 +16,11 @@ from benchmarks.sessions.lab.cells import MTU, UNIT_BYTES, WAYS, Cell, Effort, t
 from benchmarks.sessions.lab.jobs import Answer, Job
 from benchmarks.sessions.packets import PROGRAM, Peer
 
-from sealane.transport.lab.lab import Lab, laboratory
-from sealane.transport.lab.plan import plan as addresses
-from sealane.transport.lab.report import run_report
-from sealane.transport.planner import Objective, Plan, plan
-from sealane.transport.planner.choice import code_of
+from sealane.lab.lab import Lab, laboratory
+from sealane.lab.plan import plan as addresses
+from sealane.lab.report import run_report
+from sealane.planning.planner import Objective, Plan, plan
+from sealane.planning.planner.choice import code_of
 
 IDLE_MIN: Final = 0.2
 """Of the processors' time during a run: below it, ends in user space wait for a core, and what is

@@ -12,7 +12,7 @@ from benchmarks.sessions.lab.cells import FULL_RATE, MIB, WAYS, Cell
 from rich import box
 from rich.table import Table
 
-from sealane.transport.model import ErasureCoded, SelectiveRepeat, completion
+from sealane.planning.model import ErasureCoded, SelectiveRepeat, completion
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

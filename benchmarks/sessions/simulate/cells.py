@@ -11,8 +11,8 @@ from benchmarks.sessions.intervals import Summary, summarize
 from benchmarks.sessions.simulate.curves import Curve, curve, modelled
 
 from sealane import _native
-from sealane.transport.model import Loss, Path, ideal, wire_units
-from sealane.transport.model.path import PACKET_OVERHEAD_BYTES
+from sealane.planning.model import Loss, Path, ideal, wire_units
+from sealane.planning.model.path import PACKET_OVERHEAD_BYTES
 
 UNIT_BYTES: Final = 4096
 PARTS: Final = 1_000_000_000

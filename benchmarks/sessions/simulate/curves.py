@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sealane.transport.model import (
+from sealane.planning.model import (
     NACK_FACTOR,
     RTO_FACTOR,
     Completion,
@@ -15,7 +15,7 @@ from sealane.transport.model import (
     SelectiveRepeat,
     completion,
 )
-from sealane.transport.model import Scheme as ModelScheme
+from sealane.planning.model import Scheme as ModelScheme
 
 if TYPE_CHECKING:
     from benchmarks.sessions.simulate.cells import Scheme

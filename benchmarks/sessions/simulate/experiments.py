@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from benchmarks.sessions.simulate.cells import UNIT_BYTES, Cell, Scheme
 
-from sealane.transport.model import Loss
-from sealane.transport.planner import Objective, Plan, plan
+from sealane.planning.model import Loss
+from sealane.planning.planner import Objective, Plan, plan
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

@@ -20,7 +20,7 @@ from benchmarks.sessions.simulate.experiments import (
 from benchmarks.sessions.simulate.report import Result, size_text
 from benchmarks.sessions.simulate.ring import rings
 
-from sealane.transport.model.paper import fallback_probability
+from sealane.planning.model.paper import fallback_probability
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

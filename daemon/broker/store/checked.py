@@ -47,7 +47,7 @@ from sealane.daemon.broker.store.contract import (
     end_of,
 )
 from sealane.daemon.broker.store.state import Known, SetHash, State
-from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.transport.tasks import TaskOwner
 

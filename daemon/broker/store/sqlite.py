@@ -28,7 +28,7 @@ from sealane.daemon.broker.store.contract import (
     check_page,
     end_of,
 )
-from sealane.daemon.reserve import Reserve
+from sealane.daemon.runtime.reserve import Reserve
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 SCHEMA_VERSION: Final = 6

@@ -1,0 +1,73 @@
+"""`sealanectl key rotate` and `lease list`: keys and leases at this broker."""
+
+import argparse
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from sealane.cli.output import CALL_SECONDS, Output, pages
+from sealane.cli.verbs import verb
+from sealane.client import Client, translated
+from sealane.protocol.v1 import operator_pb2
+
+_BLOCK_BYTES: Final = 16
+
+
+async def key_rotate(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Begin a volume's next key epoch."""
+    request = operator_pb2.RotateVolumeKeyRequest(volume_id=options.name)
+    with translated():
+        answer = await client.operator.RotateVolumeKey(request, timeout=CALL_SECONDS)
+    output.show_one(
+        {
+            "volume": f"volumes/{answer.volume_id}",
+            "key epoch": answer.key_epoch,
+            "oldest key epoch": answer.oldest_key_epoch,
+        }
+    )
+
+
+async def lease_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Print the books of the broker's leases."""
+
+    def call(token: str) -> Awaitable[operator_pb2.ListLeasesResponse]:
+        request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
+        return client.operator.ListLeases(request, timeout=CALL_SECONDS)
+
+    with translated():
+        output.show(
+            [
+                _row(lease)
+                async for page in pages(call)
+                for lease in page.leases
+                if options.state in {None, lease.state}
+            ]
+        )
+
+
+def add_key_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `key` that need a broker."""
+    rotate = verb(verbs, "rotate", key_rotate, "begin a volume's next key epoch, at the broker")
+    rotate.add_argument("name", metavar="NAME", help="volumes/<UUID>")
+
+
+def add_lease_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `lease`."""
+    listing = verb(verbs, "list", lease_list, "show the books: every lease ever granted")
+    listing.add_argument("--volume", default="", metavar="NAME", help="of this volume only")
+    listing.add_argument(
+        "--state", choices=("out", "returned", "burned"), help="in this state only"
+    )
+
+
+def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:
+    return {
+        "arena": f"{lease.broker_instance}/{lease.start_epoch}",
+        "lease": lease.lease_id,
+        "volume": f"volumes/{lease.volume_id}",
+        "key epoch": lease.key_epoch,
+        "holder": lease.recipient,
+        "granted": lease.grant_time.ToDatetime(),
+        "GiB": round(lease.counters * _BLOCK_BYTES / (1 << 30)),
+        "GiB returned": round(lease.returned * _BLOCK_BYTES / (1 << 30)),
+        "state": lease.state,
+    }

@@ -1,0 +1,145 @@
+"""`sealanectl NOUN VERB`: command-line client of the daemon on this machine."""
+
+# ruff: noqa: ARG001 - every command has one signature
+
+import argparse
+import asyncio
+import dataclasses
+import datetime as dt
+import functools
+import importlib
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sealane import __version__
+from sealane.cli.output import Command, Output, text_of
+from sealane.client import (
+    Client,
+    NodeStatus,
+    connect,
+)
+from sealane.client.connection import DEFAULT_SOCKET
+from sealane.daemon.runtime.arguments import OneLineParser, system_refused
+from sealane.errors import Error
+
+NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "volume": ("attested volumes", ("volumes:add_verbs",)),
+    "session": ("inter-datacenter sessions", ("sessions:add_verbs",)),
+    "subsystem": ("plain subsystems of a target", ("subsystems:add_verbs",)),
+    "node": ("nodes of a broker: who attested, who is revoked", ("nodes:add_verbs",)),
+    "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
+    "key": (
+        "key files, which need no daemon, and keys of volumes",
+        ("keys:add_verbs", "broker:add_key_verbs"),
+    ),
+    "lease": ("counter leases of a broker", ("broker:add_lease_verbs",)),
+    "attest": (
+        "evidence and what was made of it",
+        ("attest:add_verbs", "machine:add_verbs"),
+    ),
+    "policy": ("the verifier's policy", ("trust:add_policy_verbs",)),
+    "audit": ("the broker's audit log", ("trust:add_audit_verbs",)),
+    "collateral": ("what vendors publish of their hardware", ("collateral:add_verbs",)),
+}
+"""Help text of each noun, and what adds its verbs: imported when the noun is asked for."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `sealanectl`; returns 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
+    options = _parser().parse_args(arguments)
+    output = Output(options.output)
+    try:
+        if options.is_offline:
+            options.run(options, output)
+        else:
+            asyncio.run(_call(options, output))
+        sys.stdout.flush()
+    except Error as error:
+        print(f"sealanectl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except OSError as error:
+        return system_refused("sealanectl", error)
+    return 0
+
+
+async def _call(options: argparse.Namespace, output: "Output") -> None:
+    async with connect(options.socket) as client:
+        run: Command = options.run
+        await run(client, options, output)
+
+
+async def _status(client: Client, options: argparse.Namespace, output: Output) -> None:
+    status = await client.status()
+    output.show_one(dataclasses.asdict(status), _status_rows(status, dt.datetime.now(dt.UTC)))
+
+
+def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
+    evidence = status.evidence_driver or "none (the broker's own certificates)"
+    rows: dict[str, Any] = {
+        "node": status.node,
+        "version": status.version,
+        "roles": status.roles,
+        "evidence": evidence,
+    }
+    if status.is_development:
+        rows["WARNING"] = (
+            "DEVELOPMENT ONLY: software evidence proves a key file and nothing about a machine"
+        )
+    expires = status.certificate_expires
+    if expires is not None:
+        left = int((expires - now).total_seconds())
+        rows["certificate"] = (
+            f"until {text_of(expires)}, {left} s left"
+            if left > 0
+            else f"EXPIRED at {text_of(expires)}"
+        )
+    rows["started"] = status.started
+    rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}
+    return rows
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
+    parser.set_defaults(is_offline=False)
+    _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
+    parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
+    nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
+
+    for noun, (text, sources) in NOUNS.items():
+        nouns.add_parser(noun, help=text, fill=functools.partial(_fill, sources))
+    status = nouns.add_parser("status", help="what the daemon is")
+    status.set_defaults(run=_status)
+    _add_shared(status)
+    return parser
+
+
+def _add_shared(
+    parser: argparse.ArgumentParser,
+    *,
+    socket: str = argparse.SUPPRESS,
+    output: str = argparse.SUPPRESS,
+) -> None:
+    """Add what every command takes, before its noun or after its verb."""
+    parser.add_argument(
+        "--socket", default=socket, metavar="PATH", help=f"default: {DEFAULT_SOCKET}"
+    )
+    parser.add_argument(
+        "--output", choices=("table", "json"), default=output, help="default: table"
+    )
+
+
+def _fill(sources: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for source in sources:
+        module, _, function = source.partition(":")
+        getattr(importlib.import_module(f"sealane.cli.{module}"), function)(verbs)
+    for parser_of_verb in verbs.choices.values():
+        _add_shared(parser_of_verb)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

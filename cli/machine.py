@@ -1,0 +1,193 @@
+"""`sealanectl attest machine`: what this machine's evidence says, as entries for a policy.
+
+Runs challenge, evidence and verification here, with the driver of a daemon's configuration. What
+comes out is what the machine says of itself *now*: who puts it into a policy has looked at it and
+knows that the machine is in the state it shall be in.
+"""
+
+import argparse
+import asyncio
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from sealane.cli.attest import collateral_of
+from sealane.cli.output import Output
+from sealane.cli.verbs import offline
+from sealane.crypto.attestation.runtime_data import NONCE_BYTES, RuntimeData
+from sealane.crypto.certificates import ROLES
+from sealane.crypto.evidence.claims import Claims, device_nonce
+from sealane.crypto.evidence.cmw import secondary_digests
+from sealane.crypto.evidence.tpm2 import TPM2
+from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
+from sealane.daemon.broker.assembly import evidence_verifiers, tpm_roots_of
+from sealane.daemon.config import load_config
+from sealane.daemon.node.evidence.choose import open_driver, open_sources
+from sealane.daemon.node.evidence.driver import Driver, SecondarySource
+from sealane.daemon.node.evidence.secondary import collect_all
+from sealane.daemon.runtime.clock import utc_now
+from sealane.errors import UsageError
+
+
+def attest_machine(options: argparse.Namespace, output: Output) -> None:
+    """Print `[[hardware]]` and `[[reference]]` for this machine; JSON has the claims' names."""
+    config = load_config(options.file)
+    if config.enrolment is None or config.enrolment.evidence == "software":
+        raise UsageError(
+            "attestation.machine.none",
+            f"{options.file}: enrolment.evidence: no evidence of a machine; allowed: tpm2, tsm",
+        )
+    driver, sources = (
+        open_driver(config.enrolment, tcti=config.tpm.tcti),
+        open_sources(config.enrolment),
+    )
+    try:
+        known = collateral_of(options.collateral, utc_now())
+        verifiers = {
+            v.evidence_type: v
+            for v in evidence_verifiers(lambda: known, tpm_roots=_roots(options.tpm_roots))
+        }
+        claims, devices = asyncio.run(
+            _claims(driver, sources, verifiers, node=options.node, role=options.role)
+        )
+    finally:
+        driver.close()
+    who = {"node": options.node, "role": options.role}
+    lines = [*_hardware_entry(claims, devices, tenant=options.tenant, **who)]
+    types = sorted({device.evidence_type for device in devices.values()})
+    safe = {name: verifier.safe_flags for name, verifier in verifiers.items()}
+    lines += _reference_entry(claims, safe, name=options.node, secondary=types, role=options.role)
+    for label, device in devices.items():
+        name = f"{options.node}-{label}"
+        lines += ["", *_reference_entry(device, safe, name=name, secondary=[], role=options.role)]
+    text = "\n".join(lines)
+    if output.form == "json":
+        output.show_one({"hardware_id": claims.hardware_id, "policy": text})
+    else:
+        print(text)
+
+
+async def _claims(
+    driver: Driver,
+    sources: Sequence[SecondarySource],
+    verifiers: Mapping[str, EvidenceVerifier],
+    *,
+    node: str,
+    role: str,
+) -> tuple[Claims, dict[str, Claims]]:
+    """Let the driver, and the devices, answer a challenge of ours. Their evidence goes nowhere."""
+    now = utc_now()
+    verifier = verifiers[driver.evidence_type]
+    introduced = verifier.introduce(await driver.introduction(), now=now)
+    endorsements = await driver.endorsements()
+    kem = await driver.create_kem_key()
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    items = await collect_all(
+        sources, device_nonce(nonce=nonce, tls_public_key=b"", kem_public_key=kem.public_key)
+    )
+    data = RuntimeData(
+        nonce=nonce,
+        audience="sealanectl",
+        node=node,
+        role=role,
+        incarnation=bytes(16),
+        tls_public_key=b"",
+        kem_public_key=kem.public_key,
+        verifier_key_sha256=bytes(32),
+        evidence_type=driver.evidence_type,
+        kem_algorithm=kem.algorithm,
+        secondary_evidence_sha256=secondary_digests(items),
+    )
+    evidence = await driver.collect(data, activation=introduced.activation)
+    claims = verifier.verify(
+        evidence,
+        binding=data.binding(),
+        introduced=introduced,
+        endorsements=endorsements,
+        now=now,
+    )
+    by_type = {source.label: source.evidence_type for source in sources}
+    devices = {
+        label: verifiers[by_type[label]].verify(
+            item.value,
+            binding=data.binding(),
+            introduced=NOT_INTRODUCED,
+            endorsements=b"",
+            now=now,
+        )
+        for label, item in items.items()
+    }
+    return claims, devices
+
+
+def _hardware_entry(
+    claims: Claims, devices: Mapping[str, Claims], *, node: str, role: str, tenant: str
+) -> Iterator[str]:
+    """Yield TOML that lists the machine and its devices."""
+    yield "[[hardware]]"
+    yield f'id = "{claims.hardware_id}"'
+    yield f'nodes = ["{node}"]'
+    yield f'roles = ["{role}"]'
+    yield f'tenant = "{tenant}"'
+    if devices:
+        yield f"devices = {json.dumps(sorted({d.hardware_id for d in devices.values()}))}"
+    yield ""
+
+
+def _reference_entry(
+    claims: Claims,
+    safe_flags: Mapping[str, Mapping[str, bool]],
+    *,
+    name: str,
+    secondary: Sequence[str],
+    role: str,
+) -> Iterator[str]:
+    """Yield TOML that allows exactly what `claims` say; `safe_flags` are by type of evidence."""
+    unsafe = {
+        flag: claims.flags[flag]
+        for flag, safe in safe_flags[claims.evidence_type].items()
+        if claims.flags.get(flag, safe) != safe
+    }
+    yield "[[reference]]"
+    yield f'name = "{name}"'
+    yield f'evidence = "{claims.evidence_type}"'
+    yield f'product = "{claims.product}"'
+    yield f'roles = ["{role}"]'
+    yield f"tcb = {_table(claims.tcb)}"
+    yield f"tcb_statuses = {json.dumps([claims.tcb_status] if claims.tcb_status else [])}"
+    yield f"advisories = {json.dumps(list(claims.advisories))}"
+    yield f"properties = {_table({each: [value] for each, value in claims.properties.items()})}"
+    if unsafe:
+        yield "# Not safe, and so to be allowed by name or mended:"
+    yield f"flags = {_table(unsafe)}"
+    yield f"certified_keys = {json.dumps(sorted(claims.certified_keys))}"
+    yield f"secondary = {json.dumps(secondary)}"
+    # A TPM machine's memory is open to its host: no more than a warning can be had.
+    yield f'accepted_tier = "{"warning" if claims.evidence_type == TPM2 else "affirming"}"'
+    yield "[reference.measurements]"
+    for measurement, digest in sorted(claims.measurements.items()):
+        yield f'{measurement} = ["{digest.hex()}"]'
+
+
+def _table(values: Mapping[str, object]) -> str:
+    # JSON's booleans, integers and arrays are TOML's.
+    pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(values.items()))
+    return f"{{ {pairs} }}" if pairs else "{}"
+
+
+def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
+    return () if path is None else tuple(tpm_roots_of(str(path), "--tpm-roots"))
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add `attest machine` to sealanectl's parser."""
+    made = offline(verbs, "machine", attest_machine, "print this machine's entries for a policy")
+    made.add_argument("--node", required=True, help="who it is to be")
+    made.add_argument("--role", required=True, choices=ROLES[1:], help="in which role")
+    made.add_argument("--tenant", required=True, help="whose volumes it may use")
+    made.add_argument("--collateral", type=Path, metavar="DIRECTORY")
+    made.add_argument("--tpm-roots", type=Path, metavar="FILE", help="as broker.tpm_roots")

@@ -1,0 +1,89 @@
+"""`sealanectl node VERB`: who has attested at this broker, and who may act no more."""
+
+import argparse
+import datetime as dt
+import functools
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from google.protobuf import timestamp_pb2
+
+from sealane.cli.output import CALL_SECONDS, Output, pages
+from sealane.cli.verbs import confirm, destructive, verb
+from sealane.client import Client, translated
+from sealane.protocol.v1 import trust_pb2
+
+_ROLES: Final = ("target", "gateway", "fabric")
+
+
+async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
+    """Print every node that attested or was revoked."""
+    with translated():
+        listed = pages(functools.partial(_page, client))
+        output.show([_row(member) async for page in listed for member in page.nodes])
+
+
+def _page(client: Client, token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
+    request = trust_pb2.ListNodesRequest(page_token=token)
+    return client.membership.ListNodes(request, timeout=CALL_SECONDS)
+
+
+async def node_revoke(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
+    """Revoke a node."""
+    request = trust_pb2.RevokeNodeRequest(
+        node=options.node, role=options.role, reason=options.reason, unseen=options.unseen
+    )
+    with translated():
+        roles = [
+            member.role
+            async for page in pages(functools.partial(_page, client))
+            for member in page.nodes
+            if member.node == options.node and options.role in {"", member.role}
+        ]
+        if roles or options.unseen:
+            confirm(
+                options,
+                f"Node {options.node} is refused at once as {', '.join(roles) or 'any role'}: its "
+                "volumes, queues and sessions end within 30 s.",
+            )
+        await client.membership.RevokeNode(request, timeout=CALL_SECONDS)
+
+
+async def node_restore(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
+    """Take a revocation back."""
+    request = trust_pb2.RestoreNodeRequest(node=options.node, role=options.role)
+    with translated():
+        await client.membership.RestoreNode(request, timeout=CALL_SECONDS)
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `node`."""
+    verb(verbs, "list", node_list, "show every node that attested or was revoked")
+    revoke = verb(
+        verbs, "revoke", node_revoke, "refuse a node from now on; its I/O ends within 30 s"
+    )
+    restore = verb(verbs, "restore", node_restore, "let a revoked node attest again")
+    revoke.add_argument("--reason", default="", metavar="TEXT", help="for the records")
+    revoke.add_argument("--unseen", action="store_true", help="also a node that never attested")
+    destructive(revoke)
+    for parser in (revoke, restore):
+        parser.add_argument("node", metavar="NODE")
+        parser.add_argument("--role", choices=_ROLES, default="", help="default: every role")
+
+
+def _row(member: trust_pb2.Member) -> Mapping[str, Any]:
+    return {
+        "node": member.node,
+        "role": member.role,
+        "tenant": member.tenant,
+        "state": member.state,
+        "attested": _time(member, "attest_time"),
+        "expires": _time(member, "expire_time"),
+        "revoked": _time(member, "revoke_time"),
+        "reason": member.reason,
+    }
+
+
+def _time(member: trust_pb2.Member, name: str) -> dt.datetime | str:
+    moment: timestamp_pb2.Timestamp = getattr(member, name)
+    return moment.ToDatetime(tzinfo=dt.UTC) if member.HasField(name) else ""  # type: ignore[arg-type]

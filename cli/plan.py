@@ -1,0 +1,209 @@
+"""`sealanectl session plan`: how messages best survive a path's loss, and why; offline."""
+
+import argparse
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from sealane.cli.output import SIZE_UNITS, Output, size_text
+from sealane.cli.plan_map import draw_map
+from sealane.daemon.config import UNIT_BYTES
+from sealane.daemon.runtime.arguments import bounded
+from sealane.planning.model import (
+    PACKET_OVERHEAD_BYTES,
+    RTO_FACTOR,
+    Loss,
+    Path,
+    SelectiveRepeat,
+    ideal,
+)
+from sealane.planning.planner import (
+    PARITY_BUDGET,
+    Candidate,
+    Objective,
+    evaluate,
+    plan,
+    rank,
+    scheme_text,
+    why,
+)
+
+SHOWN: Final = 8
+"""Candidates of the table, most; selective repeat is always among them."""
+UNIT_BYTES_MIN: Final = 256
+"""Payload of a unit, least (docs/session-wire.md)."""
+MESSAGE_BYTES_MAX: Final = 1 << 36
+"""Bytes of a message, most (docs/session-wire.md)."""
+RATE_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+ROUND_TRIP_SECONDS_MAX: Final = 3600.0
+MTU_MAX: Final = 65_535
+TIME_UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `session plan`."""
+    parser.set_defaults(run=session_plan, is_offline=True)
+    add = parser.add_argument
+    add(
+        "--size",
+        type=_size,
+        required=True,
+        metavar="SIZE",
+        help="of a message: 1MiB, 1GiB, ...",
+    )
+    add("--loss", type=_share, required=True, metavar="P", help="packets lost of all: 1e-3")
+    add("--rtt", type=_duration, required=True, metavar="TIME", help="round trip: 25ms")
+    add("--rate", type=_rate, default=10e9, metavar="RATE", help="bits a second: 400G (10G)")
+    add("--burst", type=float, default=1.0, metavar="B", help="mean run of lost packets (1)")
+    mtu = bounded(PACKET_OVERHEAD_BYTES + UNIT_BYTES_MIN, MTU_MAX)
+    add("--mtu", type=mtu, metavar="BYTES", help="of the path (1500)")
+    add(
+        "--objective",
+        choices=[objective.value for objective in Objective],
+        default=Objective.MEAN.value,
+        help="what is to be small (mean)",
+    )
+    add(
+        "--parity-budget",
+        type=_share,
+        default=PARITY_BUDGET,
+        metavar="SHARE",
+        help=f"parity over data, most ({PARITY_BUDGET})",
+    )
+    add("--plot", type=FilePath, metavar="FILE", help="draw the map size x loss to this PNG")
+
+
+def session_plan(options: argparse.Namespace, output: Output) -> None:
+    """Print the candidates for one size, the winner's reason, and the plan for all sizes."""
+    path = _path(options)
+    objective = Objective(options.objective)
+    ranked = rank(path, options.size, objective, options.parity_budget)
+    fastest = ideal(path, options.size)
+    reason = why(path, options.size, ranked, objective)
+    chosen = plan(path, objective, options.parity_budget)
+    rows = [
+        {
+            "up_to": size_text(row.length_max),
+            "scheme": scheme_text(row.scheme),
+        }
+        for row in chosen.rows
+    ]
+    if output.form == "json":
+        output.show_one(
+            {
+                "ideal_seconds": fastest,
+                "objective": objective.value,
+                "why": reason,
+                "candidates": [_record(candidate) for candidate in ranked],
+                "plan": [
+                    {"length_max": r.length_max, "k": r.k, "m": r.m, "depth": r.depth}
+                    for r in chosen.rows
+                ],
+            }
+        )
+    else:
+        print(f"{size_text(options.size)}, ideal {fastest * 1e3:.3f} ms\n")
+        output.show(
+            [_row(c, fastest, is_best=c is ranked[0]) for c in _shown(path, options, ranked)]
+        )
+        print(f"\n{scheme_text(ranked[0].scheme)}: {reason}.\n")
+        output.show(rows)
+    if options.plot is not None:
+        draw_map(options.plot, path, objective, options.parity_budget, size_bytes=options.size)
+        if output.form != "json":
+            print(f"\nmap: {options.plot}")
+
+
+def _shown(path: Path, options: argparse.Namespace, ranked: list[Candidate]) -> list[Candidate]:
+    """Pick the best, selective repeat, and selective repeat as it would be with time-outs alone."""
+    repeat = next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
+    shown = ranked[:SHOWN]
+    if repeat not in shown:
+        shown.append(repeat)
+    return [*shown, evaluate(path, options.size, SelectiveRepeat(RTO_FACTOR))]
+
+
+def _row(candidate: Candidate, fastest: float, *, is_best: bool) -> dict[str, Any]:
+    name = scheme_text(candidate.scheme)
+    times = {
+        title: f"{seconds * 1e3:.3f}"
+        for title, seconds in (
+            ("mean_ms", candidate.mean),
+            ("p50_ms", candidate.p50),
+            ("p99_ms", candidate.p99),
+            ("p99.9_ms", candidate.p999),
+        )
+    }
+    return {
+        "": "*" if is_best else "",
+        "scheme": name,
+        "parity": f"{candidate.parity:.1%}",
+        **times,
+        "mean/ideal": f"{candidate.mean / fastest:.3f}",
+    }
+
+
+def _record(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "scheme": scheme_text(candidate.scheme),
+        "parity": candidate.parity,
+        "mean_seconds": candidate.mean,
+        "p50_seconds": candidate.p50,
+        "p99_seconds": candidate.p99,
+        "p999_seconds": candidate.p999,
+    }
+
+
+def _path(options: argparse.Namespace) -> Path:
+    overhead = PACKET_OVERHEAD_BYTES
+    unit_bytes = UNIT_BYTES if options.mtu is None else options.mtu - overhead
+    return Path(
+        rate_bits_per_second=options.rate,
+        round_trip_seconds=options.rtt,
+        loss=Loss(rate=options.loss, burst_packets=options.burst),
+        unit_bytes=unit_bytes,
+        overhead_bytes=overhead,
+    )
+
+
+def _size(text: str) -> int:
+    digits = text.rstrip("KMGTPiB")
+    size = _positive(digits, text) * SIZE_UNITS.get(text[len(digits) :], -1)
+    if not 1 <= size <= MESSAGE_BYTES_MAX:
+        message = f"{text}: bytes, or a number with KiB, MiB, GiB; 64GiB at most"
+        raise argparse.ArgumentTypeError(message)
+    return round(size)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a share from 0 to below 1 is needed")
+    return value
+
+
+def _rate(text: str) -> float:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in RATE_UNITS else (text, "")
+    return _positive(number, text) * RATE_UNITS[unit]
+
+
+def _duration(text: str) -> float:
+    unit = next((unit for unit in ("ms", "us", "s") if text.endswith(unit)), "")
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text}: a time has a unit: s, ms or us")
+    seconds = _positive(text.removesuffix(unit), text) * TIME_UNITS[unit]
+    if seconds > ROUND_TRIP_SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: {ROUND_TRIP_SECONDS_MAX:.0f}s at most")
+    return seconds
+
+
+def _positive(number: str, text: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: a positive number is needed")
+    return value

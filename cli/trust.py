@@ -1,0 +1,257 @@
+"""`sealanectl policy` and `audit`: what the verifier wants, and what the broker did."""
+
+# ruff: noqa: ARG001 - every command has one signature
+
+import argparse
+import asyncio
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import empty_pb2
+
+from sealane.cli.output import Output
+from sealane.cli.verbs import offline, verb
+from sealane.client import Client, connect, translated
+from sealane.crypto.attestation.policy import Policy
+from sealane.crypto.audit import Head, verify_log
+from sealane.crypto.certificates import anchor_key, parse_anchor
+from sealane.crypto.evidence.collateral import Collateral
+from sealane.daemon.broker.assembly import evidence_verifiers
+from sealane.daemon.broker.policy import (
+    SIGNATURE_SUFFIX,
+    OwnerPrivateKey,
+    cautions,
+    parse_owner_key,
+    parse_policy,
+    read_document,
+    read_signature,
+    sign_policy,
+    verify_owner,
+)
+from sealane.daemon.runtime.directories import replace_file
+from sealane.daemon.runtime.files import read_secret
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import policy_pb2
+
+_CALL_SECONDS: Final = 60.0
+_EXPORT_SECONDS: Final = 3600.0
+
+
+def _policy_check(options: argparse.Namespace, output: Output) -> None:
+    document = read_document(options.file)
+    policy = parse_policy(document, source=str(options.file))
+    signature = "not checked"
+    if options.owner_key is not None:
+        owner = parse_owner_key(read_document(options.owner_key), source=str(options.owner_key))
+        verify_owner(document, read_signature(options.file), owner=owner)
+        signature = "of its owner"
+    verifiers = evidence_verifiers(Collateral)
+    found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in verifiers})
+    output.show_one(
+        {
+            "version": policy.version,
+            "sha256": policy.digest.hex(),
+            "signature": signature,
+            "hardware": len(policy.hardware),
+            "reference values": len(policy.references),
+            "cautions": len(found) if output.form == "table" else found,
+        }
+    )
+    if output.form == "table":
+        for line in found:
+            print(f"caution: {line}")
+
+
+def _policy_sign(options: argparse.Namespace, output: Output) -> None:
+    document = read_document(options.file)
+    parse_policy(document, source=str(options.file))
+    key = _owner_private_key(options.key)
+    path = options.file.with_name(options.file.name + SIGNATURE_SUFFIX)
+    replace_file(path, sign_policy(document, key))
+    output.show_one({"signature": str(path), "sha256": hashlib.sha256(document).hexdigest()})
+
+
+def _owner_private_key(path: Path) -> OwnerPrivateKey:
+    pem = read_secret(str(path), key="--key")
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
+        raise UsageError(
+            "policy.owner_key.malformed",
+            f"--key {path}: not an owner's key; allowed: Ed25519 or ECDSA, PKCS #8 PEM",
+        )
+    return key
+
+
+async def _policy_show(client: Client, options: argparse.Namespace, output: Output) -> None:
+    in_force = await _in_force(client)
+    if output.form == "json":
+        output.show_one({**_brief(in_force), "document": in_force.document.decode()})
+    else:
+        print(in_force.document.decode(), end="")
+
+
+async def _policy_apply(client: Client, options: argparse.Namespace, output: Output) -> None:
+    document = read_document(options.file)
+    parse_policy(document, source=str(options.file))
+    with translated():
+        applied = await client.policies.ApplyPolicy(
+            policy_pb2.ApplyPolicyRequest(
+                document=document, signature=read_signature(options.file)
+            ),
+            timeout=_CALL_SECONDS,
+        )
+    output.show_one(_brief(applied))
+
+
+async def _policy_diff(client: Client, options: argparse.Namespace, output: Output) -> None:
+    document = read_document(options.file)
+    after = parse_policy(document, source=str(options.file))
+    in_force = await _in_force(client)
+    before = parse_policy(in_force.document, source="the policy in force")
+    changes = [*_changes(before, after)]
+    if output.form == "json":
+        output.show_one(
+            {"version_before": before.version, "version": after.version, "changes": changes}
+        )
+        return
+    output.show([{"change": c["change"], "what": c["what"], "name": c["name"]} for c in changes])
+    lines = difflib.unified_diff(
+        in_force.document.decode().splitlines(),
+        document.decode().splitlines(),
+        f"in force, version {before.version}",
+        f"{options.file}, version {after.version}",
+        lineterm="",
+    )
+    print("\n".join(lines))
+
+
+def _changes(before: Policy, after: Policy) -> Iterator[Mapping[str, str]]:
+    """Say which entries a policy gains, loses and changes."""
+    for what, old, new in (
+        ("hardware", before.hardware, after.hardware),
+        (
+            "reference",
+            {r.name: r for r in before.references},
+            {r.name: r for r in after.references},
+        ),
+    ):
+        for name in sorted({*old, *new}):
+            if name not in new:
+                yield {"change": "removed", "what": what, "name": name}
+            elif name not in old:
+                yield {"change": "added", "what": what, "name": name}
+            elif old[name] != new[name]:
+                yield {"change": "changed", "what": what, "name": name}
+
+
+async def _in_force(client: Client) -> policy_pb2.PolicyInForce:
+    with translated():
+        return await client.policies.GetPolicy(empty_pb2.Empty(), timeout=_CALL_SECONDS)
+
+
+def _brief(policy: policy_pb2.PolicyInForce) -> dict[str, Any]:
+    return {"version": policy.version, "sha256": policy.digest.hex()}
+
+
+def _audit_verify(options: argparse.Namespace, output: Output) -> None:
+    """Check a log; VerificationError `audit.…` at the first record that is wrong.
+
+    A log that was cut is a good log of fewer records: where it must end is either given or asked of
+    the running broker, unless the caller says that it doesn't matter.
+    """
+    head = options.head
+    if head is None and not options.chain_only:
+        head = asyncio.run(_head_of_broker(options.socket))
+    signer = None
+    if options.anchor is not None:
+        pem = read_document(options.anchor)
+        signer = anchor_key(parse_anchor(pem, source=str(options.anchor)))
+    try:
+        with options.file.open("rb") as file:
+            reader = verify_log((line.removesuffix(b"\n") for line in file), signer=signer)
+    except OSError as error:
+        raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
+    if head is not None:
+        reader.require(head)
+    output.show_one(
+        {
+            "records": reader.head.sequence,
+            "head": f"{reader.head.sequence}:{reader.head.digest.hex()}",
+            "signed by the broker": "not checked" if signer is None else reader.signed_sequence,
+            "head is the expected one": "not checked" if head is None else "yes",
+        }
+    )
+
+
+async def _head_of_broker(socket: str) -> Head:
+    """Return the last record that the broker at `socket` acknowledged."""
+    async with connect(socket) as client:
+        with translated():
+            parts = client.audit_log.ExportAudit(empty_pb2.Empty(), timeout=_CALL_SECONDS)
+            async for part in parts:
+                parts.cancel()
+                return Head(sequence=part.head_sequence, digest=part.head_digest)
+    raise UnavailableError("audit.head.unknown", "the broker did not say where its log ends")
+
+
+async def _audit_export(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Copy the log to a file, checking the chain on the way, and print its head."""
+    try:
+        file = options.file.open("xb")
+    except OSError as error:
+        raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
+    head = Head(sequence=0, digest=bytes(32))
+    with file, translated():
+        async for part in client.audit_log.ExportAudit(empty_pb2.Empty(), timeout=_EXPORT_SECONDS):
+            file.write(part.lines)
+            head = Head(sequence=part.head_sequence, digest=part.head_digest)
+    with options.file.open("rb") as written:
+        reader = verify_log((line.removesuffix(b"\n") for line in written), signer=None)
+    reader.require(head)
+    output.show_one({"records": head.sequence, "head": f"{head.sequence}:{head.digest.hex()}"})
+
+
+def _head(text: str) -> Head:
+    sequence, _, digest = text.partition(":")
+    head = Head(sequence=int(sequence), digest=bytes.fromhex(digest))
+    if len(head.digest) != 32:
+        raise ValueError("a head is NUMBER:SHA-256")
+    return head
+
+
+def add_policy_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `policy`."""
+    made = offline(verbs, "check", _policy_check, "check a policy and say what is risky in it")
+    made.add_argument("--owner-key", type=Path, metavar="FILE", help="check FILE.sig with this key")
+    made = offline(verbs, "sign", _policy_sign, "sign a policy as its owner, to FILE.sig")
+    made.add_argument("--key", type=Path, required=True, metavar="FILE", help="the owner's key")
+    verb(verbs, "show", _policy_show, "print the policy in force")
+    for name, run, text in (
+        ("apply", _policy_apply, "put a newer policy into force: every node attests again"),
+        ("diff", _policy_diff, "compare a policy with the one in force"),
+    ):
+        verb(verbs, name, run, text).add_argument("file", type=Path, metavar="FILE")
+
+
+def add_audit_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `audit`."""
+    made = offline(verbs, "verify", _audit_verify, "check every record of a log")
+    made.add_argument("--anchor", type=Path, metavar="FILE", help="check signatures, too")
+    made.add_argument("--head", type=_head, metavar="NUMBER:SHA-256", help="where it must end")
+    made.add_argument(
+        "--chain-only",
+        action="store_true",
+        help="don't check where it must end; without this or --head the running broker is asked",
+    )
+    verb(
+        verbs, "export", _audit_export, "copy the log to a new file and print its head"
+    ).add_argument("file", type=Path, metavar="FILE")

@@ -1,0 +1,61 @@
+"""How verbs enter sealanectl's parser."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sealane.cli.output import Command, Output
+from sealane.errors import UsageError
+
+OfflineCommand = Callable[[argparse.Namespace, Output], None]
+
+
+def verb(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    """Add a verb that calls the daemon."""
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def named(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    """Add a verb about one resource."""
+    parser = verb(verbs, name, run, text)
+    parser.add_argument("name", metavar="NAME", help="resource name, as create prints it")
+    return parser
+
+
+def destructive(parser: argparse.ArgumentParser) -> None:
+    """Let a verb that takes something away be confirmed on its command line."""
+    parser.add_argument(
+        "--yes", action="store_true", help="don't ask; needed where nobody can be asked"
+    )
+
+
+def confirm(options: argparse.Namespace, consequence: str) -> None:
+    """Return if the operator wants what `consequence`, a sentence, says will happen.
+
+    UsageError `confirmation.refused`, or `confirmation.missing` where nobody can be asked.
+    """
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "confirmation.missing",
+            f"{consequence} Nothing was done: standard input is no terminal to ask at; --yes does "
+            "it without asking",
+        )
+    print(f"{consequence} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise UsageError("confirmation.refused", "nothing was done")
+
+
+def offline(
+    verbs: Any, name: str, run: OfflineCommand, text: str, *, metavar: str = "FILE"
+) -> argparse.ArgumentParser:
+    """Add a verb about a file, which needs no daemon."""
+    made: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    made.add_argument("file", type=Path, metavar=metavar)
+    made.set_defaults(run=run, is_offline=True)
+    return made

@@ -1,0 +1,82 @@
+"""Records of an anchor that only the device's owner can have made.
+
+Who keeps the records may be talked to by somebody who stole a key: brokers take changes from
+whoever has the TLS key of the owner's leaf. The device's secret isn't that key: the broker seals it
+to the owner's attested KEM key. A record is believed only under a MAC of that secret, so a thief
+can make none, and can bring an older one back only under its own number, which is taken.
+"""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from sealane.crypto.encoding import fields
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import derive_anchor_key
+from sealane.daemon.config import AnchorKind
+from sealane.daemon.device.anchors.anchor import Anchor, Anchored, Change
+from sealane.errors import VerificationError
+
+FORGED = "anchor.forged"
+_LABEL = "sealane anchor record v1"
+
+
+class AuthenticAnchor:
+    """An anchor whose records carry the MAC of one device, and are checked when it is opened."""
+
+    def __init__(
+        self, anchor: Anchor, *, device_id: UUID, kind: AnchorKind, secret: bytes | bytearray
+    ) -> None:
+        """Check what is anchored; `secret` (32 bytes) is the device's and stays the caller's.
+
+        VerificationError `anchor.forged`: a record isn't of this device, of this name, or was not
+        made by who has the secret. The caller closes `anchor` then.
+        """
+        self._anchor = anchor
+        self._device_id = device_id
+        self._key = derive_anchor_key(secret, device_id=device_id, kind=kind)
+        try:
+            for name, record in anchor.records.items():
+                self._check(name, record)
+        except BaseException:
+            wipe(self._key)
+            raise
+
+    @property
+    def records(self) -> Mapping[str, Anchored]:
+        """See `Anchor.records`; all were checked at the opening, or made here since."""
+        return self._anchor.records
+
+    @property
+    def floor(self) -> int:
+        """See `Anchor.floor`."""
+        return self._anchor.floor
+
+    async def advance(self, changes: Sequence[Change]) -> None:
+        """See `Anchor.advance`."""
+        await self._anchor.advance([self._sealed(change) for change in changes])
+
+    async def close(self) -> None:
+        """Wipe the key and let go of the anchor."""
+        wipe(self._key)
+        await self._anchor.close()
+
+    def _sealed(self, change: Change) -> Change:
+        if change.record is None:
+            return change
+        mac = self._mac(change.name, change.record)
+        return replace(change, record=replace(change.record, mac=mac))
+
+    def _check(self, name: str, record: Anchored) -> None:
+        if not hmac.compare_digest(record.mac, self._mac(name, record)):
+            raise VerificationError(
+                FORGED,
+                f"record {name} of device {self._device_id} was not made by the device's owner: "
+                "whoever could write to its anchor put it there",
+            )
+
+    def _mac(self, name: str, record: Anchored) -> bytes:
+        number = record.number.to_bytes(8, "big")
+        content = fields(_LABEL, self._device_id.bytes, name.encode(), number, record.blob)
+        return hmac.digest(bytes(self._key), content, "sha256")

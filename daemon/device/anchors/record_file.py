@@ -1,0 +1,125 @@
+"""The file of an anchor that is kept on this machine: all its records, and the count of changes."""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from sealane.crypto.encoding import fields, parse_fields
+from sealane.daemon.device.anchors.anchor import FAILED, RECORDS_MAX, U64_MAX, Anchored
+from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, write_durably
+from sealane.errors import UnavailableError, VerificationError
+
+_LABEL: Final = "sealane anchor v3"
+_MAC_BYTES: Final = 32
+_HEAD_FIELDS: Final = 3
+_NUMBER_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """All records of a device, the count that makes them current, and the anchor's floor."""
+
+    count: int
+    records: Mapping[str, Anchored]
+    floor: int = 0
+
+
+class RecordFile:
+    """Authenticated for one device, replaced as a whole and durably. Its calls block.
+
+    `F("sealane anchor v3", device id (16), count (8), floor (8), records…)` ‖ HMAC-SHA256; a record
+    is the length of its name (1), the name, its number (8), the length of its MAC (1), the MAC and
+    its blob.
+    """
+
+    def __init__(self, path: Path, *, device_id: UUID, key: bytes | bytearray) -> None:
+        self.path = path
+        self._device_id = device_id
+        self._key = key
+
+    def write(self, content: Content) -> None:
+        """Replace the file; UnavailableError `anchor.failed`."""
+        encoded = encode_content(content, device_id=self._device_id)
+        try:
+            write_durably(self.path, encoded + self._mac(encoded))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def read(self) -> Content | None:
+        """Return what it holds, None if there is no file; VerificationError `anchor.record`."""
+        try:
+            encoded = read_bounded(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed(error) from error
+        signed, mac = encoded[:-_MAC_BYTES], encoded[-_MAC_BYTES:]
+        if len(encoded) > FILE_BYTES_MAX or not hmac.compare_digest(mac, self._mac(signed)):
+            raise self._refused()
+        try:
+            return decode_content(signed, device_id=self._device_id)
+        except ValueError as error:
+            raise self._refused() from error
+
+    def _mac(self, content: bytes) -> bytes:
+        return hmac.digest(bytes(self._key), content, "sha256")
+
+    def _refused(self) -> VerificationError:
+        return VerificationError(
+            "anchor.record",
+            f"{self.path}: not a record of device {self._device_id} by this machine: it was "
+            "changed, or its TPM was cleared or is another",
+        )
+
+    def _failed(self, error: OSError) -> UnavailableError:
+        return UnavailableError(FAILED, f"{self.path}: {error.strerror}")
+
+
+def encode_content(content: Content, *, device_id: UUID) -> bytes:
+    """Return what stands before the MAC: the one encoding of `content`."""
+    parts = [_encode(name, content.records[name]) for name in sorted(content.records)]
+    return fields(_LABEL, device_id.bytes, _u64(content.count), _u64(content.floor), *parts)
+
+
+def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
+    """Undo `encode_content`; ValueError if `encoded` is none of its."""
+    parts = parse_fields(_LABEL, encoded, count_max=_HEAD_FIELDS + RECORDS_MAX)
+    if parts is None or len(parts) < _HEAD_FIELDS:
+        raise ValueError("not the fields of an anchor")
+    count, floor = (int.from_bytes(part, "big") for part in parts[1:_HEAD_FIELDS])
+    records = dict(map(_decode, parts[_HEAD_FIELDS:]))
+    content = Content(count=count, records=records, floor=floor)
+    is_long = max(count, floor) > U64_MAX
+    if is_long or encode_content(content, device_id=device_id) != encoded:
+        raise ValueError("another device's, or not the one encoding of its content")
+    return content
+
+
+def _encode(name: str, record: Anchored) -> bytes:
+    encoded = name.encode("ascii")
+    mac = bytes([len(record.mac)]) + record.mac
+    return bytes([len(encoded)]) + encoded + _u64(record.number) + mac + record.blob
+
+
+def _decode(part: bytes) -> tuple[str, Anchored]:
+    """Undo `_encode`; ValueError, which UsageError is, too, if `part` is none of its."""
+    if not part:
+        raise ValueError("an empty record")
+    name_end = 1 + part[0]
+    mac_start = name_end + _NUMBER_BYTES + 1
+    if len(part) < mac_start:
+        raise ValueError("a record without a number")
+    blob_start = mac_start + part[mac_start - 1]
+    record = Anchored(
+        number=int.from_bytes(part[name_end : mac_start - 1], "big"),
+        blob=part[blob_start:],
+        mac=part[mac_start:blob_start],
+    )
+    return part[1:name_end].decode("ascii"), record
+
+
+def _u64(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "big")

@@ -1,0 +1,107 @@
+"""A monotonic counter in the non-volatile memory of a TPM 2.0 (TPM 2.0 Library, Part 3 §31)."""
+
+from typing import Any, Final
+
+from tpm2_pytss import ESAPI, TPM2B_NV_PUBLIC, TPMS_NV_PUBLIC, TSS2_Exception
+from tpm2_pytss.constants import TPM2_ALG, TPM2_NT, TPM2_RC, TPMA_NV
+
+from sealane.daemon.node.tpm import Tpm
+from sealane.errors import UnavailableError, VerificationError
+
+_VALUE_BYTES: Final = 8
+_ATTRIBUTES: Final = (
+    TPMA_NV.AUTHREAD | TPMA_NV.AUTHWRITE | TPMA_NV.NO_DA | TPM2_NT.COUNTER << TPMA_NV.TPM2_NT_SHIFT
+)
+
+# Another process that increments the same counter makes us try again; that many in a row don't.
+_ATTEMPTS_MAX: Final = 16
+
+
+class TpmCounter:
+    """An NV index of type counter, defined at its first increment.
+
+    A TPM starts a new counter above every value that any counter of it ever had: not even its
+    owner can make a value come out twice by deleting the index and defining it again.
+    """
+
+    def __init__(self, tpm: Tpm, *, index: int) -> None:
+        self._tpm = tpm
+        self._handle: Any = None
+        self.index = index
+
+    def read(self) -> int:
+        """Return the present value.
+
+        VerificationError `counter.missing` (never defined: another TPM, or one that was cleared)
+        or `counter.kind` (the index is not a counter); UnavailableError `tpm.command`.
+        """
+        return self._tpm.call(self._read)
+
+    def increment(self) -> int:
+        """Increment and return the new value, which no other call ever returns."""
+        return self._tpm.call(self._increment)
+
+    def _read(self, esapi: ESAPI) -> int:
+        handle = self._find(esapi)
+        if handle is None:
+            raise VerificationError(
+                "counter.missing",
+                f"the TPM has no counter at {self.index:#010x}: it is another TPM, or it was "
+                "cleared",
+            )
+        return _value(esapi, handle)
+
+    def _increment(self, esapi: ESAPI) -> int:
+        handle = self._find(esapi)
+        if handle is None:
+            public = TPMS_NV_PUBLIC(
+                nvIndex=self.index,
+                nameAlg=TPM2_ALG.SHA256,
+                attributes=_ATTRIBUTES,
+                dataSize=_VALUE_BYTES,
+            )
+            handle = self._handle = esapi.nv_define_space(None, TPM2B_NV_PUBLIC(public))
+        if not _is_written(esapi, handle):
+            esapi.nv_increment(handle)
+        for _ in range(_ATTEMPTS_MAX):
+            # Incrementing doesn't tell the new value. Only one increment leads from one value to
+            # the next: if that is all that happened between two reads, it was ours.
+            before = _value(esapi, handle)
+            esapi.nv_increment(handle)
+            after = _value(esapi, handle)
+            if after == before + 1:
+                return after
+        raise UnavailableError(
+            "counter.contended", f"counter {self.index:#010x}: others increment it all the time"
+        )
+
+    def _find(self, esapi: ESAPI) -> Any:
+        """Return a handle of the index, None if there is no index."""
+        if self._handle is not None:
+            return self._handle
+        try:
+            handle = esapi.tr_from_tpmpublic(self.index)
+        except TSS2_Exception as error:
+            if error.error == int(TPM2_RC.HANDLE):
+                return None
+            raise
+        found = esapi.nv_read_public(handle)[0].nvPublic
+        if int(found.attributes) & ~int(TPMA_NV.WRITTEN) != int(_ATTRIBUTES):
+            raise VerificationError(
+                "counter.kind",
+                f"NV index {self.index:#010x} has attributes {found.attributes}; allowed: "
+                f"{_ATTRIBUTES}, a counter of ours",
+            )
+        self._handle = handle
+        return handle
+
+
+def _is_written(esapi: ESAPI, handle: Any) -> bool:
+    return bool(esapi.nv_read_public(handle)[0].nvPublic.attributes & TPMA_NV.WRITTEN)
+
+
+def _value(esapi: ESAPI, handle: Any) -> int:
+    """Return the value; 0 if the power went between defining the index and its first increment."""
+    if not _is_written(esapi, handle):
+        return 0
+    return int.from_bytes(bytes(esapi.nv_read(handle, _VALUE_BYTES)), "big")

@@ -1,0 +1,194 @@
+"""A target's store directory as a device: its name, its secret, its anchors (docs/devices.md)."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Final
+
+from sealane.crypto.encoding import canonical_json, parse_canonical_json
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import derive_tree_secret
+from sealane.daemon.device.anchors.anchor import Anchor
+from sealane.daemon.device.anchors.broker import NoAnchor
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
+from sealane.daemon.device.anchors.lock import OwnerLock
+from sealane.daemon.node.peers import ServedDevice
+from sealane.daemon.runtime.files import RESERVE_NAME, read_bounded, write_durably
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+
+DEVICE_NAME: Final = "device"
+DEVICE_FILES: Final = frozenset(
+    {DEVICE_NAME, f"{DEVICE_NAME}.lock", f"{DEVICE_NAME}.new", RESERVE_NAME}
+)
+_BYTES_MAX: Final = 256
+_OPENINGS_MAX: Final = (1 << 53) - 1
+
+
+class DeviceFile:
+    """`<directory>/device`: the device's UUID and how often it was opened. Its calls block.
+
+    Held from its making to `release` by one process. Not secret and not authentic: whoever changes
+    it presents another device, or one whose anchor doesn't match.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Read the file, or make one with a new UUID.
+
+        UnavailableError `anchor.in_use`, `device.failed`; VerificationError `device.malformed`.
+        """
+        self._path = directory / DEVICE_NAME
+        self._lock_path = directory / f"{DEVICE_NAME}.lock"
+        self._lock = OwnerLock(self._lock_path)
+        try:
+            self.device_id, self.openings = self._read() or (uuid.uuid4(), 0)
+            self.write(self.openings)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def hold_again(self) -> None:
+        """Hold the file after `release`, as it is now; errors as the first time.
+
+        VerificationError `device.malformed` also if it names another device.
+        """
+        self._lock = OwnerLock(self._lock_path)
+        try:
+            self.openings = self._read_again()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def write(self, openings: int) -> None:
+        """Note how often the device was opened, durably."""
+        content = canonical_json({"device_id": str(self.device_id), "openings": openings})
+        try:
+            write_durably(self._path, content)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.openings = openings
+
+    def release(self) -> None:
+        """Let the next process have it."""
+        self._lock.release()
+
+    def _read_again(self) -> int:
+        found = self._read()
+        if found is None or found[0] != self.device_id:
+            raise VerificationError("device.malformed", f"{self._path}: names another device")
+        return found[1]
+
+    def _read(self) -> tuple[uuid.UUID, int] | None:
+        try:
+            content = read_bounded(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed(error) from error
+        return parse_device(content, source=str(self._path))
+
+    def _failed(self, error: OSError) -> UnavailableError:
+        return UnavailableError("device.failed", f"{self._path}: {error.strerror}")
+
+
+def parse_device(content: bytes, *, source: str) -> tuple[uuid.UUID, int]:
+    """Return UUID and number of openings; VerificationError `device.malformed`."""
+    found = parse_canonical_json(
+        content, bytes_max=_BYTES_MAX, what=source, reason="device.malformed"
+    )
+    name, openings = found.get("device_id"), found.get("openings")
+    try:
+        device_id = uuid.UUID(name) if isinstance(name, str) else None
+    except ValueError:
+        device_id = None
+    if (
+        device_id is None
+        or str(device_id) != name
+        or not isinstance(openings, int)
+        or isinstance(openings, bool)
+        or not 0 <= openings < _OPENINGS_MAX
+        or found.keys() != {"device_id", "openings"}
+    ):
+        raise VerificationError("device.malformed", f"{source}: names no device")
+    return device_id, openings
+
+
+class Device:
+    """A device that this process may serve, until it is lost or closed."""
+
+    def __init__(
+        self,
+        served: ServedDevice,
+        *,
+        file: DeviceFile,
+        secret: bytearray,
+        anchor: Anchor,
+        anchor_seconds: float = 0.0,
+        is_believed: bool = False,
+    ) -> None:
+        """Take over `file`, `secret` (32 bytes) and `anchor`, and let go of them in `close`.
+
+        See `DeviceAnchors` for `anchor_seconds`. `is_believed`: an operator takes what is found.
+        """
+        self.file = file
+        self.anchors_rarely = anchor_seconds > 0
+        """Whether the anchor wears out: then it hears of checkpoints, not of every flush."""
+        self._anchor_seconds = anchor_seconds
+        self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
+
+    def reopen(
+        self, served: ServedDevice, *, secret: bytearray, anchor: Anchor, is_believed: bool
+    ) -> None:
+        """Take the device up again after `close`, with its file held; takes over the rest."""
+        if not self._is_closed:
+            raise UsageError("device.state", f"device {self.device_id} is open")
+        self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
+
+    def _open(
+        self, served: ServedDevice, *, secret: bytearray, anchor: Anchor, is_believed: bool
+    ) -> None:
+        self.is_believed = is_believed
+        self.served = served
+        self.is_anchored = not isinstance(anchor, NoAnchor)
+        self._loss: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
+        self.anchors = DeviceAnchors(anchor, spacing_seconds=self._anchor_seconds, lost=self.lose)
+        self._secret = secret
+        self._is_closed = False
+
+    @property
+    def device_id(self) -> uuid.UUID:
+        """The device's name."""
+        return self.served.device_id
+
+    def tree_secret(self, volume_id: uuid.UUID, *, generation: int) -> bytearray:
+        """Return the 32 bytes a volume's tree, MAC and log keys come from; the caller wipes it.
+
+        UnavailableError `device.closed`.
+        """
+        if self._is_closed:
+            raise UnavailableError("device.closed", f"device {self.device_id} is closed")
+        return derive_tree_secret(self._secret, volume_id=volume_id, generation=generation)
+
+    def lose(self, error: Error) -> None:
+        """Note that another process has it now, or that nothing can be anchored any more."""
+        if not self._loss.done():
+            self._loss.set_result(error)
+
+    @property
+    def loss(self) -> Error | None:
+        """Why it was lost, if it was."""
+        return self._loss.result() if self._loss.done() else None
+
+    async def wait_lost(self) -> Error:
+        """Return why it was lost, once it is."""
+        return await asyncio.shield(self._loss)
+
+    async def close(self) -> None:
+        """Anchor what was told, as far as possible, wipe the secret, and free the directory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self.anchors.close()
+        finally:
+            wipe(self._secret)
+            self.file.release()

@@ -1,0 +1,66 @@
+"""A store's anchor: what it wants anchored goes to its device's anchors (docs/anchors.md)."""
+
+import asyncio
+import uuid
+from typing import Final
+
+from sealane import _native
+from sealane.daemon.device.anchors.anchor import volume_record
+from sealane.daemon.device.anchors.device_anchors import ANCHOR_SECONDS, DeviceAnchors
+from sealane.errors import Error, VerificationError
+from sealane.transport.tasks import TaskOwner
+
+_MARGIN_SECONDS: Final = 1.0
+"""How much longer the engine waits than the device's anchors do: theirs is the better answer."""
+
+
+class StoreAnchor:
+    """Answers one store's wishes until it is closed; made on a running event loop."""
+
+    def __init__(
+        self, anchors: DeviceAnchors, volume_id: uuid.UUID, *, rarely: bool, believed: bool
+    ) -> None:
+        """Take up the record that a device has of the volume.
+
+        `rarely`: the anchor wears out, and hears of checkpoints, not of every flush. `believed`:
+        an operator takes what is found, where nothing is anchored. VerificationError
+        `store.rolled_back`: what is anchored isn't the state of its number.
+        """
+        self._anchors = anchors
+        self._name = volume_record(volume_id)
+        latest = self._anchors.current(self._name)
+        try:
+            self.native = _native.StoreAnchor(
+                latest=latest,
+                base=self._anchors.base(self._name),
+                every_commit=not rarely,
+                timeout_seconds=ANCHOR_SECONDS + _MARGIN_SECONDS,
+                believed=believed,
+            )
+        except _native.StoreRefusedError as error:
+            reason, text = error.args
+            raise VerificationError(reason, f"{self._name}: {text}") from error
+        self._tasks = TaskOwner()
+        self._fd = self.native.fd()
+        asyncio.get_running_loop().add_reader(self._fd, self._look)
+
+    async def close(self) -> None:
+        """Answer nothing more; the store must be closed before."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        await self._tasks.close()
+
+    def _look(self) -> None:
+        # Read in any case, or the descriptor stays readable.
+        wanted = self.native.take()
+        if wanted is not None:
+            self._tasks.start(self._answer(*wanted), name="store-anchor")
+
+    async def _answer(self, number: int, blob: bytes) -> None:
+        try:
+            await self._anchors.reach(self._name, number, blob)
+        except VerificationError as error:
+            self.native.answer(number, lost=f"{error.reason}: {error.args[0]}")
+        except Error as error:
+            self.native.answer(number, unreachable=f"{error.reason}: {error.args[0]}")
+        else:
+            self.native.answer(number)

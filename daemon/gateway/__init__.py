@@ -1,0 +1,1 @@
+"""The gateway role: attached volumes, their keys and leases, exported to hosts."""

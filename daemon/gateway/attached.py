@@ -1,0 +1,29 @@
+"""An attached volume, as the gateway's services share it."""
+
+from dataclasses import dataclass
+
+from sealane.crypto.lease import LeaseHolder
+from sealane.daemon.gateway.back_ends import VolumeBackEnd
+from sealane.daemon.gateway.data_path import AttachedVolume
+from sealane.daemon.gateway.grants import Export
+from sealane.daemon.gateway.unflushed import Unflushed
+from sealane.protocol.v1 import broker_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class Attached:
+    """One attached volume; descriptor and leases are those of its newest key epoch."""
+
+    descriptor: broker_pb2.VolumeDescriptor
+    port: AttachedVolume
+    leases: LeaseHolder
+    host_nqn: str
+    back_end: VolumeBackEnd
+    unflushed: Unflushed
+    is_read_only: bool = False
+    is_withdrawn: bool = False
+
+    @property
+    def export(self) -> Export:
+        """Where its host connects."""
+        return self.port.export

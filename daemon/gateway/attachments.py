@@ -1,0 +1,291 @@
+"""Attachments that outlive the gateway's process: a sealed file for each (docs/attachments.md).
+
+A file holds what the volume must be exported with again, so that its host takes it for the same
+one: host, secret, size. It is sealed under a key derived from the volume's key, which only the
+broker can release, so the file opens on no machine that may not use the volume. Counters, keys and
+association epochs are never kept.
+
+The run directory, which is memory, has the digest of each file: within one boot a file that was put
+back, or a removed one that is there again, is refused.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import BaseModel, ConfigDict, Field
+
+from sealane.crypto.encoding import fields
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import KEY_EPOCH_MAX, derive_attachment_key
+from sealane.daemon.runtime.files import read_bounded, write_durably
+from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, check_nqn
+
+FILE_NAME: Final = "attachments"
+"""Directory of the files in the state directory, and of their digests in the run directory."""
+ENTRY_BYTES_MAX: Final = 8192
+ATTACHMENTS_MAX: Final = 4096
+"""Files that a start looks at; more are refused."""
+_NONCE_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """What a volume is attached with."""
+
+    volume_id: str
+    host_nqn: str
+    secret: HostSecret
+    generation: int
+    sector_count: int
+    is_read_only: bool = False
+    via_traddr: str = ""
+    via_trsvcid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedAttachment:
+    """The same as it is kept. `volume_id` and `key_epoch` say which key opens it, no more.
+
+    `target_incarnation`: the process of the target that may hold acknowledged writes which nobody
+    flushed; 0: there are none.
+    """
+
+    volume_id: str
+    key_epoch: int
+    sealed: bytes
+    target_incarnation: int = 0
+
+
+class _Content(BaseModel):
+    """The sealed part."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    host_nqn: Annotated[str, Field(max_length=NQN_BYTES_MAX)]
+    secret: str
+    generation: Annotated[int, Field(ge=1)]
+    sector_count: Annotated[int, Field(ge=1)]
+    is_read_only: bool
+    via_traddr: Annotated[str, Field(max_length=64)]
+    via_trsvcid: Annotated[int, Field(ge=0, le=65535)]
+
+
+class _File(BaseModel):
+    """A file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    format: Literal[1]
+    volume_id: str
+    key_epoch: Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
+    sealed: Annotated[str, Field(max_length=ENTRY_BYTES_MAX)]
+    target_incarnation: Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+def seal_attachment(
+    attachment: Attachment, *, key: bytes | bytearray, key_epoch: int, node: str
+) -> SealedAttachment:
+    """Seal an attachment under the volume's key of one epoch, for one node."""
+    content = _Content(
+        host_nqn=attachment.host_nqn,
+        secret=str(attachment.secret),
+        generation=attachment.generation,
+        sector_count=attachment.sector_count,
+        is_read_only=attachment.is_read_only,
+        via_traddr=attachment.via_traddr,
+        via_trsvcid=attachment.via_trsvcid,
+    )
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    context = _context(attachment.volume_id, key_epoch, node)
+    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(attachment.volume_id))
+    try:
+        text = content.model_dump_json().encode()
+        sealed = nonce + AESGCM(bytes(sealing_key)).encrypt(nonce, text, context)
+    finally:
+        wipe(sealing_key)
+    return SealedAttachment(volume_id=attachment.volume_id, key_epoch=key_epoch, sealed=sealed)
+
+
+def open_attachment(kept: SealedAttachment, *, key: bytes | bytearray, node: str) -> Attachment:
+    """Open what `seal_attachment` made for this node.
+
+    VerificationError `attachment.sealed`: it was changed, or is another node's or volume's.
+    """
+    nonce, sealed = kept.sealed[:_NONCE_BYTES], kept.sealed[_NONCE_BYTES:]
+    context = _context(kept.volume_id, kept.key_epoch, node)
+    sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(kept.volume_id))
+    try:
+        text = AESGCM(bytes(sealing_key)).decrypt(nonce, sealed, context)
+        content = _Content.model_validate_json(text)
+        secret = HostSecret.parse(content.secret)
+        check_nqn(content.host_nqn)
+    except (InvalidTag, ValueError) as error:
+        raise VerificationError(
+            "attachment.sealed",
+            f"what is kept of the attachment of volume {kept.volume_id} does not open: it was "
+            "changed, or is another node's",
+        ) from error
+    finally:
+        wipe(sealing_key)
+    return Attachment(
+        volume_id=kept.volume_id,
+        host_nqn=content.host_nqn,
+        secret=secret,
+        generation=content.generation,
+        sector_count=content.sector_count,
+        is_read_only=content.is_read_only,
+        via_traddr=content.via_traddr,
+        via_trsvcid=content.via_trsvcid,
+    )
+
+
+class AttachmentFiles:
+    """The attachments of one gateway in its state directory."""
+
+    def __init__(self, state_dir: Path, run_dir: Path) -> None:
+        self._files = state_dir / FILE_NAME
+        self._digests = run_dir / FILE_NAME
+        self._refused: dict[str, Error] = {}
+
+    @property
+    def refused(self) -> Mapping[str, Error]:
+        """Files that `load` left alone, by name, and why."""
+        return self._refused
+
+    async def load(self) -> list[SealedAttachment]:
+        """Read every file; those that are malformed or were put back are `refused`, not raised.
+
+        UnavailableError `attachment.file` if a directory can't be read or written.
+        """
+        return await asyncio.to_thread(self._load)
+
+    async def put(self, kept: SealedAttachment) -> None:
+        """Keep an attachment: durable when this returns. UnavailableError `attachment.file`."""
+        await asyncio.to_thread(self._put, kept)
+
+    async def remove(self, volume_id: str) -> None:
+        """Forget one; again does nothing. UnavailableError `attachment.file`."""
+        await asyncio.to_thread(self._remove, volume_id)
+
+    def _load(self) -> list[SealedAttachment]:
+        self._refused = {}
+        found: dict[str, tuple[SealedAttachment, str]] = {}
+        try:
+            self._files.mkdir(mode=0o700, exist_ok=True)
+            names = sorted(path.name for path in self._files.iterdir())
+            for name in [name for name in names if not name.endswith(".new")][:ATTACHMENTS_MAX]:
+                try:
+                    found[name] = self._read(name)
+                except Error as error:
+                    self._refused[name] = error
+            if self._digests.is_dir():
+                return [kept for kept, _ in found.values()]
+            self._begin_boot({name: digest for name, (_, digest) in found.items()})
+            # Hosts ended with the machine: what they didn't flush they know to be uncertain.
+            return [replace(kept, target_incarnation=0) for kept, _ in found.values()]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _read(self, name: str) -> tuple[SealedAttachment, str]:
+        content = read_bounded(self._files / name)
+        digest = hashlib.sha256(content).hexdigest()
+        if self._digests.is_dir() and digest != self._known_digest(name):
+            raise VerificationError(
+                "attachment.rolled_back",
+                f"{self._files / name} is not what this gateway wrote there last",
+            )
+        kept = _parsed(name, content)
+        if kept is None:
+            raise VerificationError(
+                "attachment.malformed", f"{self._files / name} is not an attachment"
+            )
+        return kept, digest
+
+    def _begin_boot(self, digests: Mapping[str, str]) -> None:
+        """Believe what there is: no process of this boot has said what there must be."""
+        draft = self._digests.with_name(f"{FILE_NAME}.new")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o700)
+        for name, digest in digests.items():
+            (draft / name).write_text(digest)
+        draft.rename(self._digests)
+
+    def _known_digest(self, name: str) -> str:
+        try:
+            return (self._digests / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _put(self, kept: SealedAttachment) -> None:
+        content = json.dumps(
+            {
+                "format": 1,
+                "volume_id": kept.volume_id,
+                "key_epoch": kept.key_epoch,
+                "sealed": base64.b64encode(kept.sealed).decode(),
+                "target_incarnation": kept.target_incarnation,
+            }
+        ).encode()
+        try:
+            # The digest first: a file without one counts as put back.
+            (self._digests / kept.volume_id).write_text(hashlib.sha256(content).hexdigest())
+            write_durably(self._files / kept.volume_id, content)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _remove(self, volume_id: str) -> None:
+        try:
+            (self._files / volume_id).unlink(missing_ok=True)
+            directory = os.open(self._files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            (self._digests / volume_id).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> UnavailableError:
+        return UnavailableError("attachment.file", f"{self._files}: {error.strerror}")
+
+
+def _parsed(name: str, content: bytes) -> SealedAttachment | None:
+    """Parse a file; None if it isn't the attachment of the volume that it is named by."""
+    try:
+        if len(content) > ENTRY_BYTES_MAX or str(uuid.UUID(name)) != name:
+            return None
+        file = _File.model_validate_json(content)
+        sealed = base64.b64decode(file.sealed, validate=True)
+    except ValueError:
+        return None
+    if file.volume_id != name:
+        return None
+    return SealedAttachment(
+        volume_id=name,
+        key_epoch=file.key_epoch,
+        sealed=sealed,
+        target_incarnation=file.target_incarnation,
+    )
+
+
+def _context(volume_id: str, key_epoch: int, node: str) -> bytes:
+    return fields(
+        "sealane attachment v1",
+        node.encode(),
+        uuid.UUID(volume_id).bytes,
+        key_epoch.to_bytes(4, "big"),
+    )

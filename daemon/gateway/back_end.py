@@ -1,0 +1,377 @@
+"""A volume's back end: the association with its target, made again whenever it is lost.
+
+All back-end queues of a volume belong to one association epoch. When one of them is lost, all are
+given up; the first queue of the next epoch is opened by the control channel's fence, which returns
+only when no older queue can store anything any more. The engine then sends again what it must.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sealane import _native
+from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
+from sealane.daemon.volume.engine_events import StorageEvent
+from sealane.daemon.volume.failures import ROLLED_BACK, UNFLUSHED_LOST
+from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.nvme.constants import (
+    H2C_DATA_BYTES,
+    IN_CAPSULE_BYTES,
+    QUEUE_DEPTH_MAX,
+    SECURE_TRANSFER_BYTES,
+)
+from sealane.transport.nvme.initiator import ConnectedQueue, HostController
+from sealane.transport.tasks import TaskOwner
+
+RETRY_SECONDS_MIN: Final = 0.05
+RETRY_SECONDS_MAX: Final = 5.0
+LOSS_WINDOW_SECONDS: Final = 60.0
+VERIFICATION_LOSSES_MAX: Final = 8
+"""Associations that may be lost to forged answers within the window before the volume fails."""
+_VERIFICATION_REASONS: Final = {"completion.mac", "sector.mac", "pdu.malformed"}
+# What the target lacks nobody can bring back.
+_FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
+_INTERNAL_KINDS: Final = {"rekey_due"}
+
+
+class AssociationEpochs:
+    """Numbers of a volume's associations: each greater than every one before.
+
+    The clock makes them grow over restarts of this process; where it steps back they still grow,
+    and `floor`, the newest that the target knows, covers a step during a restart.
+    """
+
+    def __init__(self, *, floor: int = 0, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._last = floor
+        self._now_ns = now_ns
+
+    def next(self) -> int:
+        """Return the next one."""
+        self._last = max(self._last + 1, self._now_ns())
+        return self._last
+
+
+class RetryDelays:
+    """Delays before attempts: none at first, then doubling with jitter; losses age out."""
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._now = now
+        self._uniform = uniform
+        self._times: deque[float] = deque(maxlen=64)
+
+    def next(self) -> float:
+        """Note an attempt and return the seconds to wait before it."""
+        now = self._now()
+        while self._times and self._times[0] < now - LOSS_WINDOW_SECONDS:
+            self._times.popleft()
+        earlier = len(self._times)
+        self._times.append(now)
+        if not earlier:
+            return 0.0
+        longest = min(RETRY_SECONDS_MIN * 2 ** (earlier - 1), RETRY_SECONDS_MAX)
+        return self._uniform(longest / 2, longest)
+
+
+class LossLimit:
+    """Counts losses within a window."""
+
+    def __init__(self, limit: int, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._times: deque[float] = deque(maxlen=limit)
+        self._limit = limit
+        self._now = now
+
+    def is_exceeded(self) -> bool:
+        """Note a loss; whether it is one more than the window may have."""
+        now = self._now()
+        exceeded = len(self._times) == self._limit and self._times[0] >= now - LOSS_WINDOW_SECONDS
+        self._times.append(now)
+        return exceeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueName:
+    """A front-end queue of the volume."""
+
+    association_id: int
+    queue_id: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PreparedQueue:
+    """A back-end queue that is connected and not in use yet."""
+
+    back: ConnectedQueue
+    grant: QueueGrant
+    secure: _native.SecureQueueParameters
+    host: HostController
+
+
+class BackEnd:
+    """Opens and replaces the back-end queues of one attached volume."""
+
+    def __init__(
+        self,
+        *,
+        native: _native.GatewayVolume,
+        volume_id: bytes,
+        open_queue: OpenQueue,
+        epochs: AssociationEpochs,
+        report: Callable[[StorageEvent], None],
+        delays: RetryDelays | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._native = native
+        self._volume_id = volume_id
+        self._open_queue = open_queue
+        self._epochs = epochs
+        self._epoch = epochs.next()
+        self._report = report
+        self._delays = delays or RetryDelays()
+        self._sleep = sleep
+        self._forgeries = LossLimit(VERIFICATION_LOSSES_MAX)
+        self._queues: dict[QueueName, HostController | None] = {}
+        self._replaced: dict[QueueName, HostController] = {}
+        self._leaving: set[HostController] = set()
+        self._turn = asyncio.Lock()
+        self._is_alive = asyncio.Event()
+        self._is_alive.set()
+        self._tasks = TaskOwner()
+
+    async def prepare(self, name: QueueName) -> PreparedQueue:
+        """Open a back-end queue for a front-end queue that is about to start."""
+        while True:
+            await self._is_alive.wait()
+            async with self._turn:
+                if self._is_alive.is_set():
+                    return await self._connect(name)
+
+    def start(self, name: QueueName, prepared: PreparedQueue) -> None:
+        """Give the front-end queue, which runs now, its back end."""
+        self._queues[name] = prepared.host
+        try:
+            self._hand_over(name, prepared)
+        except _native.StaleAssociationError:
+            # Lost between the two: the association that follows has this queue too.
+            self._queues[name] = None
+            self._leave(prepared.host)
+            if self._is_alive.is_set() and prepared.grant.association_epoch == self._epoch:
+                self.lose("the association ended while a queue was opened")
+            elif self._is_alive.is_set():
+                self._tasks.start(self._supply(name), name="back-end-supply")
+
+    def discard(self, prepared: PreparedQueue) -> None:
+        """Close a prepared queue that isn't started."""
+        prepared.back.close()
+        self._leave(prepared.host)
+
+    async def close_association(self, association_id: int) -> None:
+        """Leave the target on behalf of a front-end association that is over."""
+        gone = [name for name in self._queues if name.association_id == association_id]
+        hosts = [self._queues.pop(name) for name in gone]
+        hosts += [self._replaced.pop(name, None) for name in gone]
+        await self._leave_all(hosts)
+
+    def close_queue(self, name: QueueName) -> None:
+        """Leave the target on behalf of a front-end queue that is over; the others go on."""
+        for hosts in (self._queues, self._replaced):
+            host = hosts.pop(name, None)
+            if host is not None:
+                self._leave(host)
+
+    async def close(self) -> None:
+        """Leave the target for good."""
+        await self._tasks.close()
+        hosts = [*self._queues.values(), *self._replaced.values(), *self._leaving]
+        self._queues.clear()
+        self._replaced.clear()
+        self._leaving.clear()
+        await self._leave_all(hosts)
+
+    def take_event(self, event: StorageEvent) -> bool:
+        """React to an event of the engine; whether others should hear of it."""
+        name = QueueName(association_id=event.association, queue_id=event.queue_id)
+        if event.kind == "association_lost":
+            if event.reason in _VERIFICATION_REASONS and self._forgeries.is_exceeded():
+                self._native.fail(
+                    "verification.limit",
+                    f"more than {VERIFICATION_LOSSES_MAX} associations ended by {event.reason} "
+                    f"within {LOSS_WINDOW_SECONDS:g} s",
+                )
+            else:
+                self.lose(event.detail)
+        elif event.kind == "rekey_due":
+            self._tasks.start(self._rekey(name), name="back-end-rekey")
+        elif event.kind == "queue_rekeyed":
+            replaced = self._replaced.pop(name, None)
+            if replaced is not None:
+                self._leave(replaced)
+        return event.kind not in _INTERNAL_KINDS
+
+    def lose(self, detail: str) -> None:
+        """Give up the association and start making the next one, unless that is under way."""
+        if self._is_alive.is_set():
+            self._is_alive.clear()
+            self._native.lose_association(detail)
+            self._tasks.start(self._recover(), name="back-end-recover")
+
+    async def _leave_all(self, hosts: Iterable[HostController | None]) -> None:
+        tasks = [self._leave(host) for host in hosts if host is not None]
+        if tasks:
+            # They go on if this is cancelled.
+            await asyncio.wait(tasks)
+
+    def _leave(self, host: HostController) -> asyncio.Task[None]:
+        """Leave a controller in the background."""
+
+        async def leave() -> None:
+            await host.close()
+            self._leaving.discard(host)
+
+        self._leaving.add(host)
+        return self._tasks.start(leave(), name="back-end-leave")
+
+    async def _recover(self) -> None:
+        reported = ""
+        while True:
+            await self._sleep(self._delays.next())
+            try:
+                async with self._turn:
+                    await self._reconnect()
+            except (Error, TimeoutError, OSError) as error:
+                reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                if reason in _FATAL:
+                    # The volume has failed: who connects from now on is told the same.
+                    self._is_alive.set()
+                    return
+                if reason != reported:
+                    reported = reason
+                    self._report(
+                        StorageEvent(kind="association_delayed", reason=reason, detail=str(error))
+                    )
+            else:
+                self._report(
+                    StorageEvent(
+                        kind="association_restored", reason="", detail=f"epoch {self._epoch}"
+                    )
+                )
+                return
+
+    async def _reconnect(self) -> None:
+        """Open every queue in a new association epoch; all of them or an error."""
+        hosts = [*self._queues.values(), *self._replaced.values()]
+        self._replaced.clear()
+        self._queues = dict.fromkeys(self._queues)
+        await self._leave_all(hosts)
+        self._epoch = self._epochs.next()
+        # Queues may come and go meanwhile.
+        while missing := [name for name, host in self._queues.items() if host is None]:
+            prepared = await self._connect(missing[0])
+            if missing[0] not in self._queues:
+                self.discard(prepared)
+                continue
+            self._queues[missing[0]] = prepared.host
+            try:
+                self._hand_over(missing[0], prepared)
+            except _native.StaleAssociationError as error:
+                raise UnavailableError("association.lost", str(error)) from error
+        self._is_alive.set()
+
+    async def _supply(self, name: QueueName) -> None:
+        """Open the back end of a queue that an association was made without."""
+        try:
+            prepared = await self.prepare(name)
+        except (Error, TimeoutError, OSError) as error:
+            self.lose(f"no back end for a queue: {error}")
+            return
+        # A queue that followed under this name has a back end of its own.
+        if name in self._queues and self._queues[name] is None:
+            self.start(name, prepared)
+        else:
+            self.discard(prepared)
+
+    async def _rekey(self, name: QueueName) -> None:
+        """Replace a queue whose keys are nearly used up, in the same association."""
+        try:
+            prepared = await self.prepare(name)
+        except (Error, TimeoutError, OSError) as error:
+            self.lose(f"no replacement for a queue whose keys are used up: {error}")
+            return
+        old = self._queues.get(name)
+        if old is None:
+            self.discard(prepared)
+            return
+        self._queues[name] = prepared.host
+        self._replaced[name] = old
+        # If it is stale, the recovery that is on its way closes both.
+        with contextlib.suppress(_native.StaleAssociationError):
+            self._hand_over(name, prepared)
+
+    async def _open(self, queue_id: int) -> QueueGrant:
+        """Ask the target for a queue, and whether it has what the engine knows to be flushed."""
+        try:
+            return await self._open_queue(queue_id, self._epoch, self._native.milestone)
+        except VerificationError as error:
+            if error.reason == ROLLED_BACK:
+                self._native.fail(ROLLED_BACK, str(error))
+            elif error.reason == UNFLUSHED_LOST:
+                self._native.fail(UNFLUSHED_LOST, str(error))
+            raise
+
+    async def _connect(self, name: QueueName) -> PreparedQueue:
+        grant = await self._open(name.queue_id)
+        try:
+            secure = _native.SecureQueueParameters(
+                secret=grant.secret,
+                volume_id=self._volume_id,
+                host_nqn=grant.host_nqn,
+                queue_id=name.queue_id,
+                association_epoch=grant.association_epoch,
+                incarnation=grant.target_incarnation,
+            )
+        finally:
+            grant.secret[:] = bytes(len(grant.secret))
+        # Every queue has a controller of its own: a replacement can have the same queue id.
+        host = HostController(
+            traddr=grant.traddr,
+            trsvcid=grant.trsvcid,
+            subsystem_nqn=grant.subsystem_nqn,
+            host_nqn=grant.host_nqn,
+        )
+        try:
+            await host.connect()
+            back = await host.connect_queue(
+                name.queue_id, queue_depth=QUEUE_DEPTH_MAX, ticket=grant.ticket
+            )
+        except BaseException:
+            await host.close()
+            raise
+        return PreparedQueue(back=back, grant=grant, secure=secure, host=host)
+
+    def _hand_over(self, name: QueueName, prepared: PreparedQueue) -> None:
+        back, grant = prepared.back, prepared.grant
+        with contextlib.closing(back), contextlib.suppress(_native.QueueClosedError):
+            # Limits are ours and the descriptor's; what Identify says can only lower them.
+            self._native.replace_back(
+                back.socket.fileno(),
+                association=name.association_id,
+                queue_id=name.queue_id,
+                queue_depth=back.queue_depth,
+                h2c_data_max=min(back.h2c_data_max, H2C_DATA_BYTES),
+                transfer_max=min(back.transfer_max, SECURE_TRANSFER_BYTES),
+                in_capsule_max=min(back.in_capsule_max, IN_CAPSULE_BYTES),
+                association_epoch=grant.association_epoch,
+                incarnation=grant.target_incarnation,
+                confirmed=grant.confirmed,
+                milestone=grant.milestone,
+                secure=prepared.secure,
+            )

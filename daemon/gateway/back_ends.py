@@ -1,0 +1,288 @@
+"""Where a gateway's volumes are stored: namespaces of a target of ours, or on third parties.
+
+Makes and removes them, and opens the back end of a volume that is to be attached or filled.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import grpc
+
+from sealane.crypto.certificates import verify_leaf
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import derive_store_key
+from sealane.daemon.config import GatewayConfig
+from sealane.daemon.device.anchors.authentic import AuthenticAnchor
+from sealane.daemon.device.anchors.broker import BrokerAnchor
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.device.third_party import OpenDevice, VolumeDevice
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
+from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.runtime.clock import utc_now
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+CALL_SECONDS: Final = 10.0
+RESIZE_SECONDS: Final = 60.0
+"""Changes that wait are merged first, and queues drained."""
+# Stores outlive rotations: their key is of the first epoch, which is released as long as it counts.
+_STORE_KEY_EPOCH: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Via:
+    """Data-path address to use instead of the one the target announces; empty: none."""
+
+    traddr: str = ""
+    trsvcid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeBackEnd:
+    """An opened back end: what the gateway asks for queues, and what it must close afterwards."""
+
+    open_queue: OpenQueue
+    epoch_floor: int = 0
+    third_party: ThirdPartyVolume | None = None
+
+    async def close(self) -> None:
+        """Leave the third party, if it is on one."""
+        if self.third_party is not None:
+            await self.third_party.close()
+
+
+class VolumeBackEnds:
+    """The target and the third parties of one gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        identity: Identity,
+        broker: BrokerClient,
+        devices: DeviceClient,
+        third_parties: ThirdPartyStores,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._broker = broker
+        self._devices = devices
+        self._third_parties = third_parties
+
+    async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
+        """Make a volume's namespace at the target, or lay it out; again is harmless."""
+        descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
+        if not descriptor.third_party:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
+                    storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
+                    timeout=CALL_SECONDS,
+                )
+            return
+        store_key = await self._store_key(descriptor)
+        try:
+            await self._third_parties.create(
+                descriptor.third_party,
+                uuid.UUID(descriptor.volume_id),
+                sector_count=descriptor.sector_count,
+                store_key=store_key,
+                freshness=descriptor.mode != VolumeMode.OFF,
+                open_device=self._device_of(descriptor),
+            )
+        finally:
+            wipe(store_key)
+
+    async def resize(
+        self, before: broker_pb2.VolumeDescriptor, larger: broker_pb2.SignedVolumeDescriptor
+    ) -> None:
+        """Make a volume larger where it is stored; again is harmless."""
+        if not before.third_party:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).ResizeNamespace(
+                    storage_pb2.ResizeNamespaceRequest(descriptor=larger), timeout=RESIZE_SECONDS
+                )
+            return
+        self._check_ours(before)
+        descriptor = broker_pb2.VolumeDescriptor.FromString(larger.descriptor)
+        store_key = await self._store_key(before)
+        try:
+            await self._third_parties.resize(
+                before.third_party,
+                uuid.UUID(before.volume_id),
+                sector_count=before.sector_count,
+                larger_sector_count=descriptor.sector_count,
+                store_key=store_key,
+                open_device=self._device_of(before),
+            )
+        finally:
+            wipe(store_key)
+
+    async def delete(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Remove a volume's sectors, or what leads to them."""
+        if descriptor.third_party:
+            self._check_ours(descriptor)
+            await self._third_parties.delete(
+                descriptor.third_party, uuid.UUID(descriptor.volume_id)
+            )
+        else:
+            await self.delete_namespace(descriptor.volume_id)
+
+    async def delete_namespace(self, volume_id: str) -> None:
+        """Remove a namespace of the target, if it is there."""
+        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
+        try:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                    request, timeout=CALL_SECONDS
+                )
+        except UsageError as error:
+            # The target may have lost it already; the broker's record goes in any case.
+            if error.reason != "namespace.not_found":
+                raise
+
+    async def open(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via, read_only: bool = False
+    ) -> VolumeBackEnd:
+        """Open a volume's back end; the caller closes it."""
+        if descriptor.third_party:
+            return await self._open_third_party(descriptor, via=via)
+        # A target that restarted has lost the volume: said here, not at the first read.
+        async with self.target_channel() as channel:
+            namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
+                timeout=CALL_SECONDS,
+            )
+        if namespace.status.health == "opening":
+            raise UnavailableError(
+                "namespace.opening", f"the target is still opening volume {descriptor.volume_id}"
+            )
+        return VolumeBackEnd(
+            open_queue=partial(
+                self._open_queue, descriptor=descriptor, via=via, read_only=read_only
+            ),
+            epoch_floor=namespace.association_epoch,
+        )
+
+    async def _open_third_party(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via
+    ) -> VolumeBackEnd:
+        self._check_ours(descriptor)
+        if via != Via():
+            raise UsageError(
+                "volume.via",
+                "allowed for volumes on a target of ours only; the operator names "
+                "the addresses of third parties",
+            )
+        store_key = await self._store_key(descriptor)
+        try:
+            third_party = await self._third_parties.attach(
+                descriptor.third_party,
+                uuid.UUID(descriptor.volume_id),
+                sector_count=descriptor.sector_count,
+                store_key=store_key,
+                freshness=descriptor.mode != VolumeMode.OFF,
+                open_device=self._device_of(descriptor),
+            )
+        finally:
+            wipe(store_key)
+        return VolumeBackEnd(open_queue=third_party.open_queue, third_party=third_party)
+
+    def target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
+        """Call the target's control side."""
+        config = self._config
+        return self._identity.channel(config.target_address, config.target_node, "target")
+
+    def target_stream(
+        self,
+    ) -> contextlib.AbstractAsyncContextManager[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Call the target's control side for a stream: see `Identity.stream_channel`."""
+        config = self._config
+        return self._identity.stream_channel(config.target_address, config.target_node, "target")
+
+    def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
+        """Return what opens a volume on a third party as a device, if brokers keep its anchor."""
+        if not descriptor.device_id:
+            return None
+        return partial(self._open_device, uuid.UUID(descriptor.device_id))
+
+    async def _open_device(self, device_id: uuid.UUID) -> VolumeDevice:
+        opened = await self._devices.open(device_id, anchor="broker", found=())
+        served = opened.served
+        try:
+            anchor = AuthenticAnchor(
+                BrokerAnchor(
+                    opened.records,
+                    floor=opened.floor,
+                    advance=partial(self._devices.advance, served),
+                ),
+                device_id=device_id,
+                kind="broker",
+                secret=opened.secret,
+            )
+        finally:
+            # The store has a key of its own, of the volume's.
+            wipe(opened.secret)
+        return VolumeDevice(
+            anchor,
+            is_believed=opened.is_initial,
+            tell_anchored=partial(self._devices.confirm, served),
+            tell_closed=partial(self._devices.close, served),
+        )
+
+    async def _store_key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
+        """Derive the key that authenticates a store on a third party; the caller wipes it."""
+        key = await self._broker.key(descriptor, key_epoch=_STORE_KEY_EPOCH)
+        try:
+            return derive_store_key(key, volume_id=uuid.UUID(descriptor.volume_id))
+        finally:
+            wipe(key)
+
+    def _check_ours(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Refuse a volume that another gateway owns."""
+        if descriptor.target_node != self._identity.node:
+            raise UsageError(
+                "volume.owner",
+                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: "
+                "only that one can use it",
+            )
+
+    async def _open_queue(
+        self,
+        queue_id: int,
+        association_epoch: int,
+        milestone: bytes = b"",
+        *,
+        descriptor: broker_pb2.VolumeDescriptor,
+        via: Via,
+        read_only: bool,
+    ) -> QueueGrant:
+        """Exchange keys with the target for one secure queue."""
+        config, identity = self._config, self._identity
+        async with identity.connection(
+            config.target_address, config.target_node, "target"
+        ) as connection:
+            opening = QueueOpening(
+                volume_id=uuid.UUID(descriptor.volume_id),
+                target=verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()),
+                gateway_node=identity.node,
+                kem=identity.keys.kem,
+                queue_id=queue_id,
+                association_epoch=association_epoch,
+                read_only=read_only,
+                milestone=milestone,
+            )
+            answer = await storage_pb2_grpc.StorageStub(connection.channel).OpenQueue(
+                opening.request, timeout=CALL_SECONDS
+            )
+        grant = await asyncio.to_thread(opening.grant, answer)
+        return replace(
+            grant, traddr=via.traddr or grant.traddr, trsvcid=via.trsvcid or grant.trsvcid
+        )

@@ -1,0 +1,247 @@
+"""The gateway's calls to its brokers: descriptors, keys, leases; verifies all it gets."""
+
+import asyncio
+import secrets
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from sealane.crypto.exchange import wipe
+from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
+from sealane.crypto.lease import RETURN_TOKEN_BYTES, CounterRange, Lease
+from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.node.brokers import Brokers
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.volume.descriptors import open_descriptor
+from sealane.errors import LeaseError, VerificationError
+from sealane.protocol.v1 import broker_pb2
+from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
+
+_CALL_SECONDS: Final = 10.0
+_PAGE_SIZE: Final = 1000
+_SECTOR_BYTES: Final = 4096
+
+
+class BrokerClient:
+    """Calls the broker as this node's gateway."""
+
+    def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
+        self._brokers = Brokers(config, identity)
+        self._identity = identity
+
+    async def register(
+        self,
+        *,
+        request_id: str,
+        display_name: str,
+        size_bytes: int,
+        target_node: str,
+        mode: str = "",
+        third_party: str = "",
+        anchor: str = "",
+    ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
+        """Register a volume; returns its descriptor, verified, and the whole answer."""
+        request = broker_pb2.RegisterVolumeRequest(
+            request_id=request_id,
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=target_node,
+            mode=mode,
+            third_party=third_party,
+            anchor=anchor,
+        )
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)
+        )
+        descriptor = open_descriptor(self._identity.anchor, answer.volume)
+        is_asked = (descriptor.mode, descriptor.third_party) == (mode, third_party)
+        # An earlier call with this request id may have made it, and others may have grown it since.
+        if not is_asked or descriptor.sector_count * _SECTOR_BYTES < size_bytes:
+            raise _mismatch("the broker described another volume than was asked for")
+        return descriptor, answer
+
+    async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return the verified descriptor of exactly `volume_id`."""
+        request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
+        )
+        return self._described(signed, volume_id)
+
+    async def descriptors(
+        self, *, page_size: int, page_token: str
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
+        """Return a page of verified descriptors and the next page's token."""
+        request = broker_pb2.ListVolumeDescriptorsRequest(
+            page_size=page_size or _PAGE_SIZE, page_token=page_token
+        )
+        page = await self._brokers.call(
+            lambda channel: BrokerStub(channel).ListVolumeDescriptors(
+                request, timeout=_CALL_SECONDS
+            )
+        )
+        anchor = self._identity.anchor
+        return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
+
+    async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Tell the broker that every sector of a volume is sealed; returns its descriptor."""
+        request = broker_pb2.FinishFillingRequest(volume_id=volume_id)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).FinishFilling(request, timeout=_CALL_SECONDS)
+        )
+        return self._described(signed, volume_id)
+
+    async def begin_resize(
+        self, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let a volume grow; returns its signed descriptor as it will be."""
+        request = broker_pb2.BeginResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).BeginResize(request, timeout=_CALL_SECONDS)
+        )
+        self._described(signed, volume_id)
+        return signed
+
+    async def finish_resize(
+        self, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.VolumeDescriptor:
+        """Tell the broker that a volume is stored in its new size; returns its descriptor."""
+        request = broker_pb2.FinishResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).FinishResize(request, timeout=_CALL_SECONDS)
+        )
+        return self._described(signed, volume_id)
+
+    async def share(
+        self, volume_id: str, *, tenant: str, read_only: bool
+    ) -> broker_pb2.VolumeDescriptor:
+        """Let gateways of another tenant use a volume; returns its descriptor."""
+        request = broker_pb2.SetVolumeShareRequest(
+            volume_id=volume_id,
+            share=broker_pb2.VolumeShare(tenant=tenant, read_only=read_only),
+        )
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).SetVolumeShare(request, timeout=_CALL_SECONDS)
+        )
+        return self._described(signed, volume_id)
+
+    async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
+        """End a tenant's use of a volume; returns its descriptor, in a new key epoch."""
+        request = broker_pb2.RemoveVolumeShareRequest(volume_id=volume_id, tenant=tenant)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).RemoveVolumeShare(request, timeout=_CALL_SECONDS)
+        )
+        return self._described(signed, volume_id)
+
+    async def unregister(self, volume_id: str) -> None:
+        """Make the broker forget a volume."""
+        request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
+        await self._brokers.call(
+            lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
+        )
+
+    async def key(self, descriptor: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
+        """Fetch the volume key of one epoch; the caller wipes it."""
+        request = broker_pb2.GetVolumeKeyRequest(
+            volume_id=descriptor.volume_id,
+            key_epoch=key_epoch,
+            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
+        )
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GetVolumeKey(request, timeout=_CALL_SECONDS)
+        )
+        return await asyncio.to_thread(
+            open_signed,
+            SignedSecret(sealed=answer.sealed, signature=answer.signature),
+            private_key=self._identity.keys.kem,
+            context=self._context("volume key", request),
+            signer=self._identity.broker_key,
+        )
+
+    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
+        """Lease counters for the descriptor's key epoch; LeaseError if what comes is unusable."""
+        request = broker_pb2.GrantLeaseRequest(
+            volume_id=descriptor.volume_id,
+            key_epoch=descriptor.key_epoch,
+            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
+        )
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GrantLease(request, timeout=_CALL_SECONDS)
+        )
+        if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
+            raise LeaseError("lease.malformed", "the lease names no possible arena")
+        arena = (answer.broker_instance, answer.start_epoch)
+        opened = await asyncio.to_thread(
+            open_signed,
+            SignedSecret(sealed=answer.sealed, signature=answer.signature),
+            private_key=self._identity.keys.kem,
+            context=self._context("lease", request, arena),
+            signer=self._identity.broker_key,
+        )
+        try:
+            lease = broker_pb2.Lease.FromString(bytes(opened))
+        except DecodeError as error:
+            raise LeaseError("lease.malformed", "the lease can't be parsed") from error
+        finally:
+            wipe(opened)
+        named = (lease.volume_id, lease.key_epoch, lease.broker_instance, lease.start_epoch)
+        if (
+            named != (descriptor.volume_id, descriptor.key_epoch, *arena)
+            or len(lease.return_token) != RETURN_TOKEN_BYTES
+        ):
+            raise LeaseError("lease.mismatch", "the lease is not the one that was asked for")
+        return Lease(
+            lease_id=lease.lease_id,
+            counters=CounterRange(
+                broker_instance=lease.broker_instance,
+                start_epoch=lease.start_epoch,
+                counter_start=lease.counter_start,
+                counter_end=lease.counter_end,
+            ),
+            return_token=lease.return_token,
+        )
+
+    async def return_lease(self, volume_id: str, lease: Lease, touched: int) -> int:
+        """Return `lease` from the counter `touched` on; returns how many counters that is."""
+        broker_instance, start_epoch = lease.arena
+        request = broker_pb2.ReturnLeaseRequest(
+            volume_id=volume_id,
+            broker_instance=broker_instance,
+            start_epoch=start_epoch,
+            lease_id=lease.lease_id,
+            touched=touched,
+            return_token=lease.return_token,
+        )
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).ReturnLease(request, timeout=_CALL_SECONDS)
+        )
+        return answer.counters
+
+    def _described(
+        self, signed: broker_pb2.SignedVolumeDescriptor, volume_id: str
+    ) -> broker_pb2.VolumeDescriptor:
+        """Verify that a descriptor is the broker's, and of the volume that was asked about."""
+        descriptor = open_descriptor(self._identity.anchor, signed)
+        if descriptor.volume_id != volume_id:
+            raise _mismatch("the broker described another volume")
+        return descriptor
+
+    def _context(
+        self,
+        purpose: str,
+        request: broker_pb2.GetVolumeKeyRequest | broker_pb2.GrantLeaseRequest,
+        arena: tuple[int, int] | None = None,
+    ) -> Context:
+        return Context(
+            purpose=purpose,
+            recipient=self._identity.subject.spiffe_id,
+            incarnation=self._identity.keys.incarnation,
+            request_id=request.request_id,
+            volume_id=request.volume_id,
+            key_epoch=request.key_epoch,
+            arena=arena,
+        )
+
+
+def _mismatch(message: str) -> VerificationError:
+    return VerificationError("volume.descriptor.mismatch", message)

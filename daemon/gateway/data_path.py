@@ -1,0 +1,446 @@
+"""Gateway: exports each attached volume as a plain namespace to exactly one host.
+
+A front-end I/O queue is handed to the engine together with a secure back-end queue, which may be
+lost and replaced (`sealane.daemon.gateway.back_end`) without the host noticing more than a pause.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sealane import _native
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.gateway.back_end import (
+    AssociationEpochs,
+    BackEnd,
+    PreparedQueue,
+    QueueName,
+)
+from sealane.daemon.gateway.counters import add_counters, replace_counters
+from sealane.daemon.gateway.filling_volume import FillingVolume
+from sealane.daemon.gateway.grants import Export, OpenQueue, VolumeFailure, VolumeKey
+from sealane.daemon.gateway.last_flush import flush_journal
+from sealane.daemon.nvme.exported import (
+    Admission,
+    Association,
+    ConnectRefusedError,
+    Exported,
+    Provider,
+)
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.connect import Connect
+from sealane.protocol.nvme.constants import (
+    FRONT_TRANSFER_BYTES,
+    H2C_DATA_BYTES,
+    IN_CAPSULE_BYTES,
+    NAMESPACE_ID,
+    IoOpcode,
+    Status,
+)
+from sealane.protocol.nvme.nqn import check_nqn, export_nqn
+from sealane.protocol.nvme.subsystem import BASIC_COMMANDS, Subsystem, volume_subsystem
+
+FRONT_COMMANDS: Final = BASIC_COMMANDS | {
+    IoOpcode.COMPARE,
+    IoOpcode.WRITE_ZEROES,
+    IoOpcode.DATASET_MANAGEMENT,
+    IoOpcode.VERIFY,
+}
+FRONT_FUSED_BLOCKS: Final = 1
+EXPECTED_SECONDS: Final = 5.0
+"""How long a host that connects waits for a volume that is on its way back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What an operator may choose for every volume; the engine's defaults otherwise.
+
+    `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
+    long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
+    `journals_bytes_max`: those of all volumes together, beyond the 1 MiB that each may have;
+    `nonce_ledgers`: directory with a record of every seal, a file for each volume (tests only: it
+    holds hashes of plaintext).
+    """
+
+    command_timeout_seconds: float = 30.0
+    hold_seconds: float = 60.0
+    journal_bytes_max: int = 64 << 20
+    journals_bytes_max: int = 1 << 30
+    commands_per_key_max: int = 1 << 48
+    nonce_ledgers: Path | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Joined:
+    """Both ends of a queue that may start."""
+
+    volume: "AttachedVolume"
+    name: QueueName
+    connect: Connect
+    prepared: PreparedQueue
+
+    def start(self, descriptor: int) -> None:
+        self.volume.native.start_queue(
+            descriptor,
+            association=self.name.association_id,
+            queue_id=self.name.queue_id,
+            queue_depth=self.connect.queue_size,
+            h2c_data_max=H2C_DATA_BYTES,
+            in_capsule_max=IN_CAPSULE_BYTES,
+            transfer_max=FRONT_TRANSFER_BYTES,
+            success_flag=self.connect.disable_flow_control,
+            header_digest=self.connect.header_digest,
+            data_digest=self.connect.data_digest,
+        )
+        self.volume.back_end.start(self.name, self.prepared)
+
+    def close(self) -> None:
+        self.volume.back_end.discard(self.prepared)
+
+
+class AttachedVolume(Exported):
+    """One attached volume: its plain subsystem, its key and counters in the engine."""
+
+    def __init__(
+        self,
+        *,
+        native: _native.GatewayVolume,
+        subsystem: Subsystem,
+        host_nqn: str,
+        secret: HostSecret,
+        back_end: BackEnd,
+        gateway: "Gateway",
+        feed: EventFeed,
+    ) -> None:
+        self.native = native
+        self.back_end = back_end
+        self._subsystem = subsystem
+        self._host_nqn = host_nqn
+        self._gateway = gateway
+        self._feed = feed
+        self._secret = secret
+        feed.on_event = back_end.take_event
+
+    @property
+    def subsystem(self) -> Subsystem:
+        """What the plain subsystem shows."""
+        return self._subsystem
+
+    @property
+    def export(self) -> Export:
+        """Where hosts connect."""
+        traddr, trsvcid = self._gateway.address
+        return Export(
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self._subsystem.nqn,
+            namespace_id=NAMESPACE_ID,
+        )
+
+    @property
+    def secret(self) -> HostSecret:
+        """What the host must prove to know; made for this attachment."""
+        return self._secret
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        """Give the volume more counters; used in this order, after those it has."""
+        add_counters(self.native, granted)
+
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
+        self.native.add_key(key_epoch=key_epoch, key=key)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        """Put other counters in the place of those that no queue was given; returns these."""
+        return replace_counters(self.native, granted)
+
+    def counters_remaining(self) -> int:
+        """Counters not yet handed to a queue."""
+        return self.native.counters_remaining()
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the engine."""
+        return self.native.statistics()
+
+    def take_events(self) -> Sequence[StorageEvent]:
+        """Events since the last call."""
+        return self._feed.take()
+
+    def fail(self, reason: VolumeFailure, detail: str) -> None:
+        """End every command that is or will be under way with an error."""
+        self.native.fail(reason, detail)
+
+    def settled_incarnation(self) -> int | None:
+        """Return which process of the target alone can lose what is acknowledged from now on."""
+        return self.native.settled_incarnation
+
+    async def detach(self) -> bool:
+        """Stop the export and its queues and flush; whether all that was acknowledged is durable.
+
+        A flush that fails is reported (`journal_dropped`) and doesn't keep the volume: then the
+        changes that no host flushed are lost if the target ends before it stores them.
+        """
+        await self._gateway.detach(self)
+        await asyncio.to_thread(self.native.close_queues)
+        try:
+            await flush_journal(self.native, self.back_end)
+        except UnavailableError as error:
+            self._feed.publish(
+                StorageEvent(kind="journal_dropped", reason=error.reason, detail=str(error.args[0]))
+            )
+            return False
+        finally:
+            await self.back_end.close()
+            self._feed.close()
+        return True
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory, now and not when this object is collected."""
+        self._feed.on_event = None
+        await asyncio.to_thread(self.native.close)
+
+    def allows(self, host_nqn: str) -> bool:
+        """Only the host the volume is attached to."""
+        return host_nqn == self._host_nqn
+
+    async def admit(self, association: Association, connect: Connect) -> Admission:
+        """Open the back-end queue for a front-end one."""
+        name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
+        prepared = await self.back_end.prepare(name)
+        return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
+
+    async def association_closed(self, association_id: int) -> None:
+        """Stop the association's queues, wait for what they have at the target, and leave it."""
+        try:
+            await asyncio.to_thread(self.native.close_queues, association_id)
+            # What they said at their end is no word of queues that may follow under their names.
+            self._feed.drain()
+        finally:
+            # Also when a second cancellation comes while the queues drain.
+            await self.back_end.close_association(association_id)
+
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Leave the target on behalf of a queue that is over."""
+        self.back_end.close_queue(QueueName(association_id=association_id, queue_id=queue_id))
+
+    def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
+        """Every host must authenticate; only the one the volume is attached to can."""
+        return (self._secret, None) if host_nqn == self._host_nqn else None
+
+    def idle_ms(self, association_id: int) -> int | None:
+        """Time since the host was last heard on any I/O queue."""
+        return self.native.idle_ms(association_id)
+
+    def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
+        """Report a refused Connect."""
+        self._feed.publish(
+            StorageEvent(
+                kind="refused",
+                reason=error.reason,
+                detail=f"{error.args[0]}; host {connect.host_nqn!r}",
+                queue_id=connect.queue_id,
+            )
+        )
+
+
+class Gateway(Provider):
+    """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
+
+    def __init__(
+        self,
+        *,
+        traddr: str,
+        trsvcid: int,
+        allow_remote: bool = False,
+        settings: GatewaySettings | None = None,
+    ) -> None:
+        if not allow_remote and not ipaddress.ip_address(traddr).is_loopback:
+            raise UsageError(
+                "gateway.address",
+                f"the plain front end would listen on {traddr}; allowed: a loopback address",
+            )
+        self._attached: dict[str, AttachedVolume] = {}
+        self._expected: dict[str, asyncio.Event] = {}
+        self._settings = settings or GatewaySettings()
+        self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+
+    @property
+    def listener(self) -> Listener:
+        """Where hosts connect, for observers."""
+        return self._listener
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where hosts connect."""
+        return self._listener.address
+
+    @property
+    def journals(self) -> _native.JournalPool:
+        """Memory of the journals of all volumes, and how many volumes are open."""
+        return self._journals
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Detach everything and close the address."""
+        leaving = list(self._attached.values())
+        for attached in leaving:
+            await attached.detach()
+        await self._listener.stop()
+        for attached in leaving:
+            # Queues that were being prepared until now.
+            await attached.back_end.close()
+            await attached.wipe()
+
+    def find(self, subsystem_nqn: str) -> Exported | None:
+        """Subsystem by name, for the listener."""
+        return self._attached.get(subsystem_nqn)
+
+    def exported(self) -> Iterable[Exported]:
+        """Every attached volume, for discovery."""
+        return list(self._attached.values())
+
+    async def awaited(self, subsystem_nqn: str) -> Exported | None:
+        """Wait a while for a volume that is on its way back, and find it.
+
+        ConnectRefusedError "Connect Controller Busy" if it isn't back by then: a host that is told
+        so comes again, where any other refusal would end its controller.
+        """
+        expected = self._expected.get(subsystem_nqn)
+        if expected is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXPECTED_SECONDS):
+                await expected.wait()
+        if subsystem_nqn in self._expected:
+            raise ConnectRefusedError(
+                "connect.reattaching",
+                f"{subsystem_nqn} is being attached again: come back",
+                status=Status.CONNECT_BUSY,
+            )
+        return self.find(subsystem_nqn)
+
+    def expect(self, volume_id: str) -> None:
+        """Ask hosts of a volume that isn't exported to come again; until `attach` or `forget`."""
+        self._expected.setdefault(export_nqn(uuid.UUID(volume_id)), asyncio.Event())
+
+    def forget(self, volume_id: str) -> None:
+        """Send hosts of a volume that isn't exported away."""
+        self._arrived(export_nqn(uuid.UUID(volume_id)))
+
+    def _arrived(self, nqn: str) -> None:
+        expected = self._expected.pop(nqn, None)
+        if expected is not None:
+            expected.set()
+
+    async def attach(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        host_nqn: str,
+        secret: HostSecret,
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> AttachedVolume:
+        """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is attached already.
+
+        The host must prove on each queue that it knows `secret`.
+        `epoch_floor` is the newest association epoch that the target knows of the volume.
+        """
+        nqn = export_nqn(volume.volume_id)
+        if nqn in self._attached:
+            raise UsageError("volume.attached", f"volume {volume.volume_id} is attached already")
+        check_nqn(host_nqn)
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        attached = AttachedVolume(
+            native=native,
+            subsystem=volume_subsystem(
+                nqn=nqn,
+                volume_id=volume.volume_id,
+                serial=volume.volume_id.hex[:20],
+                block_count=volume.sector_count,
+                metadata_bytes=0,
+                transfer_max=FRONT_TRANSFER_BYTES,
+                commands=FRONT_COMMANDS - {IoOpcode.DATASET_MANAGEMENT}
+                if volume.fully_sealed
+                else FRONT_COMMANDS,
+                fused_blocks=FRONT_FUSED_BLOCKS,
+                is_write_protected=volume.read_only,
+            ),
+            host_nqn=host_nqn,
+            secret=secret,
+            back_end=back_end,
+            gateway=self,
+            feed=feed,
+        )
+        attached.add_counters(counters)
+        self._attached[nqn] = attached
+        self._arrived(nqn)
+        self._listener.changed()
+        return attached
+
+    async def open_filling(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> FillingVolume:
+        """Open a volume to be filled, for nobody else; wipes the keys. The caller closes it."""
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        filling = FillingVolume(
+            native=native, back_end=back_end, feed=feed, sectors=volume.sector_count
+        )
+        filling.add_counters(counters)
+        return filling
+
+    def _open(
+        self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
+    ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
+        newest = max(volume.keys)
+        ledgers = self._settings.nonce_ledgers
+        native = _native.GatewayVolume(
+            volume_id=volume.volume_id.bytes,
+            generation=volume.generation,
+            sector_count=volume.sector_count,
+            oldest_key_epoch=min(volume.keys),
+            key_epoch=newest,
+            key=volume.keys[newest],
+            command_timeout_seconds=self._settings.command_timeout_seconds,
+            hold_seconds=self._settings.hold_seconds,
+            journal_bytes_max=self._settings.journal_bytes_max,
+            commands_per_key_max=self._settings.commands_per_key_max,
+            nonce_ledger=None if ledgers is None else ledgers / str(volume.volume_id),
+            fully_sealed=volume.fully_sealed,
+            read_only=volume.read_only,
+            journal_pool=self._journals,
+        )
+        for epoch in volume.keys.keys() - {newest}:
+            native.add_key(key_epoch=epoch, key=volume.keys[epoch])
+        feed = EventFeed(native, self._listener.queue_closed)
+        back_end = BackEnd(
+            native=native,
+            volume_id=volume.volume_id.bytes,
+            open_queue=open_queue,
+            epochs=AssociationEpochs(floor=epoch_floor),
+            report=feed.publish,
+        )
+        return native, back_end, feed
+
+    async def detach(self, attached: AttachedVolume) -> None:
+        """Take a volume out of the listener and wait until its associations are closed."""
+        self._attached.pop(attached.subsystem.nqn, None)
+        await self._listener.end_export(attached)

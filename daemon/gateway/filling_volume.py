@@ -1,0 +1,105 @@
+"""A volume that is being filled: attached to its back end, exported to nobody."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final
+
+from sealane import _native
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.gateway.back_end import BackEnd
+from sealane.daemon.gateway.counters import add_counters, replace_counters
+from sealane.daemon.gateway.own_queue import own_queue
+from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
+from sealane.errors import Error
+from sealane.transport.nvme.volume_queue import VolumeQueue
+from sealane.transport.tasks import TaskOwner
+
+_OPEN_SECONDS: Final = 30.0
+# Longer than a lost target is waited for, so that it is the gateway that gives up.
+_COMMAND_SECONDS: Final = 300.0
+
+
+class FillingVolume:
+    """Sealed zeros on a queue of the gateway's own."""
+
+    def __init__(
+        self, *, native: _native.GatewayVolume, back_end: BackEnd, feed: EventFeed, sectors: int
+    ) -> None:
+        self._native = native
+        self._back_end = back_end
+        self._feed = feed
+        self._sectors = sectors
+        self._stack = contextlib.AsyncExitStack()
+        self._queue: VolumeQueue | None = None
+        self._tasks = TaskOwner()
+        feed.on_event = back_end.take_event
+
+    async def write_zeroes(self, lba: int, sectors: int) -> None:
+        """Write sealed zeros; errors as those of VolumeQueue."""
+        await self._run((await self._opened()).write_zeroes(lba, sectors))
+
+    async def flush(self) -> None:
+        """Make them durable."""
+        await self._run((await self._opened()).flush())
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        """Give the volume more counters."""
+        add_counters(self._native, granted)
+
+    def counters_remaining(self) -> int:
+        """Counters not yet handed to the queue."""
+        return self._native.counters_remaining()
+
+    def take_counters(self) -> list[CounterRange]:
+        """Take what is left of the counters, once it is closed."""
+        return replace_counters(self._native)
+
+    def take_events(self) -> Sequence[StorageEvent]:
+        """Events since the last call."""
+        return self._feed.take()
+
+    async def close(self) -> None:
+        """End the queue and leave the target; what wasn't flushed may be lost."""
+        try:
+            await self._stack.aclose()
+            await self._tasks.close()
+        finally:
+            await asyncio.to_thread(self._native.close_queues)
+            await self._back_end.close()
+            self._feed.close()
+
+    async def wipe(self) -> None:
+        """Wipe the keys and give back all memory."""
+        self._feed.on_event = None
+        await asyncio.to_thread(self._native.close)
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for a command; a cancelled caller does not, and `close` ends it."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                await work
+            except Error as error:
+                ended.set_exception(error)
+                ended.exception()  # a cancelled caller doesn't ask for it
+            else:
+                ended.set_result(None)
+
+        self._tasks.start(run(), name="filling-command")
+        await asyncio.wait((ended,))
+        ended.result()
+
+    async def _opened(self) -> VolumeQueue:
+        if self._queue is None:
+            self._queue = await self._stack.enter_async_context(
+                own_queue(
+                    self._native,
+                    self._back_end,
+                    block_count=self._sectors,
+                    open_seconds=_OPEN_SECONDS,
+                    command_seconds=_COMMAND_SECONDS,
+                )
+            )
+        return self._queue

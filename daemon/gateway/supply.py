@@ -1,0 +1,163 @@
+"""Keys and counters of volumes (DESIGN §6): fetched for an attach, and kept up while it lasts.
+
+A volume has the key epochs from the oldest one that sectors may still be sealed under to the
+newest, which seals. A new one comes when somebody who had the key is revoked, when the 4 PB bound
+of a key is reached, when the volume is shared with a tenant no more, or when an operator asks for
+it; an attached volume goes over to it without a pause. A volume that this gateway's tenant may use
+no more is failed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final
+
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import KEY_EPOCHS_MAX
+from sealane.crypto.lease import LeaseHolder
+from sealane.daemon.gateway.attached import Attached
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.leases import LeaseCache
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.volume.events import EventLog
+from sealane.errors import Error, UsageError, VerificationError
+from sealane.protocol.v1 import broker_pb2
+
+KEY_EPOCH_POLL_SECONDS: Final = 10.0
+REFILL_POLL_SECONDS: Final = 1.0
+
+
+@contextlib.asynccontextmanager
+async def released_keys(
+    broker: BrokerClient, descriptor: broker_pb2.VolumeDescriptor, *, above: int = 0
+) -> AsyncIterator[dict[int, bytearray]]:
+    """Fetch the keys of every epoch of the volume that is newer than `above`; wipes them.
+
+    VerificationError `volume.key_epoch.malformed` if the descriptor names no possible epochs.
+    """
+    newest = descriptor.key_epoch
+    oldest = descriptor.oldest_key_epoch or newest
+    if not 1 <= oldest <= newest < oldest + KEY_EPOCHS_MAX:
+        raise VerificationError(
+            "volume.key_epoch.malformed",
+            f"volume {descriptor.volume_id} has key epochs {oldest} to {newest}; allowed: at most "
+            f"{KEY_EPOCHS_MAX}",
+        )
+    keys: dict[int, bytearray] = {}
+    try:
+        for epoch in range(max(oldest, above + 1), newest + 1):
+            keys[epoch] = await broker.key(descriptor, key_epoch=epoch)
+        yield keys
+    finally:
+        for key in keys.values():
+            wipe(key)
+
+
+class Supply:
+    """Refills the counters of attached volumes and takes them to new key epochs."""
+
+    def __init__(
+        self,
+        attached: Mapping[str, Attached],
+        *,
+        tenant: Callable[[], str],
+        broker: BrokerClient,
+        leases: LeaseCache,
+        events: EventLog,
+    ) -> None:
+        """Supply `attached`, volumes by id; `tenant` says whose gateway this is."""
+        self._attached = attached
+        self._tenant = tenant
+        self._broker = broker
+        self._leases = leases
+        self._events = events
+
+    async def run(self) -> None:
+        """Look at every attached volume until cancelled."""
+        polled = monotonic_ns()
+        while True:
+            await asyncio.sleep(REFILL_POLL_SECONDS)
+            is_due = monotonic_ns() - polled >= KEY_EPOCH_POLL_SECONDS * 1e9
+            if is_due:
+                polled = monotonic_ns()
+            for volume_id, attached in [*self._attached.items()]:
+                try:
+                    if is_due and not attached.is_withdrawn:
+                        await self._follow(volume_id, attached)
+                    if self._needs_refill(attached):
+                        await self._refill(volume_id, attached)
+                except Error as error:
+                    self._events.report(volume_id, "supply_failed", reason=error.reason)
+
+    async def follow(self, volume_id: str) -> None:
+        """Go over to an attached volume's newest key epoch now."""
+        attached = self._attached.get(volume_id)
+        if attached is not None:
+            await self._follow(volume_id, attached)
+
+    def _needs_refill(self, attached: Attached) -> bool:
+        if attached.is_read_only or attached.is_withdrawn:
+            return False
+        return attached.leases.needs_refill(attached.port.counters_remaining())
+
+    async def _refill(self, volume_id: str, attached: Attached) -> None:
+        try:
+            granted = await self._broker.lease(attached.descriptor)
+        except Error as error:
+            if error.reason != "volume.key_epoch":
+                raise
+            await self._follow(volume_id, attached)
+            return
+        attached.leases.add(granted)
+        if self._attached.get(volume_id) is attached:
+            attached.port.add_counters([granted.counters])
+
+    async def _follow(self, volume_id: str, attached: Attached) -> None:
+        """Do as the volume's descriptor says by now."""
+        try:
+            descriptor = await self._broker.descriptor(volume_id)
+        except UsageError as error:
+            if error.reason != "volume.not_found":
+                raise
+            _withdraw(attached, "it was deleted, or is not shared with this tenant any more")
+            return
+        if is_read_only(descriptor, self._tenant()) and not attached.is_read_only:
+            _withdraw(attached, "it may only be read by now: attach it again")
+            return
+        if descriptor.key_epoch > attached.descriptor.key_epoch:
+            await self._follow_key_epoch(volume_id, attached, descriptor)
+
+    async def _follow_key_epoch(
+        self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor
+    ) -> None:
+        """Seal under the volume's newest key from now on, with counters leased for it."""
+        before = attached.descriptor
+        async with released_keys(self._broker, descriptor, above=before.key_epoch) as keys:
+            lease = None if attached.is_read_only else await self._broker.lease(descriptor)
+            if self._attached.get(volume_id) is not attached:
+                return
+            for epoch in sorted(keys):
+                attached.port.add_key(epoch, keys[epoch])
+        attached.descriptor = descriptor
+        self._events.report(
+            volume_id, "key_epoch", detail=f"{before.key_epoch} to {descriptor.key_epoch}"
+        )
+        if lease is not None:
+            holder, old = LeaseHolder(), attached.leases
+            holder.add(lease)
+            unused = attached.port.replace_counters([lease.counters])
+            attached.leases = holder
+            await self._leases.give_back(volume_id, old, unused)
+
+
+def is_read_only(descriptor: broker_pb2.VolumeDescriptor, tenant: str) -> bool:
+    """Whether gateways of `tenant`, who may use the volume, may only read it."""
+    if descriptor.tenant == tenant:
+        return False
+    return not any(s.tenant == tenant and not s.read_only for s in descriptor.shares)
+
+
+def _withdraw(attached: Attached, why: str) -> None:
+    """Fail a volume that this gateway may not use any more as it does."""
+    attached.is_withdrawn = True
+    attached.port.fail("volume.withdrawn", why)

@@ -1,0 +1,616 @@
+"""The gateway's volumes: create, attach, leases, events (DESIGN §6); gRPC face in volumes_servicer.
+
+The broker knows which volumes there are, the target stores them, this process attaches them: it
+alone holds their keys, and only while they are attached.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Final
+
+from sealane.crypto.exchange import wipe
+from sealane.crypto.lease import LeaseHolder
+from sealane.daemon.config import GatewayConfig
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.gateway.attached import Attached
+from sealane.daemon.gateway.attachments import (
+    Attachment,
+    AttachmentFiles,
+    SealedAttachment,
+    open_attachment,
+    seal_attachment,
+)
+from sealane.daemon.gateway.back_ends import (
+    Via,
+    VolumeBackEnds,
+)
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.data_path import Gateway
+from sealane.daemon.gateway.filling import Fillings, volume_key
+from sealane.daemon.gateway.leases import LeaseCache, Taken
+from sealane.daemon.gateway.reattaching import Reattaching
+from sealane.daemon.gateway.stores import VolumeStores
+from sealane.daemon.gateway.supply import Supply, is_read_only, released_keys
+from sealane.daemon.gateway.third_party import ThirdPartyStores
+from sealane.daemon.gateway.unflushed import Unflushed
+from sealane.daemon.node.channels import until
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.volume.events import EVENT_POLL_SECONDS, Event, EventLog
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
+from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+_FOLLOW_RETRY_SECONDS: Final = 1.0
+_STATUS_SECONDS: Final = 1.0
+
+
+class VolumeService:
+    """Everything a job asks of the gateway. `run` must run while it serves."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        identity: Identity,
+        broker: BrokerClient,
+        devices: DeviceClient,
+        gateway: Gateway,
+        third_parties: ThirdPartyStores,
+        files: AttachmentFiles,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._broker = broker
+        self._gateway = gateway
+        self._files = files
+        self._kept: list[SealedAttachment] | None = None
+        self._leases = LeaseCache(broker)
+        self._back_ends = VolumeBackEnds(
+            config,
+            identity=identity,
+            broker=broker,
+            devices=devices,
+            third_parties=third_parties,
+        )
+        self.events = EventLog(identity.node)
+        self._fillings = Fillings(
+            node=identity.node,
+            broker=broker,
+            gateway=gateway,
+            leases=self._leases,
+            back_ends=self._back_ends,
+            events=self.events,
+        )
+        self._attached: dict[str, Attached] = {}
+        self._returning = Reattaching(
+            files, gateway=gateway, reattach=self._reattach, events=self.events
+        )
+        self.stores = VolumeStores(self._back_ends, attached=self._attached, own=self._own)
+        self._changing: set[str] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._supply = Supply(
+            self._attached,
+            tenant=lambda: identity.subject.tenant,
+            broker=broker,
+            leases=self._leases,
+            events=self.events,
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Bring attachments back, poll events, refill leases.
+
+        On the way out every volume is flushed and closed, and stays attached for the next process.
+        """
+        if self._kept is None:
+            await self.expect_kept()
+        self._returning.start(self._kept or ())
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            loops = [
+                tasks.create_task(self._poll_events(), name="volume-events"),
+                tasks.create_task(self._supply.run(), name="volume-supply"),
+                tasks.create_task(self.resume_fillings(), name="volume-fillings"),
+            ]
+            try:
+                yield
+            finally:
+                # They change volumes, too, and a volume that is being changed can't be left.
+                for task in loops:
+                    task.cancel()
+                await asyncio.wait(loops)
+                await self._returning.close()
+                # All at once: each waits for its target, which may be gone.
+                await asyncio.gather(*map(self._leave, [*self._attached]))
+                await self._fillings.close()
+                await self._leases.close()
+                for follower in self._followers.values():
+                    follower.cancel()
+                self._tasks = None
+
+    async def expect_kept(self) -> None:
+        """Read what an earlier process had attached, and say what of it is not believed.
+
+        Before anything listens: the hosts of these volumes must not be sent away.
+        """
+        self._kept = await self._files.load()
+        for each in self._kept:
+            self._gateway.expect(each.volume_id)
+        for name, error in self._files.refused.items():
+            get_logger().error(
+                "attachment_refused", volume_id=name, reason=error.reason, message=str(error)
+            )
+
+    def bar(self, reason: str) -> None:
+        """Fail and detach every volume at once: this gateway may not act any more.
+
+        Commands under way end with an error. Counters are given back as far as the broker still
+        takes them, and burned otherwise.
+        """
+        for attached in self._attached.values():
+            attached.port.fail(
+                "gateway.barred", f"the gateway has no certificate any more: {reason}"
+            )
+        if self._tasks is not None:
+            self._tasks.create_task(self._abandon(), name="volumes-abandon")
+
+    async def _abandon(self) -> None:
+        # Hosts get the statuses of their commands before their connections are closed.
+        await asyncio.sleep(_STATUS_SECONDS)
+        await asyncio.gather(*map(self._forsake, [*self._attached, *self._returning]))
+        await self._leases.close()
+
+    async def create(
+        self,
+        *,
+        request_id: str,
+        display_name: str,
+        size_bytes: int,
+        target_node: str,
+        third_party: str = "",
+        mode: str = "",
+        anchor: str = "",
+    ) -> broker_pb2.VolumeDescriptor:
+        """Register a volume and make its namespace at the target, or lay it out on a third party.
+
+        A volume on a third party belongs to this gateway. One of mode "off" has no unwritten
+        sectors: it is filled in the background, and until that has ended nobody attaches it.
+        """
+        place = VolumeMode.LOCAL if third_party else VolumeMode.REMOTE
+        if mode not in {"", place, VolumeMode.OFF}:
+            raise UsageError(
+                "volume.mode", f"volume mode {mode[:80]!r}; allowed here: {place}, {VolumeMode.OFF}"
+            )
+        own = self._identity.node if third_party else self._config.target_node
+        if target_node not in {"", own}:
+            raise UsageError(
+                "volume.target",
+                f"target {target_node!r}; allowed: "
+                + ("none with a third party" if third_party else f"this gateway's, {own!r}"),
+            )
+        descriptor, registered = await self._broker.register(
+            request_id=request_id or str(uuid.uuid4()),
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=own,
+            mode=mode if mode == VolumeMode.OFF else VolumeMode.LOCAL if third_party else "",
+            third_party=third_party,
+            anchor=anchor,
+        )
+        try:
+            await self._back_ends.create(registered)
+        except (Error, asyncio.CancelledError):
+            # Nothing half-made stays: a retry registers it anew. But what an earlier call with
+            # this request id made may hold data by now; and what a cancelled call has laid out on
+            # a third party, only an operator can take off.
+            if registered.is_new:
+                if not third_party:
+                    with contextlib.suppress(Error):
+                        await self._back_ends.delete_namespace(descriptor.volume_id)
+                with contextlib.suppress(Error):
+                    await self._broker.unregister(descriptor.volume_id)
+            raise
+        _warn(descriptor)
+        self._fillings.start(descriptor)
+        return descriptor
+
+    async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return a volume's descriptor."""
+        return await self._broker.descriptor(volume_id)
+
+    async def list(
+        self, *, page_size: int, page_token: str
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
+        """Return a page of the tenant's volumes."""
+        return await self._broker.descriptors(page_size=page_size, page_token=page_token)
+
+    async def delete(self, volume_id: str) -> None:
+        """Delete a detached volume, its sectors and its key."""
+        with self._change(volume_id):
+            if volume_id in self._attached or self.is_returning(volume_id):
+                raise UsageError(
+                    "volume.attached.state", f"volume {volume_id} is attached: detach it"
+                )
+            descriptor = await self._own(volume_id)
+            await self._fillings.stop(volume_id)
+            await self._leases.drop(volume_id)
+            await self._back_ends.delete(descriptor)
+            await self._broker.unregister(volume_id)
+
+    async def resize(self, volume_id: str, *, size_bytes: int) -> broker_pb2.VolumeDescriptor:
+        """Make a volume larger; again goes on where an earlier call was cut short.
+
+        Gateways that have it attached see a pause, and its new size when they attach it next. One
+        on a third party must be detached.
+        """
+        with self._change(volume_id):
+            descriptor = await self._own(volume_id)
+            is_attached = volume_id in self._attached or self.is_returning(volume_id)
+            if descriptor.third_party and is_attached:
+                raise UsageError(
+                    "volume.attached.state",
+                    f"volume {volume_id} is attached, and on a third party: detach it",
+                )
+            larger = await self._broker.begin_resize(volume_id, size_bytes=size_bytes)
+            await self._back_ends.resize(descriptor, larger)
+            grown = await self._broker.finish_resize(volume_id, size_bytes=size_bytes)
+            self.events.report(
+                volume_id,
+                "resized",
+                detail=f"{descriptor.sector_count} sectors before, {grown.sector_count} now",
+            )
+        return grown
+
+    async def share(
+        self, volume_id: str, *, tenant: str, read_only: bool
+    ) -> broker_pb2.VolumeDescriptor:
+        """Let gateways of another tenant use a volume of this one."""
+        return await self._broker.share(volume_id, tenant=tenant, read_only=read_only)
+
+    async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
+        """End that; if the volume is attached here, it goes over to its new key epoch at once."""
+        descriptor = await self._broker.unshare(volume_id, tenant=tenant)
+        await self._supply.follow(volume_id)
+        return descriptor
+
+    def is_read_only(self, descriptor: broker_pb2.VolumeDescriptor) -> bool:
+        """Whether this gateway may only read a volume."""
+        return is_read_only(descriptor, self._identity.subject.tenant)
+
+    async def _own(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return the descriptor of a volume that is this tenant's, not only shared with it."""
+        descriptor = await self._broker.descriptor(volume_id)
+        if descriptor.tenant != self._identity.subject.tenant:
+            raise VerificationError(
+                "volume.tenant.refused",
+                f"volume {volume_id} is only shared with this gateway's tenant",
+            )
+        return descriptor
+
+    def attached(self, volume_id: str) -> Attached | None:
+        """Return the attachment of a volume, if there is one here."""
+        return self._attached.get(volume_id)
+
+    def is_returning(self, volume_id: str) -> bool:
+        """Whether an earlier process had it attached, and it isn't exported again yet."""
+        return volume_id in self._returning
+
+    async def resume_fillings(self) -> None:
+        """Go on filling what an earlier process of this gateway had begun."""
+        await self._fillings.resume()
+
+    def filled_bytes(self, volume_id: str) -> int:
+        """Return how far this gateway has filled a volume."""
+        return self._fillings.filled_bytes(volume_id)
+
+    def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
+        """Return the engine's statistics by attached volume and mode, for the metrics."""
+        # Called from the metrics' thread: a copy, because the event loop changes the original.
+        return {
+            (v, a.descriptor.mode or VolumeMode.REMOTE): dict(a.port.statistics())
+            for v, a in self._attached.copy().items()
+        }
+
+    async def attach(
+        self, volume_id: str, *, host_nqn: str, via: Via
+    ) -> broker_pb2.VolumeDescriptor:
+        """Fetch key and lease and export the volume to `host_nqn`."""
+        if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > NQN_BYTES_MAX:
+            raise UsageError(
+                "volume.host_nqn",
+                f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {NQN_BYTES_MAX} bytes",
+            )
+        # Bringing it back is a change, too, and the answer is the same before, in and after that.
+        if self.is_returning(volume_id):
+            raise UsageError(
+                "volume.attached.state",
+                f"volume {volume_id} is already attached to a host, and on its way back",
+            )
+        with self._change(volume_id):
+            known = self._attached.get(volume_id)
+            if known is not None:
+                raise UsageError(
+                    "volume.attached.state",
+                    f"volume {volume_id} is already attached to {known.host_nqn}",
+                )
+            descriptor = await self._broker.descriptor(volume_id)
+            if descriptor.filling_gateway:
+                raise UsageError(
+                    "volume.filling.state",
+                    f"volume {volume_id} is being filled by gateway "
+                    f"{descriptor.filling_gateway!r}: wait until that has ended",
+                )
+            attachment = Attachment(
+                volume_id=volume_id,
+                host_nqn=host_nqn,
+                secret=HostSecret.generate(secrets.token_bytes),
+                generation=descriptor.generation,
+                sector_count=descriptor.sector_count,
+                is_read_only=self.is_read_only(descriptor),
+                via_traddr=via.traddr,
+                via_trsvcid=via.trsvcid,
+            )
+            await self._export(descriptor, attachment)
+            self.events.report(volume_id, "attached", detail=host_nqn)
+        return descriptor
+
+    async def _reattach(self, kept: SealedAttachment) -> None:
+        """Export a volume as an earlier process did. VerificationError `attachment.…`: never."""
+        volume_id = kept.volume_id
+        with self._change(volume_id):
+            descriptor = await self._broker.descriptor(volume_id)
+            attachment = await self._opened(kept, descriptor)
+            read_only = self.is_read_only(descriptor)
+            if attachment.generation != descriptor.generation or (
+                read_only and not attachment.is_read_only
+            ):
+                raise VerificationError(
+                    "attachment.volume",
+                    f"volume {volume_id} is not what its host was given: attach it again",
+                )
+            await self._export(descriptor, attachment, kept)
+            self.events.report(volume_id, "reattached", detail=attachment.host_nqn)
+
+    async def _opened(
+        self, kept: SealedAttachment, descriptor: broker_pb2.VolumeDescriptor
+    ) -> Attachment:
+        """Open what is kept with the volume's key, if the broker still releases that."""
+        oldest = descriptor.oldest_key_epoch or descriptor.key_epoch
+        if not oldest <= kept.key_epoch <= descriptor.key_epoch:
+            raise VerificationError(
+                "attachment.key_epoch",
+                f"the attachment of volume {kept.volume_id} is sealed under key epoch "
+                f"{kept.key_epoch}; the volume has {oldest} to {descriptor.key_epoch}",
+            )
+        key = await self._broker.key(descriptor, key_epoch=kept.key_epoch)
+        try:
+            return open_attachment(kept, key=key, node=self._identity.node)
+        finally:
+            wipe(key)
+
+    async def _export(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None = None,
+    ) -> None:
+        """Export a volume, look after it, and have the next process export it, too."""
+        volume_id = attachment.volume_id
+        attached = await self._attach(descriptor, attachment, kept)
+        if kept is None:
+            try:
+                await self._files.put(attached.unflushed.kept)
+            except BaseException:
+                await self._let_go(volume_id, attached)
+                raise
+        _warn(descriptor)
+        self._attached[volume_id] = attached
+        is_own = descriptor.tenant == self._identity.subject.tenant
+        if self._tasks is not None and is_own and not descriptor.third_party:
+            self._followers[volume_id] = self._tasks.create_task(
+                self._follow_target(volume_id), name=f"follow-{volume_id}"
+            )
+
+    async def _attach(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        attachment: Attachment,
+        kept: SealedAttachment | None,
+    ) -> Attached:
+        """Open the back end, fetch lease and key, export the volume; seal what isn't kept yet."""
+        read_only = self.is_read_only(descriptor)
+        via = Via(traddr=attachment.via_traddr, trsvcid=attachment.via_trsvcid)
+        back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
+        try:
+            async with (
+                self._counters(descriptor, read_only=read_only) as (leases, counters),
+                released_keys(self._broker, descriptor) as keys,
+            ):
+                kept = kept or seal_attachment(
+                    attachment,
+                    key=keys[descriptor.key_epoch],
+                    key_epoch=descriptor.key_epoch,
+                    node=self._identity.node,
+                )
+                unflushed = Unflushed(back_end.open_queue, files=self._files, kept=kept)
+                # A host that comes back must find the size that it knows, also if the volume has
+                # grown meanwhile.
+                volume = volume_key(descriptor, keys, read_only=read_only)
+                port = await self._gateway.attach(
+                    replace(volume, sector_count=attachment.sector_count),
+                    counters=counters,
+                    host_nqn=attachment.host_nqn,
+                    secret=attachment.secret,
+                    # Who only reads has nothing acknowledged.
+                    open_queue=back_end.open_queue if read_only else unflushed,
+                    epoch_floor=back_end.epoch_floor,
+                )
+        except BaseException:
+            await back_end.close()
+            raise
+        return Attached(
+            descriptor=descriptor,
+            port=port,
+            leases=leases,
+            host_nqn=attachment.host_nqn,
+            back_end=back_end,
+            unflushed=unflushed,
+            is_read_only=read_only,
+        )
+
+    def _counters(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
+    ) -> contextlib.AbstractAsyncContextManager[Taken]:
+        """Return what a volume starts with; who only reads needs none."""
+        if read_only:
+            return contextlib.nullcontext((LeaseHolder(), []))
+        return self._leases.taken(descriptor)
+
+    async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Stop the export; the volume's key goes with it, unused counters are kept.
+
+        What is kept for the next process goes first: if that fails, nothing else has happened.
+        """
+        if self.is_returning(volume_id):
+            await self._files.remove(volume_id)
+            await self._returning.give_up(volume_id)
+            if volume_id not in self._attached:
+                self.events.report(volume_id, "detached")
+                try:
+                    return await self._broker.descriptor(volume_id)
+                except Error:
+                    # It is detached all the same; what else there is to say of it can be asked.
+                    return broker_pb2.VolumeDescriptor(volume_id=volume_id)
+        with self._change(volume_id):
+            attached = self._attached.get(volume_id)
+            if attached is None:
+                raise UsageError(
+                    "volume.detached.state", f"volume {volume_id} is not attached here"
+                )
+            await attached.unflushed.forget()
+            del self._attached[volume_id]
+            await self._let_go(volume_id, attached)
+            self.events.report(volume_id, "detached")
+        return attached.descriptor
+
+    async def _let_go(self, volume_id: str, attached: Attached) -> bool:
+        """End an export; nothing of its keys and buffers is left when this returns.
+
+        Whether everything that was acknowledged is durable.
+        """
+        follower = self._followers.pop(volume_id, None)
+        if follower is not None:
+            follower.cancel()
+        is_durable = await attached.port.detach()
+        if not attached.is_read_only:
+            await self._leases.keep(
+                attached.descriptor, attached.leases, attached.port.replace_counters()
+            )
+        await attached.back_end.close()
+        self._drain_events(volume_id, attached)
+        await attached.port.wipe()
+        return is_durable
+
+    async def _leave(self, volume_id: str) -> None:
+        """End an export that the next process of this gateway takes up again."""
+        with contextlib.suppress(Error), self._change(volume_id):
+            attached = self._attached.pop(volume_id, None)
+            if attached is not None:
+                self._gateway.expect(volume_id)
+                if await self._let_go(volume_id, attached):
+                    await attached.unflushed.clear()
+
+    async def _forsake(self, volume_id: str) -> None:
+        """Detach a volume that this gateway may not use any more."""
+        try:
+            await self.detach(volume_id)
+        except Error as error:
+            get_logger().error("detach_failed", volume_id=volume_id, reason=error.reason)
+
+    @contextlib.contextmanager
+    def _change(self, volume_id: str) -> Iterator[None]:
+        """Let one caller at a time change a volume; a second one is refused, not queued."""
+        if volume_id in self._changing:
+            raise UsageError("volume.busy.state", f"volume {volume_id} is being changed: try again")
+        self._changing.add(volume_id)
+        try:
+            yield
+        finally:
+            self._changing.discard(volume_id)
+
+    async def _poll_events(self) -> None:
+        while True:
+            for volume_id, attached in [*self._attached.items()]:
+                self._drain_events(volume_id, attached)
+                await self._settle(volume_id, attached)
+            await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    async def _settle(self, volume_id: str, attached: Attached) -> None:
+        """Keep which process of the target may hold what isn't flushed."""
+        if volume_id in self._changing:
+            return
+        try:
+            with self._change(volume_id):
+                await attached.unflushed.settle(attached.port.settled_incarnation())
+        except UnavailableError as error:
+            get_logger().error("attachment_not_kept", volume_id=volume_id, reason=error.reason)
+
+    def _drain_events(self, volume_id: str, attached: Attached) -> None:
+        self.events.report_native(volume_id, attached.port.take_events())
+        if attached.back_end.third_party is not None:
+            self.events.report_native(volume_id, attached.back_end.third_party.take_events())
+
+    async def _follow_target(self, volume_id: str) -> None:
+        """Publish the target's events here while the volume is attached."""
+        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
+        while True:
+            try:
+                async with self._back_ends.target_stream() as (channel, renewed):
+                    stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
+                    async for message in until(stream, renewed):
+                        self.events.publish(
+                            Event(
+                                volume_id=volume_id,
+                                kind=message.kind,
+                                reason=message.reason,
+                                lba=message.lba,
+                                detail=message.detail,
+                                origin=message.origin,
+                                time=message.time.ToDatetime(tzinfo=dt.UTC),
+                            )
+                        )
+                    if renewed.done():
+                        continue
+            except UsageError as error:
+                if error.reason == "namespace.not_found":
+                    self.events.report(
+                        volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
+                    )
+                    return
+                get_logger().warning("target_events_interrupted", reason=error.reason)
+            except Error as error:
+                get_logger().info("target_events_interrupted", reason=error.reason)
+            except (ValueError, OverflowError):
+                get_logger().warning("target_events_interrupted", reason="event.time.malformed")
+            await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
+
+
+def _warn(descriptor: broker_pb2.VolumeDescriptor) -> None:
+    """Say loudly what a volume doesn't protect from."""
+    if descriptor.mode == VolumeMode.OFF:
+        get_logger().warning(
+            "volume_without_freshness",
+            volume_id=descriptor.volume_id,
+            mode=VolumeMode.OFF,
+            message="mode off: an older sector that whoever stores it puts back is not noticed; "
+            "docs/threat-model.md says what holds",
+        )

@@ -1,0 +1,1 @@
+"""A node's identity: evidence, enrolment, certificates, and calls between attested peers."""

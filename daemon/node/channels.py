@@ -1,0 +1,338 @@
+"""Mutual-TLS channels of one role to its peers: one per peer, kept, pinned, replaced in time.
+
+gRPC has no hook to verify a server's certificate, so each channel trusts exactly the leaves that
+the broker names for that peer and nothing else; the broker itself is known by the trust anchor. A
+channel is replaced, never changed: when our own certificate was renewed, when the peer's was, or
+when its connection is lost. Calls under way end on the channel they began on. Each call carries the
+proof that it is ours (sealane.daemon.node.call_proofs).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealane.crypto.certificates import server_name, spiffe_id
+from sealane.daemon.node.call_proofs import CallProofs, ChannelProofs
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.logs import CORRELATION_KEY
+from sealane.errors import UnavailableError
+from sealane.protocol.status import error_of
+
+CONNECT_SECONDS: Final = 5.0
+PIN_SECONDS: Final = 30.0
+"""How long a peer's leaves are taken as current before the broker is asked again."""
+PEERS_MAX: Final = 1024
+UNATTESTED: Final = "peer.unattested"
+_RETRY_SECONDS: Final = 0.25
+
+# The option of connections of its own keeps a new channel from the old one's connection.
+OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 1 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_LOST: Final = {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.IDLE}
+_SETTLED: Final = {
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+}
+
+_Message = TypeVar("_Message")
+FindPeer = Callable[[str, str], Awaitable[Sequence[x509.Certificate]]]
+"""(node, role) → the leaves that peer may show, newest first, verified; empty: any of the broker's.
+UnavailableError `peer.unattested` if it may not be talked to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What this end shows: its leaf and key as PEM, and the metadata of every call."""
+
+    leaf: x509.Certificate
+    certificate_pem: bytes
+    key_pem: bytes
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Connection:
+    """A channel, and the leaves at its two ends."""
+
+    channel: grpc.aio.Channel
+    own: Own
+    pins: tuple[x509.Certificate, ...]
+    checked_ns: int
+    opened_ns: int
+    users: int = 0
+    is_retired: bool = False
+    is_closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: Connection | None = None
+
+
+class Channels:
+    """The channels of one role. `own` is asked each time: it changes with every renewal.
+
+    `proofs` proves what is called, and is closed with the channels.
+    """
+
+    def __init__(
+        self,
+        own: Callable[[], Own],
+        *,
+        anchor: x509.Certificate,
+        find_peer: FindPeer,
+        proofs: CallProofs,
+        now_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self._own = own
+        self._anchor_pem = anchor.public_bytes(Encoding.PEM)
+        self._find_peer = find_peer
+        self._proofs = proofs
+        self._now_ns = now_ns
+        self._peers: dict[tuple[str, str, str], _Peer] = {}
+        self._open: set[Connection] = set()
+
+    @property
+    def count(self) -> int:
+        """Channels that are open, those that only finish their calls among them."""
+        return len(self._open)
+
+    @contextlib.asynccontextmanager
+    async def use(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:
+        """Use the channel to `role` of `node` at `address`; a failed call leaves as its error."""
+        connection = await self._current(address, node, role)
+        connection.users += 1
+        try:
+            yield connection
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, peer=f"{role} {node} at {address}") from error
+        except asyncio.CancelledError as error:
+            # gRPC cancels the calls of a channel that is closed; nobody cancelled our caller.
+            task = asyncio.current_task()
+            if connection.is_closed and task is not None and not task.cancelling():
+                raise UnavailableError(
+                    "peer.closed", f"the channel to {role} {node} was closed"
+                ) from error
+            raise
+        finally:
+            connection.users -= 1
+            if connection.is_retired and connection.users == 0:
+                await self._close(connection)
+
+    async def close(self) -> None:
+        """Close every channel and fail the calls on them; new ones may be opened."""
+        for peer in self._peers.values():
+            peer.connection = None
+        self._peers.clear()
+        await asyncio.gather(*map(self._close, [*self._open]))
+        self._proofs.close()
+
+    async def _current(self, address: str, node: str, role: str) -> Connection:
+        key = (address, node, role)
+        peer = self._peers.get(key)
+        if peer is None:
+            if len(self._peers) >= PEERS_MAX:
+                await self._forget_unused()
+            peer = self._peers[key] = _Peer()
+        if peer.connection is not None and self._is_current(peer.connection):
+            return peer.connection
+        async with peer.turn:
+            # Somebody else may have replaced it while we waited.
+            found = peer.connection
+            if found is None or not self._is_current(found):
+                found = await self._renewed(peer, address, node, role)
+            return found
+
+    def _is_current(self, connection: Connection) -> bool:
+        return (
+            connection.own.leaf is self._own().leaf
+            and self._now_ns() - connection.checked_ns < PIN_SECONDS * 10**9
+            and not self._is_lost(connection)
+        )
+
+    def _is_lost(self, connection: Connection) -> bool:
+        # One that has just failed isn't tried again for each of the calls that wait for it.
+        is_young = self._now_ns() - connection.opened_ns < _RETRY_SECONDS * 10**9
+        return connection.channel.get_state() in _LOST and not is_young
+
+    async def _renewed(self, peer: _Peer, address: str, node: str, role: str) -> Connection:
+        """Confirm or replace the peer's channel."""
+        before = peer.connection
+        pins = await self._pins(peer, node, role)
+        is_same = before is not None and before.own.leaf is self._own().leaf and before.pins == pins
+        if before is not None and is_same and not self._is_lost(before):
+            before.checked_ns = self._now_ns()
+            return before
+        connection = self._opened(address, node, role, pins)
+        while not await _is_connected(connection.channel):
+            # The peer may have got another leaf since; a failure for any other reason is for the
+            # call to report.
+            found = await self._pins(peer, node, role)
+            if found == connection.pins:
+                break
+            await self._close(connection)
+            connection = self._opened(address, node, role, found)
+        peer.connection = connection
+        await self._retire(before)
+        return connection
+
+    async def _pins(self, peer: _Peer, node: str, role: str) -> tuple[x509.Certificate, ...]:
+        before = peer.connection
+        try:
+            return tuple(await self._find_peer(node, role))
+        except UnavailableError as error:
+            if error.reason == UNATTESTED:
+                peer.connection = None
+                await self._retire(before)
+                raise
+            if before is None:
+                raise
+            # The broker is away: what it said last holds until it expires, which TLS checks.
+            return before.pins
+
+    def _opened(
+        self, address: str, node: str, role: str, pins: tuple[x509.Certificate, ...]
+    ) -> Connection:
+        own = self._own()
+        roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchor_pem
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=roots, private_key=own.key_pem, certificate_chain=own.certificate_pem
+        )
+        now = self._now_ns()
+        connection = Connection(
+            channel=open_channel(
+                address,
+                server_name(node, role),
+                credentials,
+                own.metadata,
+                proofs=self._proofs.interceptors(spiffe_id(node, role)),
+            ),
+            own=own,
+            pins=pins,
+            checked_ns=now,
+            opened_ns=now,
+        )
+        self._open.add(connection)
+        return connection
+
+    async def _retire(self, connection: Connection | None) -> None:
+        """Close a channel once nobody uses it any more."""
+        if connection is not None:
+            connection.is_retired = True
+            if connection.users == 0:
+                await self._close(connection)
+
+    async def _close(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        connection.is_closed = True
+        await connection.channel.close()
+
+    async def _forget_unused(self) -> None:
+        for key, peer in [*self._peers.items()]:
+            if not peer.turn.locked() and (peer.connection is None or not peer.connection.users):
+                del self._peers[key]
+                await self._retire(peer.connection)
+
+
+def open_channel(
+    address: str,
+    name: str,
+    credentials: grpc.ChannelCredentials,
+    metadata: tuple[tuple[str, str | bytes], ...] = (),
+    *,
+    proofs: ChannelProofs | None = None,
+) -> grpc.aio.Channel:
+    """Open a TLS channel whose server's certificate must have the DNS name `name`."""
+    channel = grpc.aio.secure_channel(
+        address,
+        credentials,
+        options=[
+            *OPTIONS,
+            ("grpc.ssl_target_name_override", name),
+            ("grpc.default_authority", name),
+        ],
+        interceptors=[
+            _UnaryMetadata(metadata),
+            _StreamMetadata(metadata),
+            *(proofs.both() if proofs is not None else ()),
+        ],
+    )
+    if proofs is not None:
+        proofs.channel = channel
+    return channel
+
+
+async def until(
+    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", end: asyncio.Future[None]
+) -> AsyncIterator[_Message]:
+    """Yield the messages of a response stream until it ends or `end` is done; ends the call."""
+    messages = aiter(stream)
+    following: asyncio.Future[_Message] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(messages))
+            either: set[asyncio.Future[Any]] = {following, end}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                message = following.result()
+            except StopAsyncIteration:
+                return
+            yield message
+    finally:
+        stream.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+
+
+async def _is_connected(channel: grpc.aio.Channel) -> bool:
+    """Wait until the connection stands or has failed; False: it has failed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CONNECT_SECONDS):
+            state = channel.get_state(try_to_connect=True)
+            while state not in _SETTLED:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state()
+    return channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+
+class _Metadata:
+    """Adds a channel's metadata to each call, and the id of the call that is being served."""
+
+    def __init__(self, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+        self._metadata = metadata
+
+    def added(self, details: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), *self._metadata)
+        correlation = structlog.contextvars.get_contextvars().get("correlation_id")
+        if isinstance(correlation, str):
+            metadata.add(CORRELATION_KEY, correlation)
+        return details._replace(metadata=metadata)
+
+
+class _UnaryMetadata(_Metadata, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(self.added(client_call_details), request)
+
+
+class _StreamMetadata(_Metadata, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(self.added(client_call_details), request)

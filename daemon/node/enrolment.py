@@ -1,0 +1,183 @@
+"""Enrolment: challenge, evidence, certificate (docs/attestation.md), the node's side."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
+from sealane.crypto.evidence.claims import device_nonce
+from sealane.crypto.evidence.cmw import (
+    COLLATERAL,
+    PRIMARY,
+    Item,
+    encode_collection,
+    secondary_digests,
+)
+from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
+from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
+from sealane.daemon.node.channels import open_channel
+from sealane.daemon.node.evidence.driver import Driver, SecondarySource
+from sealane.daemon.node.evidence.secondary import collect_all
+from sealane.daemon.node.identity import STALE, Issued, Keys
+from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.files import read_file
+from sealane.daemon.runtime.logs import get_logger
+from sealane.errors import UnavailableError, VerificationError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
+
+_CALL_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.25
+
+
+class Enrolment:
+    """Gets certificates for one role of this node from the broker's verifier."""
+
+    def __init__(
+        self,
+        config: EnrolmentConfig,
+        *,
+        node: str,
+        role: str,
+        driver: Driver,
+        sources: Sequence[SecondarySource] = (),
+    ) -> None:
+        self._config = config
+        self._node = node
+        self._role = role
+        self.anchor = parse_anchor(
+            read_file(config.trust_anchor, key="enrolment.trust_anchor"),
+            source=f"enrolment.trust_anchor {config.trust_anchor}",
+        )
+        self._driver = driver
+        self._sources = sources
+
+    async def obtain(self, keys: Keys) -> Issued:
+        """Enrol once, trying again while the broker can't be reached, up to the time-out.
+
+        A challenge is one broker's: if that goes before it is answered, or doesn't know it any more
+        (it restarted, or another process took its place), the next one is asked for a fresh one.
+        """
+        deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
+        brokers = itertools.cycle(self._config.brokers)
+        while True:
+            broker = next(brokers)
+            try:
+                return await self._attest(keys, broker)
+            except grpc.aio.AioRpcError as failed:
+                peer = f"broker {broker.node} at {broker.attestation_address}"
+                error = error_of(failed, peer=peer)
+                is_stale = error.reason == STALE
+                if not is_stale and not isinstance(error, UnavailableError):
+                    raise error from failed
+                if monotonic_ns() >= deadline:
+                    if is_stale:
+                        raise error from failed
+                    raise UnavailableError(
+                        error.reason,
+                        f"enrolment.attestation_address {broker.attestation_address}: "
+                        f"no answer from the broker within {self._config.timeout_seconds} s "
+                        f"({error.args[0]})",
+                    ) from error
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _attest(self, keys: Keys, broker: BrokerAddresses) -> Issued:
+        driver = self._driver
+        audience = spiffe_id(broker.node, "broker")
+        credentials = grpc.ssl_channel_credentials(
+            self.anchor.public_bytes(serialization.Encoding.PEM)
+        )
+        async with open_channel(
+            broker.attestation_address, server_name(broker.node, "broker"), credentials
+        ) as channel:
+            stub = attestation_pb2_grpc.AttestationStub(channel)
+            challenge = await stub.GetChallenge(
+                attestation_pb2.GetChallengeRequest(
+                    node=self._node,
+                    role=self._role,
+                    evidence_types=[driver.evidence_type, *self._secondary_types()],
+                    introduction=await driver.introduction(),
+                ),
+                timeout=_CALL_SECONDS,
+            )
+            if challenge.audience != audience:
+                raise VerificationError(
+                    "attestation.audience.mismatch",
+                    f"the verifier is {challenge.audience!r}, expected {audience!r}",
+                )
+            items = await self._secondary(challenge, keys)
+            endorsements = await driver.endorsements()
+            if endorsements:
+                items[COLLATERAL] = Item(SNP_CERTIFICATES, endorsements)
+            runtime_data = RuntimeData(
+                nonce=challenge.nonce,
+                audience=audience,
+                node=self._node,
+                role=self._role,
+                incarnation=keys.incarnation,
+                tls_public_key=keys.tls_public,
+                kem_public_key=keys.kem_public,
+                verifier_key_sha256=key_digest(self.anchor),
+                evidence_type=driver.evidence_type,
+                kem_algorithm=keys.kem.algorithm,
+                secondary_evidence_sha256=secondary_digests(items),
+            )
+            evidence = await driver.collect(runtime_data, activation=challenge.activation)
+            items[PRIMARY] = Item(driver.media_type, evidence)
+            request = attestation_pb2.AttestRequest(
+                session_id=challenge.session_id,
+                runtime_data=runtime_data.encode(),
+                evidence=encode_collection(items),
+            )
+            try:
+                result = await stub.Attest(request, timeout=_CALL_SECONDS)
+            except grpc.aio.AioRpcError:
+                self._hint(challenge)
+                raise
+        try:
+            leaf = x509.load_pem_x509_certificate(result.certificate_pem.encode())
+        except ValueError as error:
+            raise VerificationError(
+                "certificate.profile", "the broker's answer holds no certificate"
+            ) from error
+        metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
+        return Issued(leaf=leaf, metadata=metadata)
+
+    def _secondary_types(self) -> list[str]:
+        return sorted({source.evidence_type for source in self._sources})
+
+    async def _secondary(self, challenge: attestation_pb2.Challenge, keys: Keys) -> dict[str, Item]:
+        """Ask the devices of the types that the policy wants; a policy need not know the others."""
+        wanted = set(challenge.required_evidence_types)
+        nonce = device_nonce(
+            nonce=challenge.nonce, tls_public_key=keys.tls_public, kem_public_key=keys.kem_public
+        )
+        sources = [source for source in self._sources if source.evidence_type in wanted]
+        return await collect_all(sources, nonce)
+
+    def _hint(self, challenge: attestation_pb2.Challenge) -> None:
+        """Log what a refusal may be for, of which its answer says nothing."""
+        given = {self._driver.evidence_type, *self._secondary_types()}
+        if missing := sorted(set(challenge.required_evidence_types) - given):
+            get_logger().warning(
+                "secondary_evidence_missing",
+                types=missing,
+                message="the policy may want evidence that enrolment.secondary has no source for",
+            )
+
+
+def key_digest(anchor: x509.Certificate) -> bytes:
+    """Return SHA-256 of the broker key's SubjectPublicKeyInfo."""
+    return hashlib.sha256(
+        anchor_key(anchor).public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    ).digest()

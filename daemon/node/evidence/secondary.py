@@ -1,0 +1,126 @@
+"""Secondary evidence: what an operator's command has a device say of itself.
+
+A device that a policy wants beside a node's own evidence answers by its vendor's library, which is
+no part of Sealane. So a command asks it. The command gets the device's nonce (`device_nonce`, in
+hexadecimal) as its last argument and writes one JSON object to standard output; for `nvidia`
+`{"report": base64 of SPDM request and response, "certificates": chain in PEM, leaf first}`. It is
+the operator's and runs as the daemon's user. What it says is not trusted: the verifier checks it.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from typing import Final, cast
+
+from sealane.crypto.evidence import nvidia
+from sealane.crypto.evidence.cmw import Item
+from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE
+from sealane.daemon.config import SecondaryEvidenceConfig
+from sealane.daemon.node.evidence.driver import SecondarySource
+from sealane.errors import UnavailableError
+
+OUTPUT_BYTES_MAX: Final = 128 << 10
+"""Twice a report of the largest size, which base64 makes a third larger, and its certificates."""
+_COMPLAINT_BYTES_MAX: Final = 200
+_READ_BYTES: Final = 16 << 10
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class CommandSource:
+    """Runs a command for each challenge."""
+
+    evidence_type = nvidia.EVIDENCE_TYPE
+
+    def __init__(self, config: SecondaryEvidenceConfig) -> None:
+        self.label = config.label
+        self._command = config.command
+        self._seconds = config.timeout_seconds
+
+    async def collect(self, nonce: bytes) -> Item:
+        """Return the item that answers `nonce`; UnavailableError `evidence.secondary.…`."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                output = await self._run(nonce.hex())
+        except TimeoutError as error:
+            raise self._error("timeout", f"no answer within {self._seconds} s") from error
+        return Item(NVIDIA_EVIDENCE, self._parse(output))
+
+    async def _run(self, argument: str) -> bytes:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                argument,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={"PATH": _PATH},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise self._error("failed", str(error.strerror)) from error
+        try:
+            output, complaint = await asyncio.gather(
+                self._read(cast("asyncio.StreamReader", process.stdout), OUTPUT_BYTES_MAX),
+                self._read(cast("asyncio.StreamReader", process.stderr), _COMPLAINT_BYTES_MAX),
+            )
+            status = await process.wait()
+        finally:
+            # Also what it has started and left behind.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if status != 0:
+            text = complaint[:_COMPLAINT_BYTES_MAX].decode("ascii", "replace").strip()
+            raise self._error("failed", f"status {status}: {text}")
+        if len(output) > OUTPUT_BYTES_MAX:
+            raise self._error("size", f"more than {OUTPUT_BYTES_MAX} bytes")
+        return output
+
+    @staticmethod
+    async def _read(stream: asyncio.StreamReader, bytes_max: int) -> bytes:
+        """Return what comes, cut off behind the first byte too many; the rest is dropped."""
+        kept = b""
+        while chunk := await stream.read(_READ_BYTES):
+            kept += chunk[: bytes_max + 1 - len(kept)]
+        return kept
+
+    def _parse(self, output: bytes) -> bytes:
+        try:
+            said = json.loads(output)
+            report, certificates = said["report"], said["certificates"]
+            return nvidia.encode_evidence(
+                base64.b64decode(report, validate=True), certificates.encode("ascii")
+            )
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            binascii.Error,
+        ) as error:
+            raise self._error(
+                "malformed", "not a JSON object with report (base64) and certificates (PEM)"
+            ) from error
+
+    def _error(self, fault: str, message: str) -> UnavailableError:
+        return UnavailableError(
+            f"evidence.secondary.{fault}",
+            f"enrolment.secondary {self.label}, {self._command[0]}: {message}",
+        )
+
+
+async def collect_all(sources: Sequence[SecondarySource], nonce: bytes) -> dict[str, Item]:
+    """Return the items of all sources by label, collected side by side; the first error ends it."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = {s.label: tasks.create_task(s.collect(nonce)) for s in sources}
+    except ExceptionGroup as group:
+        # They differ in their devices only; a retry asks all of them again.
+        raise group.exceptions[0] from group
+    return {label: task.result() for label, task in running.items()}

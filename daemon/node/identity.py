@@ -1,0 +1,346 @@
+"""One role of this node towards the others: keys, certificate, renewal, mutual-TLS channels.
+
+The TLS and KEM keys are made in memory at start and never stored. The certificate lives ten
+minutes and is renewed at half of that by a fresh attestation, or at once when a peer says that it
+no longer counts; servers pick the new one up at the next handshake, channels are replaced. A role
+whose re-attestation is refused is barred: it has no certificate and no channel until it attests
+again, and what lives on it is ended. One whose certificate ends because the broker is away only
+can't call or be called: what it has lives as long as its peers' authorizations.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
+from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.daemon.node.call_proofs import CallProofs
+from sealane.daemon.node.channels import Channels, Connection, FindPeer, Own
+from sealane.daemon.node.server_certificates import CertificateFeed
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.errors import Error, UnavailableError, VerificationError
+
+RENEW_SECONDS: Final = LIFETIME.total_seconds() / 2
+RETRY_SECONDS: Final = 5.0
+_SPACING_SECONDS: Final = 1.0
+
+REVOKED: Final = "node.revoked"
+POLICY_CHANGED: Final = "attestation.policy.changed"
+# Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
+_OUTDATED: Final = {
+    REVOKED,
+    POLICY_CHANGED,
+    "certificate.expired",
+    "node.superseded",
+    "node.unknown",
+    "token.expired",
+}
+# Not about us: the challenge ran out on its way.
+STALE: Final = "attestation.nonce.stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The private keys of one role of one start."""
+
+    tls: ec.EllipticCurvePrivateKey
+    kem: KemKey
+    incarnation: bytes
+
+    @classmethod
+    def create(cls, *, kem: KemKey | None = None) -> "Keys":
+        """Make fresh keys; `kem` is one that hardware has made."""
+        return cls(
+            tls=ec.generate_private_key(ec.SECP256R1()),
+            kem=kem or X25519KemKey.create(),
+            incarnation=secrets.token_bytes(16),
+        )
+
+    @property
+    def tls_public(self) -> bytes:
+        """SubjectPublicKeyInfo of the TLS key, DER."""
+        return self.tls.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    @property
+    def kem_public(self) -> bytes:
+        """The public KEM key, as RFC 9180 serializes it."""
+        return self.kem.public_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """What an attestation yields: a leaf for the attested key, and what goes with every call."""
+
+    leaf: x509.Certificate
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+Obtain = Callable[[Keys], Awaitable[Issued]]
+
+
+class Identity:
+    """A role of this node. `obtain` gets a certificate: by attestation, or from the authority."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        role: str,
+        anchor: x509.Certificate,
+        obtain: Obtain,
+        metrics: Metrics,
+        kem: KemKey | None = None,
+    ) -> None:
+        self.node = node
+        self.role = role
+        self.anchor = anchor
+        self.keys = Keys.create(kem=kem)
+        self.find_peer: FindPeer = _no_peers
+        """How leaves of peers are found; whoever has a broker to ask sets it."""
+        self.on_barred: list[Callable[[str], None]] = []
+        """Told the reason each time the verifier refuses this role."""
+        self.proofs = CallProofs(
+            caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
+        )
+        self.channels = Channels(
+            self._current, anchor=anchor, find_peer=self._find_peer, proofs=self.proofs
+        )
+        self._obtain = obtain
+        self._metrics = metrics
+        self._own: Own | None = None
+        self._outdated = asyncio.Event()
+        self._replaced = asyncio.Condition()
+        self._server_configuration: grpc.ServerCertificateConfiguration | None = None
+        self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
+        self._key_pem = self.keys.tls.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+    @property
+    def spiffe_id(self) -> str:
+        """Who this role is, to its peers."""
+        return spiffe_id(self.node, self.role)
+
+    @property
+    def broker_key(self) -> ec.EllipticCurvePublicKey:
+        """The key that signs descriptors and sealed secrets."""
+        return anchor_key(self.anchor)
+
+    @property
+    def own(self) -> Own:
+        """What this end shows now; UnavailableError before the first enrolment and while barred."""
+        return self._current()
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The current leaf; UnavailableError before the first enrolment and while barred."""
+        return self._current().leaf
+
+    @property
+    def metadata(self) -> Mapping[str, str | bytes]:
+        """What goes with every call: the attestation result and its verifier's certificate."""
+        return dict(self._current().metadata)
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether it has enrolled and isn't barred."""
+        return self._own is not None
+
+    @property
+    def subject(self) -> Subject:
+        """What the current certificate says; VerificationError once it has expired."""
+        return verify_leaf(self.certificate, anchor=self.anchor, now=utc_now())
+
+    async def renew(self) -> None:
+        """Get a certificate and check that it is for our keys, node and role."""
+        self._outdated.clear()
+        try:
+            issued = await self._obtain(self.keys)
+            self._check(issued.leaf)
+        except Error:
+            self._metrics.enrolments.labels("failed").inc()
+            raise
+        chain = issued.leaf.public_bytes(serialization.Encoding.PEM)
+        self._server_configuration = grpc.ssl_server_certificate_configuration(
+            [(self._key_pem, chain)], root_certificates=self._anchor_pem
+        )
+        self._own = Own(
+            leaf=issued.leaf,
+            certificate_pem=chain,
+            key_pem=self._key_pem,
+            metadata=issued.metadata,
+        )
+        async with self._replaced:
+            self._replaced.notify_all()
+        self._metrics.enrolments.labels("succeeded").inc()
+        expires = issued.leaf.not_valid_after_utc
+        self._metrics.certificate_expiry.labels(self.role).set(expires.timestamp())
+
+    async def keep_renewed(self) -> None:
+        """Renew at half the lifetime or when outdated; try again until the broker is back."""
+        delay = RENEW_SECONDS
+        while True:
+            # However often peers refuse us, the verifier isn't asked more often than this.
+            await asyncio.sleep(_SPACING_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay - _SPACING_SECONDS):
+                    await self._outdated.wait()
+            try:
+                await self.renew()
+            except Error as error:
+                get_logger().error(
+                    "certificate_renewal_failed",
+                    role=self.role,
+                    reason=error.reason,
+                    message=str(error),
+                )
+                if _is_refusal(error):
+                    await self.bar(error.reason)
+                elif self._has_expired():
+                    await self._drop()
+                delay = RETRY_SECONDS
+            else:
+                get_logger().info("certificate_renewed", role=self.role)
+                delay = RENEW_SECONDS
+
+    async def bar(self, reason: str) -> None:
+        """Give up certificate and channels, and have all that lives on them ended."""
+        if self._own is None:
+            return
+        self._metrics.barred.labels(self.role, reason).inc()
+        get_logger().error("role_barred", role=self.role, reason=reason)
+        for tell in self.on_barred:
+            tell(reason)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        self._own = None
+        await self.channels.close()
+
+    def outdate(self) -> None:
+        """Attest again soon."""
+        self._outdated.set()
+
+    async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
+        """Wait until another certificate took the place of `leaf`; False: not in that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.replaced(leaf)
+                return True
+        return False
+
+    async def replaced(self, leaf: x509.Certificate) -> None:
+        """Return when another certificate took the place of `leaf`."""
+        async with self._replaced:
+            await self._replaced.wait_for(lambda: self._own is not None and self._own.leaf != leaf)
+
+    def note(self, error: Error) -> None:
+        """Attest again soon if a peer's refusal says that our certificate no longer counts."""
+        if error.reason in _OUTDATED:
+            self.outdate()
+
+    def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
+        """Credentials that follow renewals; `mutual` demands a client certificate."""
+        return CertificateFeed(self._current_configuration).credentials(mutual=mutual)
+
+    @contextlib.asynccontextmanager
+    async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
+        """Use the mutual-TLS channel to `role` of `node` at `address` (host:port).
+
+        A failed call inside the block leaves it as the Sealane error it stands for.
+        """
+        async with self.connection(address, node, role) as connection:
+            yield connection.channel
+
+    @contextlib.asynccontextmanager
+    async def stream_channel(
+        self, address: str, node: str, role: str
+    ) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
+        """Use the channel for a stream that may outlast our certificate.
+
+        Servers end a call with the leaf that it began with. When the future that comes with the
+        channel is done, another certificate took its place: it is time to begin the stream again.
+        """
+        async with self.connection(address, node, role) as connection:
+            renewed = asyncio.ensure_future(self.replaced(connection.own.leaf))
+            try:
+                yield connection.channel, renewed
+            finally:
+                renewed.cancel()
+
+    @contextlib.asynccontextmanager
+    async def connection(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:
+        """Use the same channel, knowing the leaves at its ends."""
+        try:
+            async with self.channels.use(address, node, role) as connection:
+                yield connection
+        except Error as error:
+            self.note(error)
+            raise
+
+    def _current(self) -> Own:
+        if self._own is None:
+            raise UnavailableError(
+                "certificate.missing", f"{self.role} {self.node} has no certificate"
+            )
+        return self._own
+
+    async def _find_peer(self, node: str, role: str) -> Sequence[x509.Certificate]:
+        # Every certificate of the broker's role is the broker's own.
+        return () if role == "broker" else await self.find_peer(node, role)
+
+    def _has_expired(self) -> bool:
+        return self._own is not None and self._own.leaf.not_valid_after_utc <= utc_now()
+
+    def _current_configuration(self) -> grpc.ServerCertificateConfiguration:
+        # Called from gRPC's threads; one attribute read.
+        if self._server_configuration is None:
+            raise UnavailableError("certificate.missing", f"{self.role} has no certificate yet")
+        return self._server_configuration
+
+    def _check(self, leaf: x509.Certificate) -> None:
+        subject = verify_leaf(leaf, anchor=self.anchor, now=utc_now())
+        if leaf.public_key() != self.keys.tls.public_key():
+            raise VerificationError(
+                "certificate.key.mismatch", "the broker certified a key that is not ours"
+            )
+        expected = Subject(
+            node=self.node,
+            role=self.role,
+            tenant=subject.tenant,
+            incarnation=self.keys.incarnation,
+            kem_public_key=self.keys.kem_public,
+            kem_algorithm=self.keys.kem.algorithm,
+        )
+        if subject != expected:
+            raise VerificationError(
+                "certificate.subject.mismatch",
+                f"the broker certified {subject.spiffe_id}, not this {self.role} {self.node}",
+            )
+
+
+async def _no_peers(node: str, role: str) -> Sequence[x509.Certificate]:
+    raise UnavailableError("peer.unattested", f"nobody can say what {role} {node} shows")
+
+
+def _is_refusal(error: Error) -> bool:
+    """Whether the verifier refused us, as opposed to not having been reached as it should."""
+    return (
+        isinstance(error, VerificationError)
+        and error.reason.startswith(("attestation.", "node."))
+        and error.reason != STALE
+    )

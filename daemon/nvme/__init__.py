@@ -1,0 +1,1 @@
+"""NVMe/TCP controllers up to the I/O queue: listener, Connect, admin queue, discovery."""

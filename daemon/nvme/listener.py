@@ -1,0 +1,519 @@
+"""NVMe/TCP listener: handshake, Connect and admin queues here; I/O queues go to the engine.
+
+The response to an I/O queue's Connect is fully sent before the socket is handed over, and no byte
+beyond the Connect command (or the host's authentication) is ever read here.
+"""
+
+import asyncio
+import itertools
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from sealane.daemon.nvme.admin_session import AUTHENTICATION_SECONDS, AdminSession
+from sealane.daemon.nvme.authenticating import (
+    authenticate_queue,
+    connect_result,
+    make_authentication,
+    respond,
+)
+from sealane.daemon.nvme.connecting import check_connect, find_association, handshake
+from sealane.daemon.nvme.discovery import DiscoverySubsystem
+from sealane.daemon.nvme.exported import (
+    Admission,
+    Association,
+    ConnectRefusedError,
+    Exported,
+    Portal,
+    Provider,
+)
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.volume.engine_events import StorageEvent
+from sealane.errors import Error, ProtocolError, UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.connect import Connect
+from sealane.protocol.nvme.constants import (
+    ADMIN_CAPSULE_BYTES,
+    DISCOVERY_NQN,
+    Status,
+)
+from sealane.transport.nvme.stream import PduFaultError, PduStream
+from sealane.transport.tasks import TaskOwner
+
+HANDSHAKE_SECONDS = 5.0
+ADMIT_SECONDS = 15.0
+# Connections that this listener itself holds: admin queues, and queues not yet handed over.
+CONNECTIONS_MAX = 256
+CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't keep all others out
+HANDSHAKES_MAX = 64  # of them, those that have not yet said who they are
+IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
+_ACCEPT_PAUSE_SECONDS = 0.1
+DRAIN_LEFT_SECONDS = 30.0
+QUEUE_REUSE_SECONDS = 8.0
+"""How long a Connect waits for what had its queue id before: more than a gateway drains a queue."""
+_CONTROLLERS_MAX = 0xFFEF
+
+Observer = Callable[[str], None]
+"""Hears the reason id of each fault of a peer."""
+
+
+class Listener:
+    """Accepts hosts at one address; bounded in connections, time and bytes.
+
+    It answers the discovery service too. With `portals`, the addresses of the listeners that
+    serve the provider's subsystems, it serves nothing but discovery. Digests are granted if the
+    data path of every subsystem knows them (`offers_digests`).
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        traddr: str,
+        trsvcid: int,
+        portals: Callable[[], Iterable[Portal]] | None = None,
+        offers_digests: bool = False,
+    ) -> None:
+        self._providers = [provider]
+        self._address = (traddr, trsvcid)
+        self._serves_io = portals is None
+        self._offers_digests = offers_digests
+        self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
+        self._socket: socket.socket | None = None
+        self._tasks = TaskOwner()
+        self._associations: dict[int, Association] = {}
+        self._sessions: dict[int, AdminSession] = {}
+        self._association_ids = itertools.count(1)
+        self._sources: Counter[str] = Counter()
+        self._closing: set[Association] = set()
+        self._handshakes = 0
+        self._observers: list[Observer] = []
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address and port, the real one if port 0 was asked for."""
+        if self._socket is None:
+            return self._address
+        host, port = self._socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def associations(self) -> Sequence[Association]:
+        """Hosts that are connected."""
+        return list(self._associations.values())
+
+    def add_provider(self, provider: Provider) -> None:
+        """Serve another provider's subsystems too; the first that knows a name has it."""
+        self._providers.append(provider)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of each fault of a peer."""
+        self._observers.append(observer)
+
+    async def start(self) -> None:
+        """Listen. UsageError if the address can't be had."""
+        traddr, trsvcid = self._address
+        family = socket.AF_INET6 if ":" in traddr else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((traddr, trsvcid))
+            listening.listen(CONNECTIONS_MAX)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            raise UsageError(
+                "listener.address",
+                f"can't listen on {traddr}:{trsvcid}: {error.strerror}; choose a free address",
+            ) from error
+        self._socket = listening
+        self._listen(listening)
+
+    async def stop(self) -> None:
+        """Close the address and every association, and wait for their queues."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        await self._tasks.close()
+
+    def changed(self) -> None:
+        """Tell hosts what changed: their subsystem, the discovery log, or their permission."""
+        self._discovery.changed()
+        for association in self.associations:
+            exported = association.exported
+            if not exported.allows(association.host_nqn):
+                self.end_association(association.association_id, "connect.host")
+                continue
+            association.admin.update(exported.shown_to(association.host_nqn))
+            if exported is self._discovery:
+                association.admin.set_discovery_log(self._discovery.log_of(association))
+            self.wake(association)
+
+    def wake(self, association: Association) -> None:
+        """Send the events that are due on an association."""
+        if (session := self._sessions.get(association.controller_id)) is not None:
+            session.wake()
+
+    def queue_closed(self, event: StorageEvent) -> None:
+        """Let go of an I/O queue that has ended, of which nothing runs any more.
+
+        However it ended, the association and its other queues go on, and its id may be connected
+        again: hosts close one queue and open another. The association ends with its admin queue.
+        """
+        association = next(
+            (a for a in self.associations if a.association_id == event.association), None
+        )
+        if event.reason:
+            host = association.host_nqn if association is not None else "unknown"
+            self._fault(host, event.reason, f"I/O queue {event.queue_id}: {event.detail}")
+        if association is None:
+            return
+        # One that a controller reset closed is not known here any more.
+        ended = association.queues.pop(event.queue_id, None)
+        if ended is not None:
+            association.exported.queue_closed(association.association_id, event.queue_id)
+            ended.set()
+
+    def end_association(self, association_id: int, reason: str = "association.fenced") -> None:
+        """Close an association; its queues are drained in its own task. `reason` is for the log."""
+        for association in self.associations:
+            mine = association.association_id == association_id
+            if mine and association.task is not None and not association.is_closed:
+                association.end_reason = association.end_reason or reason
+                association.task.cancel()
+
+    async def end_export(self, exported: Exported) -> None:
+        """Close every association of a subsystem and wait until its queues are drained."""
+        ending: list[asyncio.Task[None]] = []
+        for association in self.associations:
+            if association.exported is exported and association.task is not None:
+                association.end_reason = association.end_reason or "connect.subsystem"
+                association.task.cancel()
+                ending.append(association.task)
+        if ending:
+            await asyncio.wait(ending)
+        self.changed()
+
+    def _own_portals(self) -> Iterable[Portal]:
+        return (Portal.of(*self.address),)
+
+    def _exported(self) -> Iterable[Exported]:
+        return itertools.chain.from_iterable(each.exported() for each in self._providers)
+
+    def _find(self, subsystem_nqn: str) -> Exported | None:
+        if subsystem_nqn == DISCOVERY_NQN:
+            return self._discovery
+        if not self._serves_io:
+            return None
+        found = (provider.find(subsystem_nqn) for provider in self._providers)
+        return next((exported for exported in found if exported is not None), None)
+
+    async def _awaited(self, subsystem_nqn: str) -> Exported | None:
+        for provider in self._providers if self._serves_io else ():
+            exported = await provider.awaited(subsystem_nqn)
+            if exported is not None:
+                return exported
+        return None
+
+    # Connections
+
+    def _listen(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept without waiting, so that no cancellation can lose a connection."""
+        try:
+            connection, peer = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Out of descriptors: pause instead of being woken for it over and over.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
+            return
+        source = str(peer[0])
+        limit = self._limit_reached(source)
+        if limit is not None:
+            connection.close()
+            self._fault(source, limit, "connection refused: too many of them")
+            return
+        self._sources[source] += 1
+        self._handshakes += 1
+        task = self._tasks.start(self._serve(connection, source), name="nvme-connection")
+        task.add_done_callback(lambda _: self._gone(connection, source))
+
+    def _limit_reached(self, source: str) -> str | None:
+        if self._sources.total() >= CONNECTIONS_MAX:
+            return "connections.limit"
+        if self._sources[source] >= CONNECTIONS_PER_SOURCE_MAX:
+            return "connections.source.limit"
+        return "handshakes.limit" if self._handshakes >= HANDSHAKES_MAX else None
+
+    def _gone(self, connection: socket.socket, source: str) -> None:
+        # In a callback and not in the task, which may be cancelled before its first step.
+        self._sources[source] -= 1
+        if not self._sources[source]:
+            del self._sources[source]
+        connection.close()
+
+    @staticmethod
+    def _log_end(association: Association) -> None:
+        """Say why an association ended; visits to the discovery service aren't worth a line."""
+        log = get_logger()
+        say = log.debug if association.exported.subsystem.is_discovery else log.info
+        reason = association.end_reason or "listener.stopped"
+        if reason == "connection.lost" and association.admin.is_shut_down:
+            reason = "controller.shut_down"
+        say(
+            "association_ended",
+            reason=reason,
+            host=association.host_nqn,
+            subsystem=association.exported.subsystem.nqn,
+            controller_id=association.controller_id,
+        )
+
+    def _fault(self, source: str, reason: str, detail: str) -> None:
+        get_logger().warning("nvme_fault", source=source, reason=reason, message=detail)
+        for observer in self._observers:
+            observer(reason)
+
+    async def _serve(self, connection: socket.socket, source: str) -> None:
+        stream = PduStream(connection, data_max=ADMIN_CAPSULE_BYTES)
+        try:
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    connect = await handshake(stream, offers_digests=self._offers_digests)
+            finally:
+                self._handshakes -= 1
+            await self._connected(stream, connect)
+        except ConnectRefusedError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+        except TimeoutError:
+            self._fault(source, "connection.timeout", "the host took too long")
+        except UnavailableError as error:
+            if error.reason != "connection.lost":
+                self._fault(source, error.reason, str(error.args[0]))
+        except VerificationError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+        except ProtocolError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+            fault = error if isinstance(error, PduFaultError) else None
+            await stream.farewell(from_host=False, fault=fault)
+
+    async def _connected(self, stream: PduStream, connect: Connect) -> None:
+        exported = self._find(connect.subsystem_nqn)
+        try:
+            if exported is None:
+                exported = await self._awaited(connect.subsystem_nqn)
+            exported = check_connect(exported, connect)
+            if connect.queue_id == 0:
+                await self._drain_left(exported, connect)
+                association, authentication = self._make_association(stream, exported, connect)
+        except ConnectRefusedError as error:
+            await self._refuse(stream, connect, exported, error)
+            raise
+        if connect.queue_id == 0:
+            await self._serve_admin(stream, connect, association, authentication)
+        else:
+            await self._serve_io(stream, connect, exported)
+
+    # Admin queues
+
+    def _make_association(
+        self, stream: PduStream, exported: Exported, connect: Connect
+    ) -> tuple[Association, bool]:
+        controller_id = next(
+            (cid for cid in range(1, _CONTROLLERS_MAX) if cid not in self._associations), None
+        )
+        if controller_id is None:
+            raise ConnectRefusedError(
+                "controllers.limit", "no controller id is free", status=Status.CONNECT_BUSY
+            )
+        machine = make_authentication(exported, connect)
+        reached = stream.socket.getsockname()
+        association = Association(
+            association_id=next(self._association_ids),
+            controller_id=controller_id,
+            host_nqn=connect.host_nqn,
+            host_id=connect.host_id,
+            exported=exported,
+            portal=Portal(traddr=str(reached[0]), trsvcid=int(reached[1])),
+            admin=AdminController(
+                exported.shown_to(connect.host_nqn),
+                controller_id=controller_id,
+                keep_alive_ms=connect.keep_alive_ms,
+                host_id=connect.host_id.bytes,
+                queue_size=connect.queue_size,
+                flow_control=not connect.disable_flow_control,
+                authentication=machine,
+            ),
+            task=asyncio.current_task(),
+        )
+        association.admin.set_resources(exported.resources(association))
+        if exported is self._discovery:
+            association.admin.set_discovery_log(self._discovery.log_of(association))
+        return association, machine is not None
+
+    async def _serve_admin(
+        self,
+        stream: PduStream,
+        connect: Connect,
+        association: Association,
+        needs_authentication: bool,
+    ) -> None:
+        controller_id = association.controller_id
+        session = AdminSession(stream, association, on_stopped=self._stop_queues)
+        self._associations[controller_id] = association
+        self._sessions[controller_id] = session
+        try:
+            await respond(
+                stream,
+                connect.command_id,
+                result=connect_result(controller_id, authentication=needs_authentication),
+            )
+            await session.run()
+        except Error as error:
+            association.end_reason = association.end_reason or error.reason
+            raise
+        finally:
+            association.is_closed = True
+            self._log_end(association)
+            del self._associations[controller_id], self._sessions[controller_id]
+            self._closing.add(association)
+            try:
+                await association.exported.association_closed(association.association_id)
+            finally:
+                self._closing.discard(association)
+                association.drained.set()
+                for queue in association.queues.values():
+                    queue.set()
+
+    async def _drain_left(self, exported: Exported, connect: Connect) -> None:
+        """Return when nothing of the associations that this host has left can run any more.
+
+        A host that reconnects repeats what wasn't answered, and writes anew. Commands that lie
+        unread in its old connections must not come after that. What it hasn't left goes on: it
+        may have several controllers.
+        """
+        left = [*self._closing]
+        for controller_id, association in self._associations.items():
+            if self._sessions[controller_id].is_left:
+                left.append(association)
+        left = [a for a in left if a.exported is exported and a.host_nqn == connect.host_nqn]
+        try:
+            async with asyncio.timeout(DRAIN_LEFT_SECONDS):
+                for association in left:
+                    self.end_association(association.association_id, "connection.lost")
+                    await association.drained.wait()
+        except TimeoutError:
+            raise ConnectRefusedError(
+                "connect.draining",
+                f"an association that host {connect.host_nqn!r} left isn't drained yet",
+                status=Status.CONNECT_BUSY,
+            ) from None
+
+    async def _stop_queues(self, association: Association) -> None:
+        """Stop the I/O queues of a controller that was reset or shut down."""
+        association.resets += 1
+        stopped = [*association.queues.values()]
+        association.queues.clear()
+        await association.exported.association_closed(association.association_id)
+        association.admin.set_io_queues(connected=False)
+        for queue in stopped:
+            queue.set()
+
+    # I/O queues
+
+    async def _serve_io(self, stream: PduStream, connect: Connect, exported: Exported) -> None:
+        admission: Admission | None = None
+        answered = False
+        try:
+            association = await self._association_of(exported, connect)
+            self._check_room()
+            # Taken before anything waits, so that no two Connects can have it.
+            ended = association.queues[connect.queue_id] = asyncio.Event()
+            resets = association.resets
+            machine = make_authentication(exported, connect)
+            try:
+                async with asyncio.timeout(ADMIT_SECONDS):
+                    admission = await exported.admit(association, connect)
+                self._check_current(association, resets)
+                association.admin.set_io_queues(connected=True)
+                answered = True
+                result = connect_result(
+                    association.controller_id, authentication=machine is not None
+                )
+                await respond(stream, connect.command_id, result=result)
+                async with asyncio.timeout(AUTHENTICATION_SECONDS):
+                    await authenticate_queue(stream, machine)
+                self._check_current(association, resets)
+                admission.start(stream.socket.fileno())
+                admission = None
+            except BaseException:
+                if association.queues.get(connect.queue_id) is ended:
+                    del association.queues[connect.queue_id]
+                ended.set()
+                raise
+        except (Error, TimeoutError) as error:
+            refused = _as_refusal(error)
+            if answered:
+                exported.refused(refused, connect)  # a second answer would be a lie: just close
+            else:
+                await self._refuse(stream, connect, exported, refused)
+            raise refused from error
+        finally:
+            if admission is not None:
+                admission.close()
+
+    async def _association_of(self, exported: Exported, connect: Connect) -> Association:
+        """Return the association of a Connect whose queue id is free.
+
+        A host that closes a queue may connect its id again at once, before the end was noticed
+        here: it waits until nothing of the old queue can run. ConnectRefusedError else.
+        """
+        try:
+            async with asyncio.timeout(QUEUE_REUSE_SECONDS):
+                while True:
+                    association = find_association(self._associations, exported, connect)
+                    former = association.queues.get(connect.queue_id)
+                    if former is None:
+                        return association
+                    await former.wait()
+        except TimeoutError:
+            raise ConnectRefusedError(
+                "connect.queue.in_use",
+                f"queue {connect.queue_id} of controller {connect.controller_id} is connected",
+                status=Status.SEQUENCE_ERROR,
+            ) from None
+
+    def _check_room(self) -> None:
+        if sum(len(each.queues) for each in self.associations) >= IO_QUEUES_MAX:
+            raise ConnectRefusedError(
+                "queues.limit", "too many I/O queues", status=Status.CONNECT_BUSY
+            )
+
+    def _check_current(self, association: Association, resets: int) -> None:
+        known = self._associations.get(association.controller_id)
+        if known is not association or association.resets != resets:
+            raise UnavailableError("connection.lost", "the association ended meanwhile")
+
+    async def _refuse(
+        self,
+        stream: PduStream,
+        connect: Connect,
+        exported: Exported | None,
+        error: ConnectRefusedError,
+    ) -> None:
+        if exported is not None:
+            exported.refused(error, connect)
+        await respond(stream, connect.command_id, status=int(error.status), result=error.result)
+
+
+def _as_refusal(error: Error | TimeoutError) -> ConnectRefusedError:
+    if isinstance(error, ConnectRefusedError):
+        return error
+    reason = error.reason if isinstance(error, Error) else "connect.timeout"
+    detail = str(error.args[0]) if error.args else "preparing the queue took too long"
+    return ConnectRefusedError(reason, detail, status=Status.CONNECT_BUSY)

@@ -1,0 +1,175 @@
+"""Plain subsystems as the configuration describes them (docs/configuration.md)."""
+
+from typing import Annotated, Final, Literal, Self
+from uuid import UUID, uuid5
+
+from pydantic import AfterValidator, Field, model_validator
+
+from sealane.daemon.runtime.config_types import AbsolutePath, Section
+from sealane.errors import UsageError
+from sealane.protocol.nvme.constants import DISCOVERY_NQN, NAMESPACES_MAX
+from sealane.protocol.nvme.nqn import check_nqn
+
+BLOCK_BYTES: Final = 4096
+_HOSTS_MAX: Final = 256
+_SUBSYSTEMS_MAX: Final = 256
+_NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # of namespaces without a UUID
+
+AnaStateName = Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"]
+Limit = Annotated[int, Field(ge=0, le=1 << 50)]
+
+
+def _nqn(value: str) -> str:
+    try:
+        checked = check_nqn(value)
+    except UsageError:
+        raise ValueError("an NVMe qualified name") from None
+    if checked == DISCOVERY_NQN:
+        raise ValueError("another name than the discovery service's")
+    return checked
+
+
+def _uuid(value: str) -> str:
+    try:
+        return str(UUID(value))
+    except ValueError:
+        raise ValueError("a UUID") from None
+
+
+def _eui64(value: str) -> str:
+    if len(value) != 16 or set(value.lower()) - set("0123456789abcdef"):
+        raise ValueError("16 hexadecimal digits")
+    return value.lower()
+
+
+def _blocks(value: int) -> int:
+    if value % BLOCK_BYTES:
+        raise ValueError(f"a multiple of {BLOCK_BYTES}")
+    return value
+
+
+def _serial(value: str) -> str:
+    if not 1 <= len(value) <= 20 or not value.isascii() or not value.isprintable():
+        raise ValueError("1…20 printable ASCII characters")
+    return value
+
+
+Nqn = Annotated[str, AfterValidator(_nqn)]
+
+
+class HostConfig(Section):
+    """A host that may connect, and the key files of its authentication."""
+
+    nqn: Nqn
+    dhchap_key_file: AbsolutePath | None = None
+    dhchap_controller_key_file: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dhchap_controller_key_file and not self.dhchap_key_file:
+            raise ValueError("dhchap_controller_key_file only beside dhchap_key_file")
+        return self
+
+
+class LimitsConfig(Section):
+    """Quality of service of a namespace, per second; 0 is no limit."""
+
+    iops: Limit = 0
+    bytes_per_second: Limit = 0
+    read_iops: Limit = 0
+    write_iops: Limit = 0
+    read_bytes_per_second: Limit = 0
+    write_bytes_per_second: Limit = 0
+
+
+class NamespaceConfig(Section):
+    """A namespace: its store, its names, who sees it and how."""
+
+    nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
+    store: Literal["memory", "file", "inline", "nvme", "emulated"]
+    size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
+    path: AbsolutePath | None = None
+    drive: str | None = None
+    in_place: bool = False
+    metadata_bytes: Literal[0, 64] = 0
+    uuid: Annotated[str, AfterValidator(_uuid)] | None = None
+    eui64: Annotated[str, AfterValidator(_eui64)] | None = None
+    hosts: Annotated[list[Nqn], Field(min_length=1, max_length=_HOSTS_MAX)] | None = None
+    ana_state: AnaStateName = "optimized"
+    limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is not None) != (self.store in {"file", "inline", "nvme"}):
+            raise ValueError("a path with the stores file, inline and nvme, none with the others")
+        if self.metadata_bytes == 0 and self.store == "inline":
+            raise ValueError("metadata_bytes 64 with the store inline")
+        if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
+            raise ValueError("no metadata_bytes with the store file or in_place")
+        if (self.drive is not None) != (self.store == "emulated"):
+            raise ValueError("a drive with the store emulated, none with the others")
+        return self
+
+    @property
+    def block_count(self) -> int:
+        """Size in blocks."""
+        return self.size_bytes // BLOCK_BYTES
+
+    def name(self, subsystem_nqn: str) -> UUID:
+        """Return its UUID; one made of its subsystem's name and its id if none is given."""
+        if self.uuid is not None:
+            return UUID(self.uuid)
+        return uuid5(_NAMES, f"{subsystem_nqn}/{self.nsid}")
+
+    def shows_to(self, host_nqn: str) -> bool:
+        """Whether a host of the subsystem sees it."""
+        return self.hosts is None or host_nqn in self.hosts
+
+    @property
+    def store_options(self) -> tuple[str, int, str | None, str | None, bool]:
+        """What a namespace must be removed and added again for to change."""
+        return self.store, self.size_bytes, self.path, self.drive, self.in_place
+
+
+class SubsystemConfig(Section):
+    """A plain subsystem of a target."""
+
+    nqn: Nqn
+    serial: Annotated[str, AfterValidator(_serial)] | None = None
+    hosts: Annotated[list[HostConfig], Field(default_factory=list, max_length=_HOSTS_MAX)]
+    allow_any_host: bool = False
+    namespaces: Annotated[
+        list[NamespaceConfig], Field(default_factory=list, max_length=NAMESPACES_MAX)
+    ]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.allow_any_host == bool(self.hosts):
+            raise ValueError("either hosts or allow_any_host = true")
+        if len({host.nqn for host in self.hosts}) != len(self.hosts):
+            raise ValueError("each host once")
+        if len({each.nsid for each in self.namespaces}) != len(self.namespaces):
+            raise ValueError("each nsid once")
+        return self
+
+    @property
+    def serial_number(self) -> str:
+        """Serial number, made of the name if none is given."""
+        return self.serial or uuid5(_NAMES, self.nqn).hex[:20]
+
+
+def check_subsystems(subsystems: list[SubsystemConfig]) -> list[SubsystemConfig]:
+    """Refuse what doesn't go together across subsystems."""
+    if len({each.nqn for each in subsystems}) != len(subsystems):
+        raise ValueError("each subsystem's nqn once")
+    paths = [each.path for one in subsystems for each in one.namespaces if each.path]
+    if len(set(paths)) != len(paths):
+        raise ValueError("each path once")
+    return subsystems
+
+
+Subsystems = Annotated[
+    list[SubsystemConfig],
+    Field(default_factory=list, max_length=_SUBSYSTEMS_MAX),
+    AfterValidator(check_subsystems),
+]

@@ -1,0 +1,72 @@
+"""Command lines that answer a mistake in one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Ends with code 2 and one line; `--help` has the usage.
+
+    A parser with `fill` gets its arguments from `fill(parser)` when it first parses: a subcommand
+    then costs nobody else its imports.
+    """
+
+    def __init__(
+        self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._fill = fill
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is no text before anything is made of it."""
+        given = sys.argv[1:] if args is None else args
+        for argument in given:
+            if any("\ud800" <= c <= "\udfff" for c in argument):
+                self.error(f"argument {argument!r}: not UTF-8")
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+        return super().parse_known_args(given, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and end."""
+        self.exit(2, f"{self.prog}: {message} (--help lists what is allowed)\n")
+
+
+class bounded:  # noqa: N801 - reads as a type in add_argument
+    """An integer with bounds that its error message names."""
+
+    def __init__(self, minimum: int, maximum: int) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
+
+    def __call__(self, text: str) -> int:
+        """Read and check the number."""
+        try:
+            value = int(text)
+        except ValueError:
+            value = self._minimum - 1
+        if not self._minimum <= value <= self._maximum:
+            raise argparse.ArgumentTypeError(
+                f"found {text!r}, allowed: {self._minimum} to {self._maximum}"
+            )
+        return value
+
+
+def system_refused(program: str, error: OSError) -> int:
+    """Say what the system refused, unless the reader of our output left; returns the exit code.
+
+    What is left of the output can't be written, perhaps: nor is it tried when the process ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+    return 1

@@ -1,0 +1,484 @@
+"""What every gRPC call passes: authorization, correlation id, error mapping, metrics.
+
+Authorization is per call, because gRPC checks certificates only at the handshake: TLS 1.3, a leaf
+of this broker that has not expired, a role that the method's row in `ALLOWED_ROLES` names, a proof
+that the call comes from the process that attested, and the server's own admission, which knows who
+was revoked. A stream is checked again while it lasts.
+"""
+
+import asyncio
+import datetime as dt
+import functools
+import hashlib
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from sealane.crypto.attestation.ear import AttestationResult, verify_result
+from sealane.crypto.call_proof import request_digest
+from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
+from sealane.daemon.runtime.call_keys import CallKeys
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.errors import Error, UsageError, VerificationError
+from sealane.protocol.status import REASON_KEY, one_line, status_of
+
+_GATEWAY: Final = frozenset({"gateway"})
+_TARGET: Final = frozenset({"target"})
+_STORAGE: Final = frozenset({"gateway", "target"})
+_NODES: Final = frozenset({"gateway", "target", "fabric"})
+
+# A method of the mutual-TLS servers that has no row is refused.
+ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
+    "/sealane.v1.Broker/RegisterVolume": _GATEWAY,
+    "/sealane.v1.Broker/GetVolumeDescriptor": _STORAGE,
+    "/sealane.v1.Broker/ListVolumeDescriptors": _STORAGE,
+    "/sealane.v1.Broker/UnregisterVolume": _GATEWAY,
+    "/sealane.v1.Broker/FinishFilling": _GATEWAY,
+    "/sealane.v1.Broker/BeginResize": _GATEWAY,
+    "/sealane.v1.Broker/FinishResize": _GATEWAY,
+    "/sealane.v1.Broker/SetVolumeShare": _GATEWAY,
+    "/sealane.v1.Broker/RemoveVolumeShare": _GATEWAY,
+    "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
+    "/sealane.v1.Broker/GrantLease": _GATEWAY,
+    "/sealane.v1.Broker/ReturnLease": _GATEWAY,
+    "/sealane.v1.Devices/OpenDevice": _STORAGE,
+    "/sealane.v1.Devices/ConfirmDevice": _STORAGE,
+    "/sealane.v1.Devices/AdvanceAnchor": _STORAGE,
+    "/sealane.v1.Devices/CloseDevice": _STORAGE,
+    "/sealane.v1.Devices/ReportFindings": _TARGET,
+    "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
+    "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
+    "/sealane.v1.Storage/ResizeNamespace": _GATEWAY,
+    "/sealane.v1.Storage/OpenQueue": _GATEWAY,
+    "/sealane.v1.Storage/GetNamespace": _GATEWAY,
+    "/sealane.v1.Storage/WatchEvents": _GATEWAY,
+    "/sealane.v1.Storage/StartJob": _GATEWAY,
+    "/sealane.v1.Storage/ChangeJob": _GATEWAY,
+    "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
+    "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
+    "/sealane.v1.Trust/AuthorizePeers": frozenset({"gateway", "target", "fabric"}),
+    "/sealane.v1.CallKeys/GetCallKey": _NODES,
+}
+UNPROVED: Final = frozenset({"/sealane.v1.CallKeys/GetCallKey"})
+"""Methods that a leaf and its TLS key suffice for: they tell no secret and change nothing.
+
+All others need a proof under the caller's call key."""
+PROOF_KEY: Final = "sealane-proof-bin"
+"""Metadata of every call that needs it: the proof (sealane.crypto.call_proof)."""
+RESULT_KEY: Final = "sealane-token"
+VERIFIER_KEY: Final = "sealane-verifier-bin"
+"""Metadata of every call: the attestation result, and the certificate of the key that signed it."""
+ATTEST_AGAIN_KEY: Final = "sealane-attest-again"
+"""Trailing metadata of an answer whose caller attested under a policy that is about to end."""
+STREAM_CHECK_SECONDS: Final = 5.0
+"""A stream outlives its caller's authorization by no more than this."""
+
+PAGE_SIZE_MAX: Final = 1000
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[bool]]
+"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge.
+True: it should attest again soon."""
+Refused: TypeAlias = Callable[[str, str, str], Awaitable[None]]
+"""(method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a call that was refused."""
+UNKNOWN_CALLER: Final = "unknown"
+
+
+async def no_record(method: str, subject: str, reason: str) -> None:
+    """Record nothing: for nodes without an audit log, whose log and metrics have each refusal."""
+
+
+class TlsOnly:
+    """Checks callers of the attestation listener, who have no certificate yet."""
+
+    def __init__(self, *, refused: Refused = no_record) -> None:
+        self._refused = refused
+
+    async def authorize(
+        self,
+        method: str,
+        context: Context,
+        digest: bytes,  # noqa: ARG002 - who has no certificate proves nothing
+    ) -> None:
+        """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
+        try:
+            _check_tls(context.auth_context())
+        except VerificationError as error:
+            await self._refused(method, UNKNOWN_CALLER, error.reason)
+            raise
+
+    async def reauthorize(self, method: str, context: Context) -> None:
+        """Check the same of a stream under way."""
+        await self.authorize(method, context, b"")
+
+
+class Authorizer:
+    """Checks callers of the mutual-TLS server of SPIFFE id `server`, by the broker's trust anchor.
+
+    Callers prove their calls with the keys of `call_keys`.
+    """
+
+    def __init__(
+        self,
+        anchor: x509.Certificate,
+        *,
+        server: str,
+        admit: Admit,
+        metrics: Metrics,
+        refused: Refused = no_record,
+    ) -> None:
+        self._anchor = anchor
+        self._admit = admit
+        self._metrics = metrics
+        self._refused = refused
+        self.call_keys = CallKeys(server)
+
+    async def authorize(self, method: str, context: Context, digest: bytes) -> None:
+        """Raise VerificationError if the caller may not call `method`; `refused` is told first.
+
+        `digest` is of the request as it came. The proof of the call is spent.
+        """
+
+        def prove(caller: Subject) -> None:
+            if method not in UNPROVED:
+                proof = dict(context.invocation_metadata() or ()).get(PROOF_KEY)
+                self.call_keys.check(caller, proof, method=method, request_digest=digest)
+
+        await self._authorize(method, context, prove)
+
+    async def reauthorize(self, method: str, context: Context) -> None:
+        """Raise VerificationError if the caller of a stream under way may not have it any longer.
+
+        Its proof was spent when it began.
+        """
+        await self._authorize(method, context, lambda _: None)
+
+    async def _authorize(
+        self, method: str, context: Context, prove: Callable[[Subject], None]
+    ) -> None:
+        subject = UNKNOWN_CALLER
+        try:
+            caller = self.caller(context)
+            subject = caller.spiffe_id
+            await self._check(method, caller, context, prove)
+        except VerificationError as error:
+            await self._refused(method, subject, error.reason)
+            raise
+
+    async def _check(
+        self, method: str, caller: Subject, context: Context, prove: Callable[[Subject], None]
+    ) -> None:
+        allowed = ALLOWED_ROLES.get(method, frozenset())
+        if caller.role not in allowed:
+            raise VerificationError(
+                "call.role.refused",
+                f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
+            )
+        leaf = _leaf_of(context)
+        result = self._result(caller, leaf, context)
+        prove(caller)
+        if await self._admit(caller, leaf, result):
+            context.set_trailing_metadata(((ATTEST_AGAIN_KEY, "1"),))
+
+    def _result(
+        self, caller: Subject, leaf: x509.Certificate, context: Context
+    ) -> AttestationResult:
+        """Return the attestation result that goes with `leaf`; VerificationError `token.…`."""
+        now = utc_now()
+        try:
+            token, verifier = _token_of(context)
+            result = check_result(token, verifier, anchor=self._anchor, now=now)
+            result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
+        except VerificationError as error:
+            self._metrics.token_refusals.labels(error.reason).inc()
+            raise
+        return result
+
+    def caller(self, context: Context) -> Subject:
+        """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
+        _check_tls(context.auth_context())
+        return verify_leaf(_leaf_of(context), anchor=self._anchor, now=utc_now())
+
+    @staticmethod
+    def certificate_digest(context: Context) -> bytes:
+        """Return SHA-256 (DER) of the leaf that the caller showed."""
+        return _leaf_of(context).fingerprint(SHA256())
+
+    @staticmethod
+    def token_digest(context: Context) -> bytes:
+        """Return SHA-256 of the attestation result that came with the call."""
+        return hashlib.sha256(_token_of(context)[0].encode()).digest()
+
+
+def _check_tls(properties: Mapping[str, Any]) -> None:
+    version = _property(properties, "ssl_tls_version")
+    if version != b"TLSv1.3":
+        raise VerificationError(
+            "call.tls.unauthenticated", f"TLS version {version!r}; allowed: TLSv1.3"
+        )
+
+
+def _leaf_of(context: Context) -> x509.Certificate:
+    pem = _property(context.auth_context(), "x509_pem_cert")
+    if not pem:
+        raise VerificationError(
+            "call.certificate.unauthenticated", "the caller showed no certificate"
+        )
+    return _parse(pem)
+
+
+def _property(properties: Mapping[str, Any], name: str) -> bytes:
+    values = properties.get(name)
+    return bytes(values[0]) if values else b""
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(pem: bytes) -> x509.Certificate:
+    # Parsing is cached; signature, time and role are checked at every call.
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise VerificationError(
+            "certificate.profile", "the caller's certificate can't be parsed"
+        ) from error
+
+
+def _token_of(context: Context) -> tuple[str, bytes]:
+    metadata = dict(context.invocation_metadata() or ())
+    token, verifier = metadata.get(RESULT_KEY), metadata.get(VERIFIER_KEY)
+    if not isinstance(token, str) or not isinstance(verifier, bytes):
+        raise VerificationError(
+            "token.missing.unauthenticated", "the call came without an attestation result"
+        )
+    return token, verifier
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_der(der: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise VerificationError(
+            "certificate.profile", "the verifier's certificate can't be parsed"
+        ) from error
+
+
+def check_result(
+    token: str, verifier: bytes, *, anchor: x509.Certificate, now: dt.datetime
+) -> AttestationResult:
+    """Return a result of a verifier of ours; whose and when it is, is for the caller to check.
+
+    VerificationError `token.…` or `certificate.…`.
+    """
+    verify_verifier(_parse_der(verifier), anchor=anchor, now=now)
+    return verified_result(token, verifier)
+
+
+@functools.lru_cache(maxsize=1024)
+def verified_result(token: str, verifier: bytes) -> AttestationResult:
+    """Return the result, signed by the key of `verifier` (DER), whose certificate isn't checked.
+
+    The signature is checked once; whose and when the result is, at every call.
+    """
+    key = _parse_der(verifier).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise VerificationError("certificate.profile", "the verifier's key is not on P-384")
+    return verify_result(token, verifier_key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A request, and the digest of the bytes that it came as."""
+
+    message: Any
+    digest: bytes
+
+
+def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], _Received]:
+    """Return a deserializer that keeps the digest of what it is given.
+
+    A message that is serialized again needn't give the same bytes.
+    """
+
+    def receive(encoded: bytes) -> _Received:
+        message = encoded if deserialize is None else deserialize(encoded)
+        return _Received(message, request_digest(encoded))
+
+    return receive
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every unary-unary and unary-stream method of a server.
+
+    `authorizer` is None on the Unix socket, whose file mode is the authorization.
+    """
+
+    def __init__(self, metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> None:
+        self._metrics = metrics
+        self._authorizer = authorizer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler with the checks in front."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            # Unknown methods answer UNIMPLEMENTED; only reflection, which is local, streams in.
+            return handler if self._authorizer is None else None
+        method = handler_call_details.method
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        correlation = metadata.get(CORRELATION_KEY)
+        if not isinstance(correlation, str) or not _is_correlation_id(correlation):
+            correlation = secrets.token_hex(8)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method, correlation, handler.unary_stream),
+                request_deserializer=_receiving(handler.request_deserializer),
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, correlation, handler.unary_unary),
+            request_deserializer=_receiving(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(
+        self, method: str, correlation: str, behavior: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[_Received, Context], Awaitable[Any]]:
+        async def answer(received: _Received, context: Context) -> Any:
+            started = time.perf_counter()
+            with structlog.contextvars.bound_contextvars(correlation_id=correlation, method=method):
+                try:
+                    if self._authorizer is not None:
+                        await self._authorizer.authorize(method, context, received.digest)
+                    response = await behavior(received.message, context)
+                except grpc.aio.AbortError:
+                    self._count(method, "ABORTED")
+                    raise
+                except Error as error:
+                    await self._refuse(method, error, context)
+                except Exception as error:  # noqa: BLE001 - the servicer boundary
+                    await self._fail(method, error, context)
+                else:
+                    self._count(method, "OK")
+                    self._metrics.call_seconds.labels(method).observe(time.perf_counter() - started)
+                    return response
+
+        return answer
+
+    def _stream(
+        self,
+        method: str,
+        correlation: str,
+        behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
+    ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
+        async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
+            log = get_logger().bind(correlation_id=correlation, method=method)
+            responses = behavior(received.message, context)
+            try:
+                async for response in self._checked(method, context, received.digest, responses):
+                    yield response
+            except grpc.aio.AbortError:
+                self._count(method, "ABORTED")
+                raise
+            except Error as error:
+                log.info("call_refused", reason=error.reason)
+                await self._refuse(method, error, context)
+            except Exception as error:  # noqa: BLE001 - the servicer boundary
+                await self._fail(method, error, context)
+            else:
+                self._count(method, "OK")
+
+        return answer
+
+    async def _checked(
+        self,
+        method: str,
+        context: Context,
+        digest: bytes,
+        responses: AsyncIterator[Any] | Awaitable[None],
+    ) -> AsyncIterator[Any]:
+        """Yield `responses` while the caller may have them."""
+        if not isinstance(responses, AsyncIterator):
+            # gRPC's other form of a stream, which the health service has: it writes by the context.
+            if self._authorizer is not None:
+                await self._authorizer.authorize(method, context, digest)
+            await responses
+            return
+        if self._authorizer is None:
+            async for response in responses:
+                yield response
+            return
+        await self._authorizer.authorize(method, context, digest)
+        checked = time.monotonic()
+        waiting: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                waiting = waiting or asyncio.ensure_future(anext(responses))
+                left = checked + STREAM_CHECK_SECONDS - time.monotonic()
+                await asyncio.wait({waiting}, timeout=max(left, 0))
+                if time.monotonic() >= checked + STREAM_CHECK_SECONDS:
+                    await self._authorizer.reauthorize(method, context)
+                    checked = time.monotonic()
+                if waiting.done():
+                    done, waiting = waiting, None
+                    try:
+                        response = done.result()
+                    except StopAsyncIteration:
+                        return
+                    yield response
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
+
+    async def _refuse(self, method: str, error: Error, context: Context) -> None:
+        code = status_of(error)
+        text = one_line(error)
+        self._count(method, code.name)
+        self._metrics.refusals.labels(error.reason).inc()
+        get_logger().warning("call_refused", method=method, reason=error.reason, message=text)
+        await context.abort(code, text, trailing_metadata=((REASON_KEY, error.reason),))
+
+    async def _fail(self, method: str, error: Exception, context: Context) -> None:
+        self._count(method, "INTERNAL")
+        get_logger().error("call_failed", method=method, exc_info=error)
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            "internal error; the daemon's log has it under this call's correlation id",
+            trailing_metadata=((REASON_KEY, "daemon.internal"),),
+        )
+
+    def _count(self, method: str, code: str) -> None:
+        self._metrics.calls.labels(method, code).inc()
+
+
+def _is_correlation_id(text: str) -> bool:
+    return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
+def parse_uuid(text: str, *, what: str) -> uuid.UUID:
+    """Parse what a caller gave as the id of `what`; UsageError `request.malformed`."""
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error
+
+
+def page_limit(page_size: int) -> int:
+    """Return how many entries a page asked for with this size may have; 0 asks for the most."""
+    return min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX

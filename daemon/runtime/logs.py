@@ -1,0 +1,71 @@
+"""Structured logs: one JSON object a line on standard error, with the id of the call it is about.
+
+No secret is ever a value of an event; `correlation_id` comes from a call's metadata or is made at
+its start, and follows the call to the next daemon (sealane.daemon.runtime.calls).
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+CORRELATION_KEY: Final = "sealane-correlation-id"
+
+
+# What journald makes of a line that begins so (sd-daemon(3)).
+_PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+
+
+def priority(level: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the prefix of a line of this level: empty unless the journal reads standard error."""
+    return f"<{_PRIORITIES[level]}>" if _is_journal(environment) else ""
+
+
+def _is_journal(environment: Mapping[str, str]) -> bool:
+    """Whether standard error is the stream that the service manager connected to the journal."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class _Renderer:
+    """Renders JSON lines, with priorities in front where the journal takes them off again."""
+
+    def __init__(self) -> None:
+        self._json = structlog.processors.JSONRenderer()
+        self._has_priorities = _is_journal(os.environ)
+
+    def __call__(self, logger: object, name: str, event: structlog.typing.EventDict) -> str:
+        line = self._json(logger, name, event)
+        text = line.decode() if isinstance(line, bytes) else line
+        return f"<{_PRIORITIES[event['level']]}>{text}" if self._has_priorities else text
+
+
+def set_up_logs(level: str, *, node: str) -> None:
+    """Make every logger of this process write JSON lines of at least `level`."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            _Renderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(node=node)
+
+
+def get_logger() -> structlog.typing.FilteringBoundLogger:
+    """Return the logger of this process."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger

@@ -1,0 +1,175 @@
+"""gRPC servers: options, binding with one-line errors, start and bounded stop."""
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from sealane.daemon.runtime.call_keys import CallKeysServicer
+from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import calls_pb2_grpc
+
+DRAIN_SECONDS: Final = 5.0
+MESSAGE_BYTES_MAX: Final = 1 << 20
+METADATA_BYTES_MAX: Final = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What the callers of one TCP listener may hold of it at a time.
+
+    gRPC keeps what a stream has received of its message until the message is whole, so messages
+    that never end cost up to the product of `connections`, `streams` and `message_bytes`.
+    """
+
+    connections: int
+    """Beyond them a connection is closed at once."""
+    streams: int
+    """Calls under way on one connection; a client of gRPC waits with more."""
+    message_bytes: int
+    age_seconds: float
+    """How long a connection lasts, and with it what was sent by halves: this and the grace."""
+    grace_seconds: float
+    idle_seconds: float
+    """How long a connection without a call lasts."""
+
+    @property
+    def half_sent_bytes_max(self) -> int:
+        """What messages that never end can take of the memory."""
+        return self.connections * self.streams * self.message_bytes
+
+
+STRANGERS: Final = Quota(
+    connections=256,
+    streams=2,
+    message_bytes=384 << 10,
+    age_seconds=60,
+    grace_seconds=10,
+    idle_seconds=10,
+)
+"""Of the attestation listener: 192 MiB. One node makes one call at a time, of 340 KiB at most."""
+CERTIFIED: Final = Quota(
+    connections=1024,
+    # A gateway watches each of the up to 4,096 namespaces that it uses at one target.
+    streams=4096 + 64,
+    message_bytes=256 << 10,
+    # A certificate lives ten minutes, and streams are checked while they last.
+    age_seconds=600,
+    grace_seconds=60,
+    idle_seconds=600,
+)
+"""Of listeners that demand a certificate. They bound what one connection may take, to 1 GiB; its
+caller was attested, is known by name, and can be revoked."""
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long a connection may take for TLS, and for the first frame of HTTP/2."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split a configured address:port; the configuration has checked it."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return address:port as configurations write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grpc.aio.Server:
+    """Return a server whose every call passes `CallInterceptor`; None is for the Unix socket.
+
+    One with an `Authorizer` also gives its callers the keys to prove their calls with.
+    """
+    quota = None
+    if authorizer is not None:
+        quota = STRANGERS if isinstance(authorizer, TlsOnly) else CERTIFIED
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(metrics, authorizer)], options=server_options(quota)
+    )
+    if isinstance(authorizer, Authorizer):
+        calls_pb2_grpc.add_CallKeysServicer_to_server(
+            CallKeysServicer(authorizer.call_keys, authorizer.caller), server
+        )
+    return server
+
+
+def server_options(quota: Quota | None) -> list[tuple[str, int]]:
+    """Return gRPC's options. Local connections (None) have no age: a watch may last for days."""
+    options = [
+        # Two daemons on one port would otherwise both "succeed" on Linux.
+        ("grpc.so_reuseport", 0),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ]
+    if quota is None:
+        return [*options, ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+    return [
+        *options,
+        ("grpc.max_receive_message_length", quota.message_bytes),
+        ("grpc.max_concurrent_streams", quota.streams),
+        ("grpc.max_allowed_incoming_connections", quota.connections),
+        ("grpc.max_connection_age_ms", _milliseconds(quota.age_seconds)),
+        ("grpc.max_connection_age_grace_ms", _milliseconds(quota.grace_seconds)),
+        ("grpc.max_connection_idle_ms", _milliseconds(quota.idle_seconds)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
+        ("grpc.http2.settings_timeout", _milliseconds(HANDSHAKE_SECONDS)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(1000 * seconds)
+
+
+def bind_tcp(
+    server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials, *, key: str
+) -> str:
+    """Bind `listen` (address:port, port 0 for any) and return the actual address:port.
+
+    Raises UnavailableError `listen.refused` that names the configuration key.
+    """
+    host = listen.rpartition(":")[0]
+    try:
+        port = server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise UnavailableError("listen.refused", f"{key} {listen}: {_why_not(listen)}") from error
+    return f"{host}:{port}"
+
+
+def bind_unix(server: grpc.aio.Server, path: Path) -> None:
+    """Bind a Unix socket that only this user may open; `path` must not exist."""
+    before = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise UsageError("listen.refused", f"{path}: can't make the socket") from error
+    finally:
+        os.umask(before)
+
+
+@contextlib.asynccontextmanager
+async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
+    """Start `server`; on the way out finish the calls in flight within `DRAIN_SECONDS`."""
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(DRAIN_SECONDS)
+
+
+def _why_not(listen: str) -> str:
+    """Find out by a bind of our own what gRPC doesn't tell."""
+    host, port = split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return "can't listen"

@@ -1,1 +1,0 @@
-"""Asynchronous control around the native storage engine: listener, target, gateway, initiator."""

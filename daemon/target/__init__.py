@@ -1,0 +1,1 @@
+"""The target role: volumes in a directory or on drives, served to gateways; plain subsystems."""

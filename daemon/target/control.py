@@ -1,0 +1,441 @@
+"""Control side of a target: namespaces, queue admission, events (`Storage`, mutual TLS).
+
+The target believes nothing about a volume but its descriptor, signed by the broker.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from cryptography import x509
+from google.protobuf.message import DecodeError
+
+from sealane.crypto.certificates import Subject
+from sealane.crypto.kem import KemKey
+from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.device.directory import Device
+from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations, peer_of
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.queue_admission import QueueAdmission
+from sealane.daemon.volume.descriptors import lasting, open_descriptor
+from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
+from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.daemon.volume.store_status import opening_status, store_status
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import Freshness, VolumeMode
+from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.protocol.v1 import broker_pb2, storage_pb2
+
+NAMESPACES_MAX: Final = 4096
+_UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
+
+
+class StorageService:
+    """The namespaces of one target process."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        node: str,
+        store: str,
+        store_anchor: str = "none",
+        anchor: x509.Certificate,
+        kem: KemKey,
+        authorizations: Authorizations,
+        device: Device | None = None,
+        catalogue: AnchoredCatalogue | None = None,
+    ) -> None:
+        """Serve `target`, whose attested KEM key is `kem`.
+
+        `store_anchor` is the kind of anchor that its stores have. Volumes that outlive the process
+        are of `device`, in its catalogue.
+        """
+        self._target = target
+        self._authorizations = authorizations
+        self._device = device
+        self._catalogue = catalogue
+        self._loss: Error | None = None
+        self._node = node
+        self._store = store
+        self._store_anchor = store_anchor
+        self._anchor = anchor
+        self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
+        self._opening: dict[str, broker_pb2.VolumeDescriptor] = {}
+        """Volumes that an earlier process left and that aren't open yet."""
+        self._is_restoring = catalogue is not None
+        self._changing = asyncio.Lock()
+        self.events = EventLog(node)
+        self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
+
+    async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+        """Make the namespace a descriptor describes; again is harmless, also once it has grown."""
+        descriptor = self._own_descriptor(signed, is_restored=False)
+        if descriptor.tenant != caller.tenant:
+            raise self._not_found(descriptor.volume_id)
+        # A caller that gives up must not leave a store that nobody knows of.
+        await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
+
+    def _own_descriptor(
+        self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
+    ) -> broker_pb2.VolumeDescriptor:
+        """Verify a descriptor; a restored one is of the time when its volume was made."""
+        descriptor = open_descriptor(self._anchor, signed)
+        if descriptor.third_party or descriptor.mode not in {"", VolumeMode.OFF}:
+            raise UsageError(
+                "namespace.mode",
+                f"volume {descriptor.volume_id} has mode {descriptor.mode!r} on third party "
+                f"{descriptor.third_party!r}; allowed here: {VolumeMode.REMOTE}, "
+                f"{VolumeMode.OFF}, and no third party",
+            )
+        self._check_place(descriptor, is_restored=is_restored)
+        # A device takes its volumes along to another target.
+        descriptor.target_node = self._node
+        # Not what the volume is: one is gone once it is filled, others are asked of the broker.
+        descriptor.ClearField("filling_gateway")
+        descriptor.ClearField("shares")
+        return descriptor
+
+    def _check_place(self, descriptor: broker_pb2.VolumeDescriptor, *, is_restored: bool) -> None:
+        own = "" if self._device is None else str(self._device.device_id)
+        # Made before there were devices: it lies where its target then kept it.
+        is_older = not descriptor.device_id and (
+            is_restored or descriptor.volume_id in self._descriptors
+        )
+        if descriptor.device_id != own and not is_older:
+            raise UsageError(
+                "namespace.device",
+                f"volume {descriptor.volume_id} is on device {descriptor.device_id!r}, this target "
+                f"serves {own!r}",
+            )
+        has_moved = is_restored and bool(descriptor.device_id)
+        if descriptor.target_node != self._node and not has_moved:
+            raise UsageError(
+                "namespace.target",
+                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
+                f"this is {self._node!r}",
+            )
+
+    async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
+        async with self._changing:
+            self._check_held()
+            await self._settle()
+            known = self._descriptors.get(descriptor.volume_id)
+            if known is None:
+                if len(self._descriptors) >= NAMESPACES_MAX:
+                    raise UnavailableError(
+                        "namespace.limit",
+                        f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
+                    )
+                await self._make(descriptor, signed)
+                self._descriptors[descriptor.volume_id] = descriptor
+                self.events.report(descriptor.volume_id, "created")
+            elif lasting(known) != lasting(descriptor):
+                raise UsageError(
+                    "namespace.exists",
+                    f"volume {descriptor.volume_id} exists with other properties",
+                )
+
+    async def resize(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+        """Make a namespace as large as its new descriptor says; again is harmless.
+
+        UsageError `namespace.resize` if the descriptor is of another volume than the one here, or
+        an older one of a smaller size.
+        """
+        descriptor = self._own_descriptor(signed, is_restored=False)
+        self._own(caller, descriptor.volume_id)
+        # A caller that gives up must not leave a store larger than its descriptor.
+        await asyncio.shield(self._resize(caller, descriptor, signed.SerializeToString()))
+
+    async def _resize(
+        self, caller: Subject, descriptor: broker_pb2.VolumeDescriptor, signed: bytes
+    ) -> None:
+        async with self._changing:
+            known = self._own(caller, descriptor.volume_id)
+            await self._settle()
+            if lasting(known) != lasting(descriptor):
+                raise UsageError(
+                    "namespace.resize",
+                    f"volume {descriptor.volume_id} is here with other properties",
+                )
+            if descriptor.sector_count < known.sector_count:
+                raise UsageError(
+                    "namespace.resize",
+                    f"volume {descriptor.volume_id} has {known.sector_count} sectors here: it "
+                    f"never shrinks, nor to the {descriptor.sector_count} of this descriptor",
+                )
+            if descriptor.sector_count == known.sector_count:
+                return
+            volume_id = uuid.UUID(descriptor.volume_id)
+            await self._target.resize_volume(volume_id, sector_count=descriptor.sector_count)
+            # The store may be larger than its descriptor, and offers no more than that then. The
+            # other way round it would be one that was rolled back.
+            if self._catalogue is not None:
+                await self._catalogue.replace(volume_id, signed)
+            self._descriptors[descriptor.volume_id] = descriptor
+            self.events.report(
+                descriptor.volume_id,
+                "resized",
+                detail=f"{known.sector_count} sectors before, {descriptor.sector_count} now",
+            )
+
+    async def delete(self, caller: Subject, volume_id: str) -> None:
+        """Close the namespace's queues and remove its store."""
+        async with self._changing:
+            self._own(caller, volume_id)
+            await self._settle()
+            if self._catalogue is not None:
+                await self._catalogue.begin_removal(uuid.UUID(volume_id))
+            # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
+            del self._descriptors[volume_id]
+            await self._target.close_volume(uuid.UUID(volume_id))
+            await self._settle()
+            self.events.report(volume_id, "deleted")
+
+    async def abandon(self, loss: Error) -> None:
+        """Serve nothing any more: the device is another's, or its anchor failed."""
+        self._loss = loss
+        async with self._changing:
+            abandoned = [*self._descriptors]
+            self._descriptors.clear()
+            for volume_id in abandoned:
+                await self._target.close_volume(uuid.UUID(volume_id))
+                self.events.report(volume_id, "abandoned", reason=loss.reason)
+
+    async def resume(self) -> None:
+        """Serve again what lies on the device, which was given back."""
+        self.admission.begin_incarnation()
+        self._loss, self._is_restoring = None, True
+        await self.restore()
+
+    def _check_held(self) -> None:
+        if self._loss is not None:
+            raise self._loss
+
+    async def _make(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
+        """Make the store, and remember it once it is whole."""
+        volume_id = uuid.UUID(descriptor.volume_id)
+        create = partial(
+            self._target.create_volume,
+            volume_id,
+            sector_count=descriptor.sector_count,
+            freshness=descriptor.mode != VolumeMode.OFF,
+            generation=descriptor.generation,
+        )
+        if self._catalogue is None:
+            await create()
+            return
+        await self._catalogue.begin(volume_id, signed)
+        try:
+            await create()
+        except Error as error:
+            # Nothing was there before, so what is there now is a half-made store.
+            if error.reason in _UNANCHORED:
+                # Its record would be waited for once more, longer than who asked waits for us.
+                self._catalogue.leave(volume_id)
+            else:
+                await self._discard(self._catalogue, volume_id)
+            raise
+        try:
+            await self._catalogue.finish(volume_id)
+        except Error:
+            # Whether it is on the list can't be told: its store stays until it is not.
+            await self._target.close_volume(volume_id)
+            raise
+
+    async def _settle(self) -> None:
+        """Remove the stores of volumes that have left the catalogue."""
+        if self._catalogue is not None:
+            for volume_id in await self._catalogue.settle():
+                await self._discard(self._catalogue, volume_id)
+
+    async def _discard(self, catalogue: AnchoredCatalogue, volume_id: uuid.UUID) -> None:
+        await self._target.discard_store(volume_id)
+        await catalogue.forget(volume_id)
+
+    async def restore(self) -> None:
+        """Open the volumes that an earlier process left; what can't be opened is reported."""
+        if self._catalogue is None:
+            return
+        async with self._changing:
+            await self._restore_all(self._catalogue)
+            self._is_restoring = False
+
+    async def _restore_all(self, catalogue: AnchoredCatalogue) -> None:
+        found = await catalogue.scan()
+        for volume_id in found.unfinished:
+            await self._discard(catalogue, volume_id)
+            self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
+        for name, why in found.strays:
+            get_logger().warning("stray_file", name=name, detail=why)
+        for volume_id, content in found.volumes:
+            with self._reported(volume_id):
+                self._opening[str(volume_id)] = self._restorable(volume_id, content)
+        for descriptor in [*self._opening.values()]:
+            with self._reported(uuid.UUID(descriptor.volume_id)):
+                await self._restore(descriptor)
+            del self._opening[descriptor.volume_id]
+
+    @contextlib.contextmanager
+    def _reported(self, volume_id: uuid.UUID) -> Iterator[None]:
+        """Report that a volume can't be opened, and why."""
+        try:
+            yield
+        except Error as error:
+            self.events.report(str(volume_id), "skipped", reason=error.reason, detail=str(error))
+
+    def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
+        """Verify the descriptor of a volume that an earlier process left."""
+        try:
+            signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
+        except DecodeError as error:
+            raise VerificationError(
+                "volume.descriptor.malformed", "the descriptor file can't be parsed"
+            ) from error
+        descriptor = self._own_descriptor(signed, is_restored=True)
+        if descriptor.volume_id != str(volume_id):
+            raise VerificationError(
+                "volume.descriptor.other",
+                f"the descriptor file is of volume {descriptor.volume_id}",
+            )
+        if len(self._opening) >= NAMESPACES_MAX:
+            raise UnavailableError("namespace.limit", f"a target takes {NAMESPACES_MAX} volumes")
+        return descriptor
+
+    async def _restore(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        await self._target.open_volume(
+            uuid.UUID(descriptor.volume_id),
+            sector_count=descriptor.sector_count,
+            freshness=descriptor.mode != VolumeMode.OFF,
+            generation=descriptor.generation,
+        )
+        self._descriptors[descriptor.volume_id] = descriptor
+        self.events.report(descriptor.volume_id, "restored")
+
+    async def open_queue(
+        self, caller: Subject, request: storage_pb2.OpenQueueRequest
+    ) -> storage_pb2.OpenQueueResponse:
+        """Derive the queue's secret and admit one Connect with a fresh ticket."""
+        descriptor, gateway = await self._usable(
+            caller, request.volume_id, is_read_only=request.read_only
+        )
+        return await self.admission.open_queue(
+            caller, request, volume_id=uuid.UUID(descriptor.volume_id), gateway=gateway
+        )
+
+    async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
+        """Describe a namespace and count what its queues did, or how far its opening is."""
+        opening = self._opening.get(volume_id)
+        if opening is not None and opening.tenant == caller.tenant:
+            done, expected = self._target.opening_progress(uuid.UUID(volume_id))
+            return storage_pb2.Namespace(
+                volume_id=volume_id,
+                sector_count=opening.sector_count,
+                store=self._store,
+                status=opening_status(self._store, done=done, expected=expected),
+            )
+        descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
+        name = uuid.UUID(volume_id)
+        statistics, layout = self._target.statistics(name), self._target.layout(name)
+        status = store_status(
+            kind=self._store,
+            layout=layout,
+            anchor=self._store_anchor,
+            statistics=statistics,
+            jobs=self._target.jobs(name).list(),
+        )
+        freshness = Freshness.TREE if layout else Freshness.OWN_MEMORY
+        return storage_pb2.Namespace(
+            volume_id=volume_id,
+            sector_count=descriptor.sector_count,
+            sectors_written=statistics.get("sectors_written", 0),
+            reads=statistics.get("host_reads", 0),
+            writes=statistics.get("host_writes", 0),
+            refusals=statistics.get("refusals", 0),
+            freshness=Freshness.NONE if descriptor.mode == VolumeMode.OFF else freshness,
+            store=self._store,
+            association_epoch=self._target.newest_epoch(
+                uuid.UUID(volume_id), gateway_nqn(caller.node)
+            ),
+            # Others see what they share, not how its owner keeps it.
+            status=status if descriptor.tenant == caller.tenant else None,
+        )
+
+    def jobs(self, caller: Subject, volume_id: str) -> VolumeJobs:
+        """Return the background jobs of a volume of the caller's tenant."""
+        self._own(caller, volume_id)
+        return self._target.jobs(uuid.UUID(volume_id))
+
+    def volume_ids(self) -> Sequence[uuid.UUID]:
+        """Return which volumes are served."""
+        return [uuid.UUID(volume_id) for volume_id in self._descriptors]
+
+    def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
+        """Return the engine's statistics by volume and mode, for the metrics."""
+        # Called from the metrics' thread: a copy, and a volume may go meanwhile.
+        found: dict[tuple[str, ...], dict[str, int]] = {}
+        for volume_id, descriptor in [*self._descriptors.items()]:
+            with contextlib.suppress(UsageError):
+                mode = descriptor.mode or VolumeMode.REMOTE
+                found[volume_id, mode] = dict(self._target.statistics(uuid.UUID(volume_id)))
+        return found
+
+    def check_watch(self, caller: Subject, volume_id: str) -> None:
+        """Raise unless the caller may watch the volume: events tell of all who use it."""
+        self._own(caller, volume_id)
+
+    async def poll_events(self) -> None:
+        """Publish what the engine reports, until cancelled."""
+        while True:
+            for volume_id in [*self._descriptors]:
+                taken = self._target.take_events(uuid.UUID(volume_id))
+                self.events.report_native(volume_id, taken)
+            await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    def _own(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return a volume of the caller's tenant."""
+        self._check_held()
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is None or descriptor.tenant != caller.tenant:
+            raise self._not_found(volume_id)
+        return descriptor
+
+    async def _usable(
+        self, caller: Subject, volume_id: str, *, is_read_only: bool
+    ) -> tuple[broker_pb2.VolumeDescriptor, PeerIncarnation]:
+        """Return a volume that the caller may use, and whose authorization its use needs."""
+        self._check_held()
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is not None and descriptor.tenant == caller.tenant:
+            return descriptor, peer_of(caller)
+        # The broker is asked whether the volume is here or not, so that who may not use it can't
+        # tell the one from the other.
+        use = replace(peer_of(caller), volume_id=volume_id[:80], is_read_only=is_read_only)
+        try:
+            await self._authorizations.require(use)
+        except VerificationError as error:
+            if error.reason != NO_VOLUME:
+                raise
+            raise self._not_found(volume_id) from error
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is None:
+            raise self._not_found(volume_id)
+        return descriptor, use
+
+    def _not_found(self, volume_id: str) -> Error:
+        """Make the one answer for volumes that aren't here and for those of others."""
+        if self._is_restoring:
+            return UnavailableError(
+                "namespace.opening", f"target {self._node} is still opening its volumes"
+            )
+        return UsageError(
+            "namespace.not_found",
+            f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
+            "is not shared with it, or the target restarted and couldn't open it",
+        )

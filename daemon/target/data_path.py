@@ -1,0 +1,462 @@
+"""Target: sealed volumes behind secure queues. It holds no data key.
+
+A volume's subsystem can be reached only with a single-use ticket from the control channel; there
+is no plain access to it.
+"""
+
+import asyncio
+import ipaddress
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from sealane import _native
+from sealane.crypto.exchange import wipe
+from sealane.crypto.queue import MILESTONE_BYTES
+from sealane.daemon.device.anchors.anchor import volume_record
+from sealane.daemon.device.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
+from sealane.daemon.device.directory import Device
+from sealane.daemon.device.store_anchor import StoreAnchor
+from sealane.daemon.node.peers import PeerIncarnation
+from sealane.daemon.nvme.exported import (
+    Exported,
+    Provider,
+)
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.files import keep_reserve
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.target.drives import Drives
+from sealane.daemon.target.openings import Openings
+from sealane.daemon.target.volume_subsystem import (
+    TargetSubsystem,
+    Ticket,
+    sealed_subsystem,
+)
+from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
+from sealane.daemon.volume.failures import ROLLED_BACK
+from sealane.daemon.volume.jobs import Job
+from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.connect import TICKET_BYTES
+from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
+
+StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
+TICKET_SECONDS = 30.0
+_TICKETS_MAX = 1024
+KEPT_STORES: Final = ("file", "inline", "nvme")
+"""Stores that outlive the process: a directory has their files, or links to their namespaces."""
+
+
+STORE_FULL: Final = "store.full"
+
+
+def _missing_room(path: Path | None) -> str | None:
+    """Say how much room a file lacks that was just made; None: it has it, or is no file."""
+    if path is None or not path.is_file() or path.is_symlink():
+        return None
+    status, free = path.stat(), shutil.disk_usage(path.parent).free
+    needed = status.st_size - status.st_blocks * 512
+    if needed <= free:
+        return None
+    return f"it takes {status.st_size} bytes, {path.parent} lacks {needed - free} of them"
+
+
+class Target(Provider):
+    """NVMe/TCP target of sealed volumes. No discovery log shows them: hosts bring a ticket.
+
+    `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
+    out as on a drive with metadata; "nvme" lays each out on one of `namespaces`, to which that is
+    a link; "memory" keeps it in memory, as long as the process lives; "emulated" too, at the pace
+    of the named `drive`.
+    "file", "inline" and "nvme" keep freshness themselves, under keys of `device`, and are anchored
+    as the device is: one that was rolled back while no process ran isn't opened. "emulated" keeps
+    it, too, without an anchor; what "memory" holds is in this process.
+    A volume in a file has its room from its making on, unless volumes are `thin`: then a write may
+    find the file system full.
+    """
+
+    def __init__(
+        self,
+        *,
+        traddr: str,
+        trsvcid: int,
+        store_kind: StoreKind,
+        drive: str | None = None,
+        namespaces: Sequence[Path] = (),
+        directory: Path | None = None,
+        device: Device | None = None,
+        thin: bool = False,
+    ) -> None:
+        if (store_kind in KEPT_STORES) != (directory is not None):
+            raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
+        if (store_kind == "nvme") != bool(namespaces):
+            raise UsageError("target.store", f"store {store_kind!r} with namespaces {namespaces}")
+        ipaddress.ip_address(traddr)
+        self._store_kind = store_kind
+        self._drive = drive
+        self._directory = directory
+        self._drives = Drives(namespaces, directory) if namespaces and directory else None
+        self._device = device
+        self._thin = thin
+        self._volumes: dict[str, TargetSubsystem] = {}
+        self.openings = Openings()
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+
+    @property
+    def listener(self) -> Listener:
+        """Where hosts connect, for other providers and observers."""
+        return self._listener
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the NVMe/TCP listener is."""
+        return self._listener.address
+
+    async def start(self) -> None:
+        """Listen."""
+        if self._directory is not None:
+            make_directory(self._directory)
+            await self._keep_reserve(self._directory)
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Close every connection and wait for every queue."""
+        await self._listener.stop()
+        if self._device is not None:
+            self._device.anchors.begin_end()
+        for volume in self._volumes.values():
+            await volume.close(keep=True)
+
+    def find(self, subsystem_nqn: str) -> Exported | None:
+        """Subsystem by name, for the listener."""
+        return self._volumes.get(subsystem_nqn)
+
+    def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
+        """Name of the volume's secure subsystem."""
+        return volume_nqn(volume_id)
+
+    async def create_volume(
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
+    ) -> None:
+        """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
+        await self._add(
+            volume_id, sector_count, "create", freshness=freshness, generation=generation
+        )
+
+    async def open_volume(
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
+    ) -> None:
+        """Open the store that an earlier process made. UnavailableError if it can't be opened.
+
+        VerificationError `store.rolled_back` if its anchor knows of a later state, `sector.stale`
+        if a part of it is older than the rest.
+        """
+        await self._add(volume_id, sector_count, "open", freshness=freshness, generation=generation)
+
+    async def _add(
+        self,
+        volume_id: uuid.UUID,
+        sector_count: int,
+        exist: Literal["create", "open"],
+        *,
+        freshness: bool,
+        generation: int,
+    ) -> None:
+        if volume_nqn(volume_id) in self._volumes:
+            raise UsageError("volume.exists", f"volume {volume_id} exists already")
+        secret, anchor = None, None
+        # In mode off a store in place has nothing that a key would be for.
+        is_in_place = self._store_kind in {"inline", "nvme"}
+        keeps = self._store_kind == "file" or (is_in_place and freshness)
+        if self._device is not None and keeps:
+            secret = self._device.tree_secret(volume_id, generation=generation)
+            if freshness and self._device.is_anchored:
+                if exist == "create":
+                    # Of one that was never finished: the catalogue knows of no such volume.
+                    await self._device.anchors.forget(volume_record(volume_id))
+                anchor = StoreAnchor(
+                    self._device.anchors,
+                    volume_id,
+                    rarely=self._device.anchors_rarely,
+                    believed=self._device.is_believed,
+                )
+        try:
+            native = await self._open_store(
+                volume_id, sector_count, exist, freshness=freshness, secret=secret, anchor=anchor
+            )
+        except BaseException:
+            if anchor is not None:
+                await anchor.close()
+            raise
+        jobs = VolumeJobs(self._path(volume_id, JOBS_SUFFIX))
+        await jobs.load()
+        self.serve_volume(volume_id, native, jobs=jobs, path=self._path(volume_id), anchor=anchor)
+
+    async def _open_store(
+        self,
+        volume_id: uuid.UUID,
+        sector_count: int,
+        exist: Literal["create", "open"],
+        *,
+        freshness: bool,
+        secret: bytearray | None,
+        anchor: StoreAnchor | None,
+    ) -> _native.Namespace:
+        path = self._path(volume_id)
+        if self._drives is not None and exist == "create":
+            await asyncio.to_thread(self._drives.claim, volume_id, sector_count)
+        try:
+            with self.openings.shown(volume_id) as opening:
+                return await asyncio.to_thread(
+                    _native.Namespace,
+                    store=self._store_kind,
+                    block_count=sector_count,
+                    sealed=True,
+                    path=path,
+                    exist=exist,
+                    drive=self._drive,
+                    freshness=freshness,
+                    secret=secret,
+                    anchor=None if anchor is None else anchor.native,
+                    opening=opening,
+                    reserves=not self._thin,
+                )
+        except FileExistsError as error:
+            raise UsageError(
+                "volume.exists", f"{path} exists already; remove it or use another volume id"
+            ) from error
+        except _native.StoreRefusedError as error:
+            reason, text = error.args
+            if reason == "anchor.unreachable":
+                raise UnavailableError(reason, f"{path}: {text}") from error
+            raise VerificationError(reason, f"{path}: {text}") from error
+        except (OSError, ValueError) as error:
+            missing = await asyncio.to_thread(_missing_room, path)
+            if missing is not None and exist == "create":
+                raise UnavailableError(
+                    STORE_FULL,
+                    f"no room for volume {volume_id}: {missing}; target.thin = true lays volumes "
+                    "out without keeping room for them",
+                ) from error
+            raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
+
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records that its opening went through, and of how many."""
+        return self.openings.progress(volume_id)
+
+    def serve_volume(
+        self,
+        volume_id: uuid.UUID,
+        native: _native.Namespace,
+        *,
+        jobs: VolumeJobs,
+        path: Path | None = None,
+        anchor: StoreAnchor | None = None,
+    ) -> None:
+        """Serve a sealed namespace that somebody made, and go on with its jobs.
+
+        `close_volume` closes it.
+        """
+        if volume_nqn(volume_id) in self._volumes:
+            raise UsageError("volume.exists", f"volume {volume_id} exists already")
+        jobs.open(native)
+        self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
+            volume_id=volume_id,
+            native=native,
+            subsystem=sealed_subsystem(volume_id, native),
+            feed=EventFeed(native, self._listener.queue_closed),
+            path=path,
+            jobs=jobs,
+            anchor=anchor,
+        )
+
+    async def resize_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Make a volume larger; its queues end, and its gateways open others.
+
+        UsageError `volume.resize.refused` for a size that its store can't take, UnavailableError
+        `store.extend` if there is no room for it.
+        """
+        await self._volume(volume_id).resize(sector_count, self._listener)
+
+    async def discard_store(self, volume_id: uuid.UUID) -> None:
+        """Remove the store of a volume that isn't open, if there is one."""
+        path = self._path(volume_id)
+        if path is None or volume_nqn(volume_id) in self._volumes:
+            return
+        if self._drives is not None:
+            await asyncio.to_thread(self._drives.release, volume_id)
+        for gone in (path, path.with_suffix(JOBS_SUFFIX)):
+            await asyncio.to_thread(gone.unlink, missing_ok=True)
+        if self._directory is not None:
+            await self._keep_reserve(self._directory)
+        if self._device is not None:
+            await self._device.anchors.forget(volume_record(volume_id))
+
+    async def _keep_reserve(self, directory: Path) -> None:
+        """Hold room for what restarting and deleting write, as far as there is any."""
+        if not await asyncio.to_thread(keep_reserve, directory):
+            get_logger().warning("reserve_missing", directory=str(directory))
+
+    def _path(self, volume_id: uuid.UUID, suffix: str = STORE_SUFFIX) -> Path | None:
+        return self._directory / f"{volume_id}{suffix}" if self._directory else None
+
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
+        """Close the volume's queues and let its store go; what wasn't flushed may be lost."""
+        volume = self._volume(volume_id)
+        del self._volumes[volume_nqn(volume_id)]
+        await self._listener.end_export(volume)
+        await volume.close(keep=False)
+
+    def admit_queue(
+        self,
+        ticket: bytes,
+        *,
+        volume_id: uuid.UUID,
+        host_nqn: str,
+        queue_id: int,
+        secret: bytearray,
+        association_epoch: int,
+        incarnation: int,
+        gateway: PeerIncarnation | None,
+        permit: _native.Permit | None,
+        is_read_only: bool = False,
+    ) -> None:
+        """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
+
+        Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
+        whose queue it is: `fence_gateway` ends it, and it does nothing once `permit` doesn't hold.
+        """
+        volume = self._volume(volume_id)
+        check_nqn(host_nqn)
+        if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
+            raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
+        try:
+            self._whole(volume_id)
+        except UnavailableError:
+            wipe(secret)
+            raise
+        newest = self.newest_epoch(volume_id, host_nqn)
+        if association_epoch < newest:
+            raise ProtocolError(
+                "queue.epoch", f"association epoch {association_epoch} is older than {newest}"
+            )
+        now = monotonic_ns()
+        for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
+            wipe(volume.tickets.pop(known).secret)
+        if len(volume.tickets) >= _TICKETS_MAX:
+            raise UnavailableError("queue.ticket", "too many tickets wait to be used")
+        fence = volume.fence_of(host_nqn)
+        fence.newest_epoch = association_epoch
+        own = bytearray(secret)
+        wipe(secret)
+        volume.tickets[bytes(ticket)] = Ticket(
+            secret=own,
+            fence=fence,
+            queue_id=queue_id,
+            association_epoch=association_epoch,
+            incarnation=incarnation,
+            gateway=gateway,
+            permit=permit,
+            is_read_only=is_read_only,
+            expires=now + round(TICKET_SECONDS * 1e9),
+        )
+
+    def gateways(self) -> Iterable[PeerIncarnation]:
+        """Gateways that have a queue or a ticket here."""
+        return {gateway for volume in self._volumes.values() for gateway in volume.gateways()}
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        """End a gateway's tickets and queues; return when nothing of them is in flight."""
+        fences = [v.fence_gateway(gateway, reason, self._listener) for v in self._volumes.values()]
+        await asyncio.gather(*fences)
+
+    def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
+        """Newest association epoch of a gateway; 0 if it has none."""
+        fence = self._volume(volume_id).fences.get(host_nqn)
+        return fence.newest_epoch if fence is not None else 0
+
+    async def close_older_queues(
+        self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
+    ) -> None:
+        """Refuse a gateway's older association epochs; return when their queues are drained."""
+        volume = self._volume(volume_id)
+        fence = volume.fence_of(host_nqn)
+        fence.newest_epoch = max(fence.newest_epoch, association_epoch)
+        await volume.close_older(fence, self._listener)
+
+    def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
+        """Counters of the engine."""
+        return self._volume(volume_id).statistics()
+
+    def layout(self, volume_id: uuid.UUID) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness."""
+        return self._volume(volume_id).native.layout
+
+    def milestone(self, volume_id: uuid.UUID) -> bytes:
+        """How far its store has come; empty: it keeps no freshness.
+
+        UnavailableError `namespace.resizing`.
+        """
+        return self._whole(volume_id).native.milestone
+
+    def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
+        """Refuse a gateway that was told of flushes which the volume's store doesn't contain.
+
+        VerificationError `volume.rolled_back`; UnavailableError `namespace.resizing`; ProtocolError
+        if it is no milestone.
+        """
+        if len(milestone) not in {0, MILESTONE_BYTES}:
+            raise ProtocolError(
+                "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes or none"
+            )
+        if not self._whole(volume_id).native.contains(milestone):
+            raise VerificationError(
+                ROLLED_BACK,
+                f"volume {volume_id}: the store lacks what was flushed: it was put back to an "
+                "older state, or the gateway was cut off for too many of its openings",
+            )
+
+    def jobs(self, volume_id: uuid.UUID) -> VolumeJobs:
+        """Its background jobs."""
+        return self._volume(volume_id).jobs
+
+    async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
+        """Keep how far all jobs are, report those that have ended and return them."""
+        ended: list[tuple[uuid.UUID, Job]] = []
+        for volume in [*self._volumes.values()]:
+            ended += [(volume.volume_id, job) for job in await volume.observe_jobs()]
+        return ended
+
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
+        """Events since the last call."""
+        return self._volume(volume_id).feed.take()
+
+    def store_path(self, volume_id: uuid.UUID) -> Path | None:
+        """File that holds the volume's sectors, if a file does."""
+        return self._volume(volume_id).path
+
+    def _volume(self, volume_id: uuid.UUID) -> TargetSubsystem:
+        try:
+            return self._volumes[volume_nqn(volume_id)]
+        except KeyError:
+            raise UsageError("volume.unknown", f"no volume {volume_id} here") from None
+
+    def _whole(self, volume_id: uuid.UUID) -> TargetSubsystem:
+        """Find a volume whose store may be asked: one that grows waits for this very loop."""
+        volume = self._volume(volume_id)
+        if volume.is_resizing:
+            raise UnavailableError("namespace.resizing", f"volume {volume_id} is being resized")
+        return volume

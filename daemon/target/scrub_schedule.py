@@ -1,0 +1,73 @@
+"""When a target scrubs a volume by itself: each after its interval, one at a time."""
+
+import asyncio
+import datetime as dt
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from sealane.daemon.config import ScrubConfig
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.volume.jobs import Job
+from sealane.daemon.volume.kept_jobs import JOBS_SECONDS
+from sealane.errors import Error
+
+
+def due_volume(
+    scrubs: Mapping[uuid.UUID, Job | None], *, interval: dt.timedelta, now: dt.datetime
+) -> uuid.UUID | None:
+    """Return the volume to scrub next; None: none is due, or a scrub is running.
+
+    `scrubs` has the last scrub of each volume, None if there was none. One that was cancelled
+    counts, too: who cancels a scrub isn't given another at once. One that is paused stays so.
+    """
+    if any(job is not None and job.state == "running" for job in scrubs.values()):
+        return None
+    oldest = dt.datetime.min.replace(tzinfo=dt.UTC)
+    ended = {
+        volume_id: oldest if job is None else job.ended or job.started
+        for volume_id, job in scrubs.items()
+        if job is None or job.is_over
+    }
+    # An end that is still to come was not written by us, or by another clock.
+    due = [volume_id for volume_id, end in ended.items() if not now - interval < end <= now]
+    return min(due, key=lambda volume_id: (ended[volume_id], volume_id), default=None)
+
+
+async def keep_jobs(
+    target: Target,
+    *,
+    volume_ids: Callable[[], Sequence[uuid.UUID]],
+    config: ScrubConfig | None,
+    reports: FindingReports | None = None,
+) -> None:
+    """Keep how far jobs are, have findings reported, start scrubs that are due, until cancelled."""
+    while True:
+        for volume_id, job in await target.observe_jobs():
+            if reports is not None:
+                reports.note(volume_id, job)
+        if reports is not None:
+            await reports.send()
+        if config is not None:
+            await _scrub_due(target, volume_ids(), config)
+        await asyncio.sleep(JOBS_SECONDS)
+
+
+async def _scrub_due(target: Target, volume_ids: Sequence[uuid.UUID], config: ScrubConfig) -> None:
+    scrubs = {
+        volume_id: next((job for job in target.jobs(volume_id).list() if job.kind == "scrub"), None)
+        for volume_id in volume_ids
+        if target.layout(volume_id)
+    }
+    interval = dt.timedelta(hours=config.interval_hours)
+    volume_id = due_volume(scrubs, interval=interval, now=utc_now())
+    if volume_id is None:
+        return
+    try:
+        await target.jobs(volume_id).start("scrub", bytes_per_second=config.bytes_per_second)
+    except Error as error:
+        get_logger().warning(
+            "scrub_not_started", volume_id=str(volume_id), reason=error.reason, detail=str(error)
+        )

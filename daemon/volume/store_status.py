@@ -1,0 +1,64 @@
+"""What a volume's store says of itself, for operators."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from sealane.daemon.volume.jobs import Job, job_message
+from sealane.protocol.v1 import storage_pb2
+
+Health = Literal["good", "unknown", "damaged", "failed", "opening"]
+_FIGURES: Final = {
+    "anchor_number": "anchor_number",
+    "anchor_age_ms": "anchor_age_ms",
+    "pending": "pending_entries",
+    "pending_max": "pending_max",
+    "log_pages_used": "log_pages_used",
+    "log_pages_max": "log_pages_max",
+    "root_commits": "root_commits",
+    "epoch": "epoch",
+    "leaf_cache_pages": "leaf_cache_pages",
+    "leaf_cache_hits": "leaf_cache_hits",
+    "leaf_cache_misses": "leaf_cache_misses",
+    "recovery_ms": "recovery_ms",
+    "recovered_changes": "recovered_changes",
+    "recovered_log_pages": "recovered_log_pages",
+    "sectors_written": "sectors_written",
+}
+"""Field of the message: statistic of the engine."""
+
+
+def store_status(
+    *,
+    kind: str,
+    layout: str,
+    anchor: str,
+    statistics: Mapping[str, int],
+    jobs: Sequence[Job],
+) -> storage_pb2.StoreStatus:
+    """Put it together; a store that keeps no freshness has no `layout` and no `anchor`."""
+    figures = {f: statistics[name] for f, name in _FIGURES.items() if name in statistics}
+    return storage_pb2.StoreStatus(
+        kind=kind,
+        layout=layout,
+        anchor=anchor if layout else "",
+        jobs=[job_message(job) for job in jobs],
+        health=_health(statistics, jobs) if layout else "",
+        **figures,
+    )
+
+
+def opening_status(kind: str, *, done: int, expected: int) -> storage_pb2.StoreStatus:
+    """Say how far the opening of a store is: pages and records gone through, of how many."""
+    return storage_pb2.StoreStatus(
+        kind=kind, health="opening", opening_done=done, opening_expected=expected
+    )
+
+
+def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> Health:
+    if statistics.get("failed"):
+        return "failed"
+    scrub = next((job for job in jobs if job.kind == "scrub"), None)
+    if statistics.get("orphaned_sets") or any(job.found > job.repaired for job in jobs):
+        # What reads find wrong fails them; a scrub that finds it no more has seen it written anew.
+        return "damaged"
+    return "good" if scrub is not None and scrub.state == "finished" else "unknown"

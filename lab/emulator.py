@@ -1,0 +1,118 @@
+"""The emulator of one link, a process of its own: started, asked, ended."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sealane.errors import UnavailableError
+from sealane.lab.namespaces import Namespace
+from sealane.lab.plan import Attachment
+from sealane.lab.topology import Topology, Wan
+
+# A report names every step of two histograms: some hundred numbers each.
+_LINE_BYTES_MAX: Final = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What to emulate: between hosts if it has a namespace, as a relay if not."""
+
+    wan: Wan
+    seed: int
+    namespace: Namespace | None = None
+    attached: list[Attachment] | None = None
+
+
+class EmulatorProcess:
+    """A running emulator process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, wan: str) -> None:
+        self._process = process
+        self._wan = wan
+        self._lock = asyncio.Lock()
+        self.address: str | None = None
+        """Where a relay's clients send to, once it started; None between namespaces."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def start(self, parameters: dict[str, Any]) -> None:
+        """Say what the link is like, and wait until it is; UnavailableError if it can't be."""
+        started = await _ask(self._process, parameters)
+        if "error" in started:
+            raise UnavailableError("lab.emulator", f"link {self._wan}: {started['error']}")
+        self.address = started["address"]
+
+    async def report(self) -> dict[str, Any]:
+        """Return its `_native.EmulatorReport`; UnavailableError if it is gone."""
+        async with self._lock:
+            return await _ask(self._process, {"request": "report"})
+
+    async def start_schedule(self) -> None:
+        """Start the link's schedule of outages (again), now."""
+        async with self._lock:
+            await _ask(self._process, {"request": "schedule"})
+
+
+@contextlib.asynccontextmanager
+async def emulating(
+    links: Sequence[Link], topology: Topology
+) -> AsyncIterator[dict[str, EmulatorProcess]]:
+    """Run the emulators of links, by name; UnavailableError `lab.emulator` if one can't start."""
+    async with contextlib.AsyncExitStack() as stack:
+        # All are launched before the first is waited for: they start side by side.
+        emulators = [await stack.enter_async_context(_launched(link)) for link in links]
+        for link, emulator in zip(links, emulators, strict=True):
+            attached = link.attached
+            await emulator.start(
+                {
+                    "wan": link.wan.model_dump(),
+                    "mtu": topology.mtu,
+                    "seed": link.seed,
+                    "ports": None
+                    if attached is None
+                    else [(a.port, a.is_right, a.addresses) for a in attached],
+                }
+            )
+        yield {link.wan.name: emulator for link, emulator in zip(links, emulators, strict=True)}
+
+
+@contextlib.asynccontextmanager
+async def _launched(link: Link) -> AsyncIterator[EmulatorProcess]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sealane.lab.emulate"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES_MAX,
+        # The namespace holds the far ends of its hosts' interfaces.
+        preexec_fn=None if link.namespace is None else link.namespace.enter,
+        # Ctrl-C at a terminal is for whoever runs this.
+        start_new_session=True,
+    )
+    try:
+        yield EmulatorProcess(process, link.wan.name)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _ask(process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+    if process.stdin is None or process.stdout is None:
+        raise UnavailableError("lab.emulator", "the emulator has no pipes")
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+    except ConnectionError:
+        line = b""
+    if not line:
+        raise UnavailableError("lab.emulator", f"the emulator ended with {await process.wait()}")
+    answer: dict[str, Any] = json.loads(line)
+    return answer

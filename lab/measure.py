@@ -1,0 +1,139 @@
+"""How many packets per second this machine emulates: a small lab, overrun on purpose."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pyroute2.netns import create_socket
+from pyroute2.process import ChildProcess
+
+from sealane.errors import UnavailableError
+from sealane.lab.emulator import EmulatorProcess
+from sealane.lab.lab import Lab, laboratory
+from sealane.lab.namespaces import Namespace
+from sealane.lab.plan import plan
+from sealane.lab.report import run_report
+from sealane.lab.topology import Topology
+
+SHARE_MAX: Final = 0.6
+"""Of the measured rate, what a topology may ask for."""
+MEASURE_SECONDS: Final = 0.4
+UDP_SEGMENT: Final = 103
+"""From <linux/udp.h>."""
+# Kernel limit of one list of UDP segments.
+_DATAGRAM_BYTES_MAX: Final = 60_000
+_HEADER_BYTES: Final = 28
+_IDLE_PACKETS: Final = 200
+_CHILD_SECONDS_MAX: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the emulator of one link can do here, while other programs run as they do."""
+
+    mtu: int
+    packets_per_second: int
+    cpu_micros_per_packet: float
+    """Processor time of the emulator's thread, receiving and sending with the hosts' stacks."""
+    idle_slip_p50_micros: float
+    """Lateness of lone packets: the error that is added to the delay without load."""
+    idle_slip_p99_micros: float
+
+
+def _topology(mtu: int, forward_to: str | None) -> Topology:
+    link = {"rate_bits_per_second": 400_000_000_000, "delay_micros": 0, "buffer_bytes": 1 << 30}
+    ends = {"name": "wan", "left": ["a"], "right": ["b"], "forward_to": forward_to}
+    return Topology.model_validate({"mtu": mtu, "wan": [{**ends, **link}]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traffic:
+    """What to send through the link that is measured."""
+
+    namespace: Namespace | None
+    to: tuple[str, int]
+    payload_bytes: int
+
+
+async def measure(*, mtu: int, relays: bool, seconds: float = MEASURE_SECONDS) -> Capacity:
+    """Overrun an unlimited link with full packets for a while; UnavailableError if it can't be."""
+    async with contextlib.AsyncExitStack() as stack:
+        # Never read: the kernel takes what comes and drops it.
+        sink = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sink.bind(("127.0.0.1", 0))
+        forward_to = f"127.0.0.1:{sink.getsockname()[1]}" if relays else None
+        topology = _topology(mtu, forward_to)
+        lab = await stack.enter_async_context(laboratory(topology, relays=relays))
+        (emulator,) = lab.emulators.values()
+        payload_bytes = mtu - _HEADER_BYTES
+        if emulator.address is not None:
+            host, _, port = emulator.address.rpartition(":")
+            traffic = _Traffic(namespace=None, to=(host, int(port)), payload_bytes=payload_bytes)
+        else:
+            far = create_socket(lab.hosts["b"].path, socket.AF_INET, socket.SOCK_DGRAM, flags=0)
+            stack.enter_context(far).bind(("0.0.0.0", 0))  # noqa: S104 - in the namespace only
+            to = (plan(topology)["wan"][1].addresses[0], far.getsockname()[1])
+            traffic = _Traffic(namespace=lab.hosts["a"], to=to, payload_bytes=payload_bytes)
+        return await _measure(lab, emulator, traffic, seconds)
+
+
+async def _measure(
+    lab: Lab, emulator: EmulatorProcess, traffic: _Traffic, seconds: float
+) -> Capacity:
+    before = await emulator.report()
+    _run_child(_trickle, traffic, seconds)
+    between = await emulator.report()
+    elapsed = _run_child(_flood, traffic, seconds)
+    after = await emulator.report()
+    packets = after["forward"]["sent_packets"] - between["forward"]["sent_packets"]
+    if not packets:
+        raise UnavailableError("lab.measure", "no packet crossed the link that was to be measured")
+    idle = run_report(lab.topology, {"wan": before}, {"wan": between}).ways[0]
+    return Capacity(
+        mtu=lab.topology.mtu,
+        packets_per_second=round(packets / elapsed),
+        cpu_micros_per_packet=(after["cpu_nanos"] - between["cpu_nanos"]) / packets / 1000,
+        idle_slip_p50_micros=idle.slip_p50_micros,
+        idle_slip_p99_micros=idle.slip_p99_micros,
+    )
+
+
+def _run_child(
+    target: Callable[[_Traffic, float], bytes], traffic: _Traffic, seconds: float
+) -> float:
+    # The emulator has a process of its own: that this one waits slows nothing down.
+    with ChildProcess(target=target, args=[traffic, seconds]) as child:
+        return float(child.get_data(timeout=_CHILD_SECONDS_MAX))
+
+
+def _connected(traffic: _Traffic) -> socket.socket:
+    if traffic.namespace is not None:
+        traffic.namespace.enter()
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.connect(traffic.to)
+    return sender
+
+
+def _trickle(traffic: _Traffic, seconds: float) -> bytes:
+    """Send packets one by one."""
+    with _connected(traffic) as sender:
+        for _ in range(_IDLE_PACKETS):
+            sender.send(bytes(traffic.payload_bytes))
+            time.sleep(seconds / _IDLE_PACKETS)
+    return b"0"
+
+
+def _flood(traffic: _Traffic, seconds: float) -> bytes:
+    """Send as many packets as go, in lists that the kernel takes apart; return how long it took."""
+    with _connected(traffic) as sender:
+        sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, traffic.payload_bytes)
+        packets = bytes(traffic.payload_bytes * (_DATAGRAM_BYTES_MAX // traffic.payload_bytes))
+        started = time.monotonic()
+        while (elapsed := time.monotonic() - started) < seconds:
+            # A full queue is what this is for.
+            with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+                sender.send(packets)
+    return str(elapsed).encode()

@@ -1,0 +1,293 @@
+"""Which scheme suits a message: candidates under a parity budget, ranked by the model.
+
+A plan is the outcome for one path and one estimate of its loss: a scheme for every size. Its rows
+are what the engine installs (`SessionEndpoint.install_plan`).
+"""
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from sealane.errors import UsageError
+from sealane.planning.model import (
+    RTO_FACTOR,
+    ErasureCoded,
+    Path,
+    Scheme,
+    SelectiveRepeat,
+    completion,
+    ideal,
+    wire_units,
+)
+
+DATA_UNITS: Final = (4, 8, 16, 32, 64, 128)
+PARITY_UNITS: Final = (1, 2, 4, 8, 16, 32)
+DEPTHS: Final = (1, 4, 8, 16, 32)
+BURST_MIN: Final = 1.2
+"""Mean run of losses from which on interleaving is tried."""
+PARITY_BUDGET: Final = 0.25
+"""Parity over data on the wire, most."""
+SHORT_UNITS: Final = 128
+"""By a quantile, a message of fewer units may have the parity of one of so many: a burst is no
+shorter for it. Never more than SHORT_SHARE of its data."""
+SHORT_SHARE: Final = 2.0
+RESERVE: Final = 0.7
+"""A quantile is to hold with this share of the misses that it allows: acknowledgements are lost,
+too, and estimates err."""
+SURE: Final = 1.1
+"""What holds with the reserve may cost this much more than what just holds."""
+TIE: Final = 1.02
+"""Scores this close are equal: then the simpler scheme, with less parity, is taken."""
+SIZE_MIN: Final = 4 << 10
+SIZE_MAX: Final = 64 << 30
+RESOLUTION: Final = 48
+
+
+class Objective(enum.Enum):
+    """What of the completion time is to be small."""
+
+    MEAN = "mean"
+    P99 = "p99"
+    P999 = "p999"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A scheme and what the model says of it for one message. Times in seconds."""
+
+    scheme: Scheme
+    mean: float
+    p50: float
+    p99: float
+    p999: float
+    p99_reserved: float
+    p999_reserved: float
+    """The quantiles with RESERVE."""
+    parity: float
+    """Parity units over data units of the first transmission."""
+
+    def score(self, objective: Objective) -> float:
+        """Return what is compared."""
+        scores = {Objective.MEAN: self.mean, Objective.P99: self.p99, Objective.P999: self.p999}
+        return scores[objective]
+
+    def is_sure(self, objective: Objective, limit: float) -> bool:
+        """Return whether it is as fast as `limit` with a reserve."""
+        reserved = {
+            Objective.MEAN: self.mean,
+            Objective.P99: self.p99_reserved,
+            Objective.P999: self.p999_reserved,
+        }
+        return reserved[objective] <= limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """The scheme for messages of up to `length_max` bytes; k = m = 0 is selective repeat."""
+
+    length_max: int
+    k: int
+    m: int
+    depth: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """The same for the model."""
+        return ErasureCoded(self.k, self.m, self.depth) if self.k else SelectiveRepeat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Schemes by size, for one path and loss."""
+
+    path: Path
+    objective: Objective
+    parity_budget: float
+    rows: tuple[PlanRow, ...]
+    """By rising `length_max`; the last one is for all longer messages, too."""
+
+    def row(self, message_bytes: int) -> PlanRow:
+        """Return the row for a length."""
+        rows = (row for row in self.rows if row.length_max >= message_bytes)
+        return next(rows, self.rows[-1])
+
+
+def parity_units_max(units: int, objective: Objective, parity_budget: float) -> float:
+    """Return the parity units that a message of so many data units may have."""
+    if objective is Objective.MEAN:
+        return parity_budget * units
+    return min(SHORT_SHARE * units, parity_budget * max(units, SHORT_UNITS))
+
+
+def candidates(
+    path: Path, message_bytes: int, objective: Objective, parity_budget: float
+) -> Iterator[Scheme]:
+    """Yield selective repeat, and every code whose parity is within the budget, each once."""
+    yield SelectiveRepeat()
+    loss, units = path.loss, path.units(message_bytes)
+    parity_max = parity_units_max(units, objective, parity_budget)
+    has_bursts = loss.burst_packets >= BURST_MIN and not loss.is_independent
+    for k in DATA_UNITS:
+        blocks = math.ceil(units / k)
+        for m in PARITY_UNITS:
+            if blocks * m > parity_max:
+                break
+            for depth in DEPTHS if has_bursts else (1,):
+                yield ErasureCoded(k, m, depth)
+                if depth >= blocks:
+                    break
+        if blocks == 1:
+            return
+
+
+def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
+    """Ask the model about a scheme."""
+    found = completion(path, message_bytes, scheme, RESOLUTION)
+    units = path.units(message_bytes)
+    return Candidate(
+        scheme=scheme,
+        mean=found.mean,
+        p50=found.quantile(0.5),
+        p99=found.quantile(0.99),
+        p999=found.quantile(0.999),
+        p99_reserved=found.quantile(1 - 0.01 * RESERVE),
+        p999_reserved=found.quantile(1 - 0.001 * RESERVE),
+        parity=(wire_units(path, message_bytes, scheme) - units) / units,
+    )
+
+
+def rank(
+    path: Path,
+    message_bytes: int,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> list[Candidate]:
+    """All candidates within the budget, the one to take first, then by score.
+
+    The budget is of the data units; of a short message, by a quantile, see SHORT_UNITS. `check`
+    is called before each candidate is evaluated: what it raises ends the work.
+    """
+    check_budget(parity_budget)
+    found = []
+    for scheme in candidates(path, message_bytes, objective, parity_budget):
+        check()
+        found.append(evaluate(path, message_bytes, scheme))
+    found.sort(key=lambda candidate: candidate.score(objective))
+    best = _first(found, objective)
+    return [best, *(candidate for candidate in found if candidate is not best)]
+
+
+def plan(
+    path: Path,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> Plan:
+    """Choose for every size: a row for each power of two, equal neighbours taken together.
+
+    Takes seconds of processor time where losses are many; `check` as in `rank`.
+    """
+    rows: list[PlanRow] = []
+    for length_max in _sizes():
+        # In the middle of the row, on a logarithmic scale. Quantiles jump, and lengths are mostly
+        # powers of two: what holds at the end of the row holds within it.
+        length = length_max / math.sqrt(2) if objective is Objective.MEAN else length_max
+        scheme = _choose(path, round(length), objective, parity_budget, check)
+        k, m, depth = code_of(scheme)
+        if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
+            rows.pop()
+        rows.append(PlanRow(length_max=length_max, k=k, m=m, depth=depth))
+    return Plan(path=path, objective=objective, parity_budget=parity_budget, rows=tuple(rows))
+
+
+def _choose(
+    path: Path,
+    message_bytes: int,
+    objective: Objective,
+    parity_budget: float,
+    check: Callable[[], None],
+) -> Scheme:
+    """Take the first of `rank`, without the rest where that is certain."""
+    check()
+    repeat = evaluate(path, message_bytes, SelectiveRepeat())
+    if repeat.is_sure(objective, TIE * ideal(path, message_bytes)):
+        # Nothing can be faster than that by more than a tie.
+        return repeat.scheme
+    return rank(path, message_bytes, objective, parity_budget, check=check)[0].scheme
+
+
+def code_of(scheme: Scheme) -> tuple[int, int, int]:
+    """(k, m, depth) as the engine and the wire have it."""
+    if isinstance(scheme, ErasureCoded):
+        return scheme.k, scheme.m, scheme.depth
+    return 0, 0, 1
+
+
+def scheme_text(scheme: Scheme) -> str:
+    """Name a scheme for people."""
+    if isinstance(scheme, SelectiveRepeat):
+        return "selective repeat" + (" (RTO)" if scheme.timeout_factor == RTO_FACTOR else "")
+    name = "XOR" if scheme.m == 1 else "MDS"
+    depth = f" depth {scheme.depth}" if scheme.depth > 1 else ""
+    return f"{name} ({scheme.k}, {scheme.m}){depth}"
+
+
+def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: Objective) -> str:
+    """Say in a sentence why the first is taken."""
+    best, repeat = ranked[0], next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
+    expected = path.units(message_bytes) * path.loss.rate
+    fastest = ideal(path, message_bytes)
+    losses = f"{expected:.2g} lost units expected in a message"
+    if best is repeat:
+        others = [c.score(objective) for c in ranked[1:]]
+        if not others or min(others) >= best.score(objective):
+            return f"{losses}: parity would cost more time than repeating"
+        return f"{losses}: parity would gain less than {TIE - 1:.0%}, so there is none"
+    gain = repeat.score(objective) / best.score(objective)
+    return (
+        f"{losses}: {gain:.2f} times as fast as selective repeat, "
+        f"{best.score(objective) / fastest:.2f} of ideal, for {best.parity:.0%} parity"
+        f"{_beside_faster(ranked, objective)}"
+    )
+
+
+def _beside_faster(ranked: Sequence[Candidate], objective: Objective) -> str:
+    """Say why the first is taken although others score better, where some do."""
+    best = ranked[0]
+    faster = [c.score(objective) for c in ranked[1:] if c.score(objective) < best.score(objective)]
+    if not faster:
+        return ""
+    gain = best.score(objective) / min(faster) - 1
+    if gain <= TIE - 1:
+        return f"; more parity or depth would gain {gain:.1%}"
+    return f"; what is {gain:.0%} faster is less sure of it"
+
+
+def check_budget(parity_budget: float) -> None:
+    """Refuse a budget that is none."""
+    if not 0 <= parity_budget <= 1:
+        raise UsageError("plan.budget.range", f"parity budget {parity_budget}: from 0 to 1")
+
+
+@lru_cache
+def _sizes() -> tuple[int, ...]:
+    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, SIZE_MAX.bit_length()))
+
+
+def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:
+    """Of candidates by rising score: the sure ones, of them the best, of those the simplest."""
+    limit = found[0].score(objective) * SURE
+    sure = [candidate for candidate in found if candidate.is_sure(objective, limit)] or found
+    limit = sure[0].score(objective) * TIE
+    return min((c for c in sure if c.score(objective) <= limit), key=_effort)
+
+
+def _effort(candidate: Candidate) -> tuple[bool, float, int, int]:
+    k, _, depth = code_of(candidate.scheme)
+    return k != 0, candidate.parity, depth, k

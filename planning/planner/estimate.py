@@ -1,0 +1,221 @@
+"""Loss of a path from its counters, with a confidence interval, and when to plan anew.
+
+Only losses that nothing explains count: those beside congestion marks or a rising delay are the
+rate's business, those of the own host's queues nobody's on the path.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from typing import Final
+
+from sealane.planning.model import Loss, Path
+from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan, plan
+
+QUANTILE: Final = 1.96
+"""Of the normal distribution: two-sided intervals of 95 %."""
+PRIOR_RUNS: Final = 0.5
+"""Runs of losses that stand in for none, so that a clean path is not held to be a perfect one."""
+PRIOR_PACKETS: Final = 50_000
+"""Packets seen before the first: a new path is taken for one of 1e-5."""
+RECENT_RUNS: Final = 8
+"""Runs of losses after which the recent stretch joins the steady one …"""
+RECENT_PACKETS: Final = 1 << 16
+"""… and packets after which it does anyway."""
+CHANGE: Final = 3.0
+"""A path has changed, or a plan is out of date, by this factor beyond an interval."""
+DELAY_RISE: Final = 0.05
+"""Growth of the queueing delay, in round trips, that makes losses congestive."""
+BURST_MAX: Final = 1e4
+RATE_MAX: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathCounters:
+    """Counters of one path since it was opened, in packets; local drops are among sent and lost."""
+
+    sent: int = 0
+    lost: int = 0
+    loss_runs: int = 0
+    """Runs of packets that were lost one after the other."""
+    congestion_marks: int = 0
+    """CE marks that the peer echoed."""
+    local_drops: int = 0
+    """Packets that this host's own queues refused."""
+
+    def since(self, older: "PathCounters") -> "PathCounters":
+        """Return what was added; a counter that went back has started anew."""
+        pairs = zip(astuple(self), astuple(older), strict=True)
+        added = [new - old if new >= old else new for new, old in pairs]
+        return PathCounters(
+            sent=added[0],
+            lost=added[1],
+            loss_runs=added[2],
+            congestion_marks=added[3],
+            local_drops=added[4],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Packets and runs of losses of one stretch of time, without those that are explained."""
+
+    sent: float = 0.0
+    lost: float = 0.0
+    runs: float = 0.0
+
+    def plus(self, other: "Evidence") -> "Evidence":
+        """Both together."""
+        return Evidence(
+            sent=self.sent + other.sent, lost=self.lost + other.lost, runs=self.runs + other.runs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossEstimate:
+    """What is thought of a path's loss; intervals of 95 %."""
+
+    loss: Loss
+    rate_low: float
+    rate_high: float
+    burst_low: float
+    burst_high: float
+    packets: float
+    """Packets that it rests on."""
+
+    def is_beyond(self, planned: Loss) -> bool:
+        """Whether what was planned for lies outside the intervals by a factor of CHANGE."""
+        burst = planned.burst_packets
+        return (
+            planned.rate * CHANGE < self.rate_low
+            or planned.rate > self.rate_high * CHANGE
+            or burst * CHANGE < self.burst_low
+            or burst > self.burst_high * CHANGE
+        )
+
+
+def estimate(evidence: Evidence) -> LossEstimate:
+    """Estimate from one stretch.
+
+    Runs are Poisson (Wilson and Hilferty's form of the exact interval), their lengths geometric,
+    so the number of lost packets is compound Poisson: it varies 2 - 1/B times as much as runs of B
+    would by their number alone.
+    """
+    runs, lost = evidence.runs, max(evidence.lost, evidence.runs)
+    burst = min(max(lost / runs, 1.0), BURST_MAX) if runs else 1.0
+    spread = 2 - 1 / burst
+    rate = lost / evidence.sent if lost else PRIOR_RUNS / (evidence.sent + PRIOR_PACKETS)
+    rate = min(rate, RATE_MAX)
+    low, high = poisson_interval(runs / spread)
+    scale = burst * spread / evidence.sent if evidence.sent else math.inf
+    error = QUANTILE * math.sqrt(burst * (burst - 1) / runs) if runs else 0.0
+    rate_high = min(1.0, max(high * scale, rate)) if evidence.sent else 1.0
+    return LossEstimate(
+        loss=Loss(rate=rate, burst_packets=burst),
+        rate_low=min(low * scale, rate) if low else 0.0,
+        rate_high=rate_high,
+        burst_low=max(1.0, burst - error),
+        burst_high=burst + error if runs else BURST_MAX,
+        packets=evidence.sent,
+    )
+
+
+def poisson_interval(count: float) -> tuple[float, float]:
+    """Interval of 95 % for the mean of a Poisson variable that came out as `count`."""
+    low = 0.0
+    if count > 0:
+        root = 1 - 1 / (9 * count) - QUANTILE / (3 * math.sqrt(count))
+        low = count * max(root, 0.0) ** 3
+    more = count + 1
+    return low, more * (1 - 1 / (9 * more) + QUANTILE / (3 * math.sqrt(more))) ** 3
+
+
+class LossEstimator:
+    """Follows one path. An interval counts if neither it nor a neighbour saw congestion."""
+
+    def __init__(self) -> None:
+        self._counters = PathCounters()
+        self._delay: float | None = None
+        self._waiting: Evidence | None = None
+        self._was_congested = False
+        self._steady = Evidence()
+        self._recent = Evidence()
+        self.congestion_losses = 0
+        """Packets lost in intervals of congestion."""
+        self.local_drops = 0
+        """Packets that this host's own queues refused."""
+
+    def observe(self, counters: PathCounters, *, queue_delay_round_trips: float = 0.0) -> None:
+        """Take the counters of now, and how long packets queue on the path, in round trips."""
+        added = counters.since(self._counters)
+        self._counters = counters
+        rise = queue_delay_round_trips - (self._delay or 0.0)
+        is_congested = added.congestion_marks > 0 or rise > DELAY_RISE
+        self._delay = queue_delay_round_trips
+        self.local_drops += added.local_drops
+        lost = max(added.lost - added.local_drops, 0)
+        newest = Evidence(
+            sent=max(added.sent - added.local_drops, lost),
+            lost=lost,
+            runs=min(added.loss_runs, lost) if lost else 0,
+        )
+        if is_congested:
+            # What was lost just before belongs to the same queue.
+            if self._waiting is not None:
+                self.congestion_losses += round(self._waiting.lost)
+            self.congestion_losses += lost
+            self._waiting = None
+        elif self._was_congested:
+            self.congestion_losses += lost
+            self._waiting = None
+        else:
+            if self._waiting is not None:
+                self._count(self._waiting)
+            self._waiting = newest
+        self._was_congested = is_congested
+
+    @property
+    def estimate(self) -> LossEstimate:
+        """What is thought now."""
+        return estimate(self._steady.plus(self._recent))
+
+    def _count(self, evidence: Evidence) -> None:
+        self._recent = self._recent.plus(evidence)
+        before, now = estimate(self._steady), estimate(self._recent)
+        is_worse = now.rate_low > before.rate_high * CHANGE
+        is_better = now.rate_high * CHANGE < before.rate_low
+        if is_worse or is_better:
+            # A path that has changed is another path: what was seen before says nothing of it.
+            self._steady, self._recent = self._recent, Evidence()
+        elif self._recent.runs >= RECENT_RUNS or self._recent.sent >= RECENT_PACKETS:
+            self._steady, self._recent = self._steady.plus(self._recent), Evidence()
+
+
+class Planner:
+    """Keeps the plan of one path up to date."""
+
+    def __init__(
+        self,
+        path: Path,
+        objective: Objective = Objective.MEAN,
+        parity_budget: float = PARITY_BUDGET,
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the first plan; for `check` see `plan`."""
+        self.estimator = LossEstimator()
+        self._check = check
+        self.plan = plan(path, objective, parity_budget, check=check)
+
+    def update(self) -> Plan | None:
+        """Return a new plan if the estimate has moved far from what the present one is for."""
+        found, planned = self.estimator.estimate, self.plan.path.loss
+        is_worst = min(found.loss.rate, planned.rate) >= PLANNED_LOSS_MAX
+        if is_worst or not found.is_beyond(planned):
+            return None
+        loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_LOSS_MAX))
+        path = replace(self.plan.path, loss=loss)
+        objective, parity_budget = self.plan.objective, self.plan.parity_budget
+        self.plan = plan(path, objective, parity_budget, check=self._check)
+        return self.plan
