@@ -1,16 +1,10 @@
 """The broker role of a daemon: store, verifier, and the servers in front of them."""
 
-import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.broker.assembly import VerifierParts, open_verifier
+from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.health import end_with, keep_audit, keep_health
@@ -21,14 +15,14 @@ from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServ
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
-from sealane.daemon.config import BrokerConfig
-from sealane.daemon.node.enrolled import EnrolledRoles
+from sealane.daemon.config import BrokerConfig, Config
 from sealane.daemon.node.identity import Identity, Issued, Keys
-from sealane.daemon.runtime.calls import Authorizer, TlsOnly
+from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.runtime.calls import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.directories import replace_file
 from sealane.daemon.runtime.metrics import Metrics
-from sealane.daemon.runtime.servers import bind_tcp, new_server, running
+from sealane.daemon.runtime.servers import new_server
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
@@ -53,57 +47,45 @@ AUDIT_SERVICES: Final = ("sealane.v1.AuditLog",)
 """What isn't healthy while the audit log has no space left but its reserve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedBroker:
-    """What others need of it: the verifier, and where its listeners are."""
-
-    verifier: VerifierParts
-    addresses: dict[str, str]
-
-
-async def start_broker(
-    config: BrokerConfig,
-    *,
-    node: str,
-    state: Path,
-    tcti: str,
-    metrics: Metrics,
-    enrolled: EnrolledRoles,
-    local: grpc.aio.Server,
-    spawn: Callable[[str, Coroutine[Any, Any, None]], None],
-    report: Callable[[Sequence[str], bool], Awaitable[None]],
-    stack: contextlib.AsyncExitStack,
-) -> StartedBroker:
-    """Start the role. `spawn` runs what lasts as long as the daemon, `stack` closes the rest.
-
-    `state` is the daemon's directory, `tcti` where its TPM is, `local` the Unix socket's server;
-    `report` sets whether services are healthy.
-    """
-    opened = await stack.enter_async_context(
-        opened_broker(config, node=node, state=state, metrics=metrics, tcti=tcti)
+async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
+    """Start the role: the store and its keepers, the verifier, and both servers of nodes."""
+    node, metrics, spawn = context.config.node.name, context.metrics, context.spawn
+    opened = await context.stack.enter_async_context(
+        opened_broker(
+            config, node=node, state=context.state, metrics=metrics, tcti=context.config.tpm.tcti
+        )
     )
     broker, instance = opened.service, opened.instance
+    store = broker.registry.store
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
-    spawn("broker-store", end_with(broker.registry.store))
-    spawn("broker-health", keep_health(broker.registry.store, partial(report, STORE_SERVICES)))
+    spawn("broker-store", end_with(store))
+    spawn("broker-health", keep_health(store, partial(context.report, STORE_SERVICES)))
     spawn(
         "broker-audit",
         keep_audit(
             opened.log,
-            partial(report, AUDIT_SERVICES),
+            partial(context.report, AUDIT_SERVICES),
             metrics=metrics,
             seconds=config.head_seconds,
         ),
     )
-    replace_file(state / TRUST_ANCHOR_NAME, broker.authority.anchor_pem)
+    replace_file(context.state / TRUST_ANCHOR_NAME, broker.authority.anchor_pem)
     identity = _own_identity(broker.authority, node=node, metrics=metrics)
-    await enrolled.keep(identity)
-    verifier = await open_verifier(config, broker, instance, stack, node=node, metrics=metrics)
+    await context.enrolled.keep(identity)
+    verifier = await open_verifier(
+        config, broker, instance, context.stack, node=node, metrics=metrics
+    )
     spawn("broker-policy", verifier.keeper.keep_refreshed())
-    enrolled.is_development |= verifier.keeper.policy.software_allowed
-    _serve_locally(local, broker, instance, verifier, state=state)
-    addresses = await _serve(config, opened, verifier, identity, metrics=metrics, stack=stack)
-    return StartedBroker(verifier=verifier, addresses=addresses)
+    context.enrolled.is_development |= verifier.keeper.policy.software_allowed
+
+    async def reload(config: Config) -> None:
+        if config.broker is not None:
+            await verifier.collateral.load()
+            await offer_policy(verifier.keeper, config.broker)
+
+    context.reloads.append(reload)
+    _serve_locally(broker, instance, verifier, context)
+    await _serve(config, opened, verifier, identity, context)
 
 
 def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metrics) -> Identity:
@@ -125,22 +107,19 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
 
 
 def _serve_locally(
-    local: grpc.aio.Server,
-    broker: BrokerService,
-    instance: Instance,
-    verifier: VerifierParts,
-    *,
-    state: Path,
+    broker: BrokerService, instance: Instance, verifier: VerifierParts, context: RoleContext
 ) -> None:
     """Add what the operator calls: LOCAL_SERVICES."""
+    local = context.local
     policy_pb2_grpc.add_PoliciesServicer_to_server(PoliciesServicer(verifier.keeper), local)
     policy_pb2_grpc.add_AuditLogServicer_to_server(
-        AuditLogServicer(state / AUDIT_NAME, lambda: broker.audit.head), local
+        AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), local)
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)
     trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(verifier.membership), local)
+    context.services.extend(LOCAL_SERVICES)
 
 
 async def _serve(
@@ -148,26 +127,17 @@ async def _serve(
     opened: OpenedBroker,
     verifier: VerifierParts,
     identity: Identity,
-    *,
-    metrics: Metrics,
-    stack: contextlib.AsyncExitStack,
-) -> dict[str, str]:
-    """Listen to nodes; returns the addresses, by what the listener is for."""
+    context: RoleContext,
+) -> None:
+    """Listen to nodes: to those that attest, and to those that have."""
     broker, refused = opened.service, opened.audit.refused_call
     authority = broker.authority
-    authorizer = Authorizer(
-        authority.certificate,
-        server=identity.spiffe_id,
-        admit=verifier.membership.admit,
-        metrics=metrics,
-        refused=refused,
-    )
-    stack.callback(authorizer.call_keys.close)
-    open_server = new_server(metrics, TlsOnly(refused=refused))
+    authorizer = context.authorizer(identity, verifier.membership.admit, refused=refused)
+    open_server = new_server(context.metrics, TlsOnly(refused=refused))
     attestation_pb2_grpc.add_AttestationServicer_to_server(
         AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
     )
-    server = new_server(metrics, authorizer)
+    server = new_server(context.metrics, authorizer)
     trust_pb2_grpc.add_TrustServicer_to_server(
         TrustServicer(verifier.membership, authority, authorizer), server
     )
@@ -175,17 +145,12 @@ async def _serve(
     devices_pb2_grpc.add_DevicesServicer_to_server(
         DevicesServicer(verifier.devices, authorizer), server
     )
-    addresses = {
-        "attestation": bind_tcp(
-            open_server,
-            config.attestation_listen,
-            identity.server_credentials(mutual=False),
-            key="broker.attestation_listen",
-        ),
-        "broker": bind_tcp(
-            server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
-        ),
-    }
-    await stack.enter_async_context(running(server))
-    await stack.enter_async_context(running(open_server))
-    return addresses
+    await context.serve(server, identity, config.listen, name="broker", key="broker.listen")
+    await context.serve(
+        open_server,
+        identity,
+        config.attestation_listen,
+        name="attestation",
+        key="broker.attestation_listen",
+        mutual=False,
+    )

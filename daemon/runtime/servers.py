@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -173,3 +173,12 @@ def _why_not(listen: str) -> str:
         except OSError as error:
             return error.strerror or str(error)
     return "can't listen"
+
+
+@contextlib.contextmanager
+def listening(key: str, listen: str) -> Iterator[None]:
+    """Name the configuration key of a data-path listener that can't be bound."""
+    try:
+        yield
+    except UsageError as error:
+        raise UnavailableError("listen.refused", f"{key} {listen}: {error.args[0]}") from error

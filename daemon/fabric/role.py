@@ -1,0 +1,107 @@
+"""The fabric role of a daemon: sessions of the jobs here, and what peers call."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sealane.crypto.certificates import verify_leaf
+from sealane.daemon.config import FabricConfig
+from sealane.daemon.fabric.service import FabricService, Peer
+from sealane.daemon.fabric.servicer import (
+    PeerChannel,
+    SessionPeerServicer,
+    SessionsServicer,
+    reach_over,
+)
+from sealane.daemon.fabric.settings import FabricSettings, JobLimits
+from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
+from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.metrics import by_owner
+from sealane.daemon.runtime.servers import new_server
+from sealane.protocol.v1 import sessions_pb2_grpc
+from sealane.transport.establish import Shown
+
+
+async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
+    """Start the role: the service of sessions, for jobs of this machine and for peers."""
+    identity, trust = await context.enrolled.enrol("fabric")
+
+    @contextlib.asynccontextmanager
+    async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
+        async with identity.connection(address, node, "fabric") as connection:
+            subject = verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
+            await authorizations.require(peer_of(subject))
+            yield PeerChannel(
+                channel=connection.channel,
+                shown=own_shown(connection.own),
+                subject=subject,
+                check_result=lambda result: responder_shown(
+                    result, pins=connection.pins, anchor=identity.anchor, now=utc_now()
+                ),
+            )
+
+    service = FabricService(
+        FabricSettings(
+            ring_socket=context.run_directory.ring_socket,
+            rate_max_bits_per_second=config.rate_max_bits_per_second,
+            region_bytes_max=config.region_bytes_max,
+            sessions_max=config.sessions_max,
+            limits=JobLimits(**config.limits.model_dump()),
+            listen_data=config.data_listen,
+            paths=config.paths,
+            idle_timeout_seconds=config.idle_timeout_seconds,
+            reordering_micros=config.reordering_micros,
+            drain_timeout_seconds=config.drain_timeout_seconds,
+            unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
+            assumed_loss=config.assumed_loss,
+            plan_objective=config.plan_objective,
+        ),
+        own=lambda: identity.subject,
+        own_result=lambda: own_result(identity.own),
+        kem=identity.keys.kem,
+        reach_peer=reach_over(connect_peer),
+        permit=lambda peer: authorizations.permit(peer),  # noqa: PLW0108 - made below
+    )
+    # First, so that peers are told that this fabric is barred, and not that they are refused.
+    identity.on_barred.append(service.bar)
+    authorizations = context.enrolled.authorize_peers(
+        identity,
+        trust.authorize,
+        uses=service.peers,
+        lost=service.end_peer,
+        keep_seconds=config.trust_grace_seconds,
+    )
+    await context.stack.enter_async_context(service.running())
+    context.drains.append(lambda: service.drain.run(config.drain_timeout_seconds))
+    snapshots = service.snapshots
+    context.spawn("session-statistics", snapshots.keep())
+    context.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
+    context.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
+    context.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
+    context.addresses["ring_socket"] = str(context.run_directory.ring_socket)
+    authorizer = context.authorizer(identity, authorizations.admit)
+
+    def identify(context: Any) -> Peer:
+        return Peer(
+            subject=authorizer.caller(context),
+            shown=Shown(
+                certificate=authorizer.certificate_digest(context),
+                token=authorizer.token_digest(context),
+            ),
+        )
+
+    server = new_server(context.metrics, authorizer)
+    sessions_pb2_grpc.add_SessionPeerServicer_to_server(
+        SessionPeerServicer(service, identify=identify), server
+    )
+    await context.serve(
+        server,
+        identity,
+        config.control_listen,
+        name="fabric_control",
+        key="fabric.control_listen",
+    )
+    sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), context.local)
+    context.services.append("sealane.v1.Sessions")

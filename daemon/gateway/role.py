@@ -1,0 +1,85 @@
+"""The gateway role of a daemon: its data path, third parties, and the service of volumes."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sealane.daemon.config import GatewayConfig
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.gateway.attachments import AttachmentFiles
+from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
+from sealane.daemon.gateway.servicer import VolumesServicer
+from sealane.daemon.gateway.third_parties import third_party_of
+from sealane.daemon.gateway.third_party import ThirdPartyStores
+from sealane.daemon.gateway.volumes import VolumeService
+from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.servers import join_address, listening, split_address
+from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.protocol.v1 import volumes_pb2_grpc
+
+# For tests that look for an IV used twice: a file that every gateway here notes each seal in.
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
+
+
+async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
+    """Start the role: attachments of an earlier process first, then the volumes' service."""
+    identity, trust = await context.enrolled.enrol("gateway")
+    traddr, trsvcid = split_address(config.listen)
+    ledgers = os.environ.get(_LEDGER_VARIABLE)
+    if ledgers:
+        get_logger().warning("nonce_ledger_is_on", path=ledgers)
+    gateway = Gateway(
+        traddr=traddr,
+        trsvcid=trsvcid,
+        settings=GatewaySettings(
+            command_timeout_seconds=config.command_timeout_seconds,
+            hold_seconds=config.hold_seconds,
+            journal_bytes_max=config.journal_bytes_max,
+            journals_bytes_max=config.journals_bytes_max,
+            nonce_ledgers=Path(ledgers) if ledgers else None,
+        ),
+    )
+    own = peer_of(identity.subject)
+    third_parties = ThirdPartyStores(
+        [third_party_of(party) for party in config.third_party],
+        host_nqn=gateway_nqn(identity.node),
+        directory=context.state / "third-party",
+        authorized=lambda volume_id: authorizations.permitted(
+            replace(own, volume_id=str(volume_id))
+        ),
+    )
+    service = VolumeService(
+        config,
+        identity=identity,
+        broker=BrokerClient(context.enrolled.config, identity),
+        devices=DeviceClient(context.enrolled.config, identity),
+        gateway=gateway,
+        third_parties=third_parties,
+        files=AttachmentFiles(context.state, Path(context.config.node.run_dir)),
+    )
+    await service.expect_kept()
+    with listening("gateway.listen", config.listen):
+        await gateway.start()
+    context.stack.push_async_callback(gateway.stop)
+    context.addresses["gateway"] = join_address(*gateway.address)
+    context.count_faults("gateway", gateway.listener)
+    await context.stack.enter_async_context(third_parties.running())
+    # First, so that hosts are told that the gateway is barred, and not that a queue was lost.
+    identity.on_barred.append(service.bar)
+    # Its own authorization, for what it has at third parties.
+    authorizations = context.enrolled.authorize_peers(
+        identity,
+        trust.authorize,
+        uses=third_parties.target.gateways,
+        lost=third_parties.target.fence_gateway,
+        fresh_seconds=config.authorization_seconds,
+    )
+    await context.stack.enter_async_context(service.running())
+    context.event_logs.append(service.events)
+    context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
+    volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), context.local)
+    context.services.append("sealane.v1.Volumes")

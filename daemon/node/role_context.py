@@ -1,0 +1,88 @@
+"""What a daemon gives to each role that it starts."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from sealane.daemon.config import Config
+from sealane.daemon.node.enrolled import EnrolledRoles
+from sealane.daemon.node.identity import Identity
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
+from sealane.daemon.runtime.directories import RunDirectory
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.servers import bind_tcp, running
+from sealane.daemon.volume.events import EventLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleContext:
+    """The daemon's shared parts. A role adds to its lists what it serves there."""
+
+    config: Config
+    run_directory: RunDirectory
+    metrics: Metrics
+    enrolled: EnrolledRoles
+    local: grpc.aio.Server
+    """The server of the Unix socket."""
+    spawn: Callable[[str, Coroutine[Any, Any, None]], None]
+    """Runs a named task until the daemon stops."""
+    report: Callable[[Sequence[str], bool], Awaitable[None]]
+    """Sets whether services are healthy."""
+    stack: contextlib.AsyncExitStack
+    """Closes what the role opens, last opened first."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Where listeners are, by what they are for."""
+    services: list[str] = field(default_factory=list)
+    """gRPC services at the Unix socket."""
+    event_logs: list[EventLog] = field(default_factory=list)
+    """Closed before the Unix socket, so that subscribers leave."""
+    reloads: list[Callable[[Config], Awaitable[None]]] = field(default_factory=list)
+    """Each applies what a new reading of the files changes for its role."""
+    drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Each waits, at a stop, until what its role has under way is done."""
+
+    @property
+    def state(self) -> Path:
+        """The daemon's state directory."""
+        return Path(self.config.node.state_dir)
+
+    def authorizer(
+        self, identity: Identity, admit: Admit, *, refused: Refused = no_record
+    ) -> Authorizer:
+        """Make what checks the calls of peers; its call keys are closed with the daemon."""
+        made = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=admit,
+            metrics=self.metrics,
+            refused=refused,
+        )
+        self.stack.callback(made.call_keys.close)
+        return made
+
+    async def serve(
+        self,
+        server: grpc.aio.Server,
+        identity: Identity,
+        listen: str,
+        *,
+        name: str,
+        key: str,
+        mutual: bool = True,
+    ) -> None:
+        """Serve peers over TLS, by default mutual, at `listen`; the address is known as `name`.
+
+        UnavailableError `listen.refused` names the configuration's `key`.
+        """
+        credentials = identity.server_credentials(mutual=mutual)
+        self.addresses[name] = bind_tcp(server, listen, credentials, key=key)
+        await self.stack.enter_async_context(running(server))
+
+    def count_faults(self, name: str, listener: Listener) -> None:
+        """Count the protocol faults that `listener` meets, by its name."""
+        listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())

@@ -1,0 +1,146 @@
+"""The target role of a daemon: its device, its data path, and the servers in front of them."""
+
+from pathlib import Path
+
+from sealane.daemon.config import Config, TargetConfig
+from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.nvme.exported import Portal
+from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.metrics import by_owner
+from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
+from sealane.daemon.target.control import StorageService
+from sealane.daemon.target.data_path import KEPT_STORES, Target
+from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.target.scrub_schedule import keep_jobs
+from sealane.daemon.target.servicer import StorageServicer
+from sealane.daemon.target.subsystems import PlainSubsystems
+from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
+from sealane.protocol.v1 import storage_pb2_grpc, subsystems_pb2_grpc
+
+
+async def start_target(config: TargetConfig, context: RoleContext) -> None:
+    """Start the role: the device, its volumes, plain subsystems and the control server."""
+    identity, trust = await context.enrolled.enrol("target")
+    traddr, trsvcid = split_address(config.listen)
+    directory, device, catalogue, reopen = None, None, None, None
+    if config.store in KEPT_STORES:
+        directory = Path(context.config.target_directory)
+        client = DeviceClient(context.enrolled.config, identity)
+        # Before the target, so that it is let go after all that the target still writes.
+        device, catalogue, reopen = await context.stack.enter_async_context(
+            opened_device(
+                config,
+                directory=directory,
+                state=context.state,
+                client=client,
+                timeout_seconds=context.enrolled.config.timeout_seconds,
+                tcti=context.config.tpm.tcti,
+            )
+        )
+    target = Target(
+        traddr=traddr,
+        trsvcid=trsvcid,
+        store_kind=config.store,
+        drive=config.drive,
+        namespaces=[Path(path) for path in config.namespaces],
+        directory=directory,
+        device=device,
+        thin=config.thin,
+    )
+    with listening("target.listen", config.listen):
+        await target.start()
+    context.stack.push_async_callback(target.stop)
+    context.addresses["target"] = join_address(*target.address)
+    await _start_plain(config, target, context)
+    authorizations = context.enrolled.authorize_peers(
+        identity,
+        trust.authorize if device is None else authorize_at(trust, device),
+        uses=target.gateways,
+        lost=target.fence_gateway,
+        fresh_seconds=config.authorization_seconds,
+    )
+    service = StorageService(
+        target,
+        node=context.config.node.name,
+        store=config.store,
+        store_anchor="none" if device is None else config.anchor,
+        anchor=identity.anchor,
+        kem=identity.keys.kem,
+        authorizations=authorizations,
+        device=device,
+        catalogue=catalogue,
+    )
+    context.event_logs.append(service.events)
+    context.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
+    authorizer = context.authorizer(identity, authorizations.admit)
+    server = new_server(context.metrics, authorizer)
+    storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
+    await context.serve(
+        server,
+        identity,
+        config.control_listen,
+        name="target_control",
+        key="target.control_listen",
+    )
+    # Opening large volumes takes a while: who asks meanwhile hears how far it is.
+    await service.restore()
+    if device is not None and reopen is not None:
+        context.spawn(
+            "target-device",
+            keep_served(
+                device,
+                reopen,
+                client=client,
+                trust=trust,
+                authorizations=authorizations,
+                service=service,
+            ),
+        )
+    context.spawn("target-events", service.poll_events())
+    reports = None
+    if device is not None:
+        reports = FindingReports(report_of(client, device))
+    context.spawn(
+        "target-jobs",
+        keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
+    )
+    context.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
+
+
+async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
+    """Serve plain subsystems at the target's listener, and discovery where it is asked for."""
+    context.count_faults("target", target.listener)
+    discovery = []
+    if config.discovery_listen is not None:
+        traddr, trsvcid = split_address(config.discovery_listen)
+        listener = Listener(
+            target,
+            traddr=traddr,
+            trsvcid=trsvcid,
+            portals=lambda: [Portal.of(*target.address)],
+            offers_digests=True,
+        )
+        with listening("target.discovery_listen", config.discovery_listen):
+            await listener.start()
+        context.stack.push_async_callback(listener.stop)
+        context.addresses["discovery"] = join_address(*listener.address)
+        context.count_faults("discovery", listener)
+        discovery.append(listener)
+    plain = PlainSubsystems(target.listener, discovery=discovery)
+    context.stack.push_async_callback(plain.close)
+    context.metrics.add_statistics(
+        "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
+    )
+    await plain.apply(config.subsystems)
+
+    async def reload(config: Config) -> None:
+        if config.target is not None:
+            await plain.apply(config.target.subsystems)
+
+    context.reloads.append(reload)
+    subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
+        SubsystemsServicer(plain, target.listener), context.local
+    )
+    context.services.append("sealane.v1.Subsystems")
