@@ -1,7 +1,9 @@
 """Attached volumes and their hosts."""
 
+import asyncio
 import secrets
 
+from patience import PATIENCE_SECONDS
 from sealane.client import Client
 from sealane.daemon.gateway.data_path import AttachedVolume
 from sealane.errors import UsageError
@@ -28,9 +30,18 @@ def host_of(attached: AttachedVolume, host_nqn: str) -> HostController:
 
 
 async def detach_kept(client: Client, name: str) -> None:
-    """Detach what an earlier process of this gateway may have left attached, back yet or not."""
-    try:
-        await client.volumes.detach(name)
-    except UsageError as error:
-        if error.reason != "volume.detached.state":
-            raise
+    """Detach what an earlier process of this gateway may have left attached.
+
+    While the gateway tries to bring the volume back it refuses other changes: they are tried again.
+    """
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                await client.volumes.detach(name)
+            except UsageError as error:
+                if error.reason == "volume.busy.state":
+                    await asyncio.sleep(0.05)
+                    continue
+                if error.reason != "volume.detached.state":
+                    raise
+            return

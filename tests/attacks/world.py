@@ -235,7 +235,7 @@ async def attacked(
             collector.cancel()
             await asyncio.gather(collector, return_exceptions=True)
             if cluster.gateways.get(gateway) is not None:
-                await client.volumes.detach(volume.name)
+                await detach_kept(client, volume.name)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,7 @@ def test_address_of_another_machine_is_one_line(site: Site) -> None:
     ended = sealaned("--config", site.broker_config(listen="192.0.2.77:0"))
     assert ended.returncode == 4
     assert _error(ended.stderr) == (
-        "sealaned: broker.listen 192.0.2.77:0: Cannot assign requested address "
-        "[listen.refused]"
+        "sealaned: broker.listen 192.0.2.77:0: Cannot assign requested address [listen.refused]"
     )
 
 

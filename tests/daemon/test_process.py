@@ -151,7 +151,7 @@ def test_limit_that_would_be_used_up_later_is_not_taken_for_enough(
 
 def end_of(child: subprocess.Popen[bytes]) -> int:
     """Kill a process by a signal that asks for a core file; return its wait status."""
-    os.kill(child.pid, signal.SIGQUIT)
+    os.kill(child.pid, signal.SIGABRT)
     _, status = os.waitpid(child.pid, 0)
     child.returncode = -os.WTERMSIG(status)
     return status
