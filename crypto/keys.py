@@ -1,4 +1,4 @@
-"""Key hierarchy of DESIGN §5.1 and §6: k_s, k_v, device secrets, and their wrapping at rest.
+"""Key hierarchy (docs/threat-model.md, "Keys"): k_s, k_v, device secrets, and their wrapping at rest.
 
 `k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
 volume and can derive no other. `k_s`, and what is made of it or of a device secret for other uses,
@@ -69,7 +69,7 @@ def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID
 def derive_tree_secret(
     device_secret: bytes | bytearray, *, volume_id: uuid.UUID, generation: int
 ) -> bytearray:
-    """Derive the 32 bytes that a volume's tree, MAC and log keys come from (DESIGN §5.1).
+    """Derive the 32 bytes that a volume's tree, MAC and log keys come from.
 
     Of the secret that the broker releases to the owner of the device that the volume lies on.
     """

@@ -18,7 +18,7 @@ UPDATES_WANTED: Final = 1e6
 WRITES_WANTED: Final = 1.2
 # Random 4 KiB reads of the paper's figure 9, beside none polluted: by percent polluted.
 PAPER_READS: Final = {0: 1.0, 20: 0.445, 40: 0.330, 60: 0.267, 80: 0.224, 100: 0.193}
-# What DESIGN wants of a device-bound volume beside a plain one.
+# The target for a device-bound volume beside a plain one.
 READ_RATIO_WANTED: Final = 0.95
 WRITE_RATIO_WANTED: Final = 0.85
 

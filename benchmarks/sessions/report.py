@@ -19,7 +19,7 @@ NAMES: Final = {
     "quic": "QUIC (quinn)",
 }
 PROCESSOR_WANTED: Final = 0.5
-"""Processor seconds per GB (DESIGN §12)."""
+"""Processor seconds per GB: the target."""
 
 
 def _of(samples: Sequence[Sample], way: str, mtu: int) -> list[Sample]:

@@ -30,7 +30,7 @@ class Direction:
         return f"{moved:.0f},{self.operations_per_second * scale:.0f},{self.nanoseconds}"
 
 
-# WD SN655, 3.84 TB, as the Hazel paper's evaluation saw it (DESIGN section 12).
+# WD SN655, 3.84 TB, as the Hazel paper's evaluation saw it.
 READ: Final = Direction(6.8e9, 1.2e6, 25_000)
 WRITE: Final = Direction(2.7e9, 0.65e6, 15_000)
 

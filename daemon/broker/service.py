@@ -1,4 +1,4 @@
-"""What the broker does with volumes: registers and shares them, releases their keys (DESIGN §6)."""
+"""What the broker does with volumes: registers and shares them, releases their keys."""
 
 import uuid
 from collections.abc import Sequence

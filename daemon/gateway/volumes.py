@@ -1,4 +1,4 @@
-"""The gateway's volumes: create, attach, leases, events (DESIGN §6); gRPC face in volumes_servicer.
+"""The gateway's volumes: create, attach, leases, events; the gRPC calls are in servicer.
 
 The broker knows which volumes there are, the target stores them, this process attaches them: it
 alone holds their keys, and only while they are attached.

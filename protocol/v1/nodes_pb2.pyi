@@ -69,7 +69,7 @@ class Node(message.Message):
     version: builtins.str
     evidence_driver: builtins.str
     development: builtins.bool
-    """software evidence: no claim of DESIGN holds against the host"""
+    """software evidence: no claim of the threat model holds against the host"""
     @builtins.property
     def roles(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @builtins.property

@@ -528,8 +528,7 @@ class Namespace:
 
     `sealed`: 4160-byte blocks behind secure queues; else plain 4096-byte blocks. A sealed "file"
     keeps freshness itself, under `secret` (32 bytes, wiped) if there is one, and as far as `anchor`
-    remembers; others have a table that is rebuilt from what the store holds, or none if `freshness`
-    is off.
+    remembers; "memory" can't be rolled back. Without `freshness` a store keeps none.
     `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
     file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
     exist. `reserves`: its file system keeps room for all of it, from its making on.

@@ -86,11 +86,32 @@ def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
     relative = sorted(f"sealane/{p.relative_to(ROOT)}" for p in tracked("protocol/*.proto"))
     bundled = str(Path(protoc.__file__).parent / "_proto")
     arguments = ["protoc", f"-I{ROOT / 'src'}", f"-I{bundled}"]
-    arguments += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", *relative]
-    assert protoc.main(arguments) == 0
-    for made in (tmp_path / "sealane").rglob("*.py"):
-        committed = ROOT / made.relative_to(tmp_path / "sealane")
-        assert made.read_text() == committed.read_text(), committed
+    for plugin in ("mypy", "mypy_grpc"):
+        program = Path(sys.executable).parent / f"protoc-gen-{plugin}"
+        arguments.append(f"--plugin=protoc-gen-{plugin}={program}")
+    arguments += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
+    arguments += [
+        f"--mypy_out=quiet,readable_stubs:{tmp_path}",
+        f"--mypy_grpc_out=quiet:{tmp_path}",
+    ]
+    assert protoc.main([*arguments, *relative]) == 0
+    made = {path.relative_to(tmp_path / "sealane") for path in tmp_path.rglob("*.py*")}
+    assert {path.suffix for path in made} == {".py", ".pyi"}
+    for path in made:
+        assert (tmp_path / "sealane" / path).read_text() == (ROOT / path).read_text(), path
+    committed = {path.relative_to(ROOT) for path in tracked("protocol/*_pb2*")}
+    assert committed == made, "code of a .proto file that is gone"
+
+
+def test_nothing_cites_a_document_that_readers_do_not_have() -> None:
+    cited = re.compile(r"\bDESIGN( section|,)? ?§")
+    found = [
+        path.relative_to(ROOT)
+        for path in tracked("*.py", "*.rs", "*.proto", "*.pyi", "*.md", "*.toml")
+        if "decisions" not in path.parts and path != Path(__file__)
+        if cited.search(path.read_text())
+    ]
+    assert found == []
 
 
 def test_every_mutant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

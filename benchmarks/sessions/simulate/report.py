@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 ERROR_MAX: Final = 0.05
-"""Of the stack's mean over the model's, where the model is exact (DESIGN §12)."""
+"""Of the stack's mean over the model's, where the model is exact: the target."""
 DEVIATIONS: Final = 4.0
 """Of a mean of so many messages, allowed for chance."""
 

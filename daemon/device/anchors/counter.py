@@ -1,6 +1,6 @@
 """Monotonic counters: a number that only grows, whatever happens to the machine's disks.
 
-The broker's start epoch is one (DESIGN §6): incremented before it serves, so that no two starts
+The broker's start epoch is one (docs/broker-store.md): incremented before it serves, so that no two starts
 grant from one arena. docs/anchors.md states what each kind guarantees.
 """
 

@@ -17,7 +17,7 @@ from sealane.errors import Error, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
 ANCHOR_SECONDS: Final = 6.0
-"""How long `advance` waits (DESIGN §5.5: bounded, then error); less than callers of a target do."""
+"""How long `advance` waits before it is an error; less than callers of a target do."""
 _RETRY_SECONDS: Final = 0.25
 
 

@@ -1,5 +1,5 @@
 //! One rate that many senders share: deficit round robin by wire bytes, over jobs first, then over
-//! the flows of a job (DESIGN §7, decision 42).
+//! the flows of a job (decision 42).
 //!
 //! Sans-IO: flows [`SharedRate::ask`] and [`SharedRate::rest`], the caller tells those that
 //! [`SharedRate::next_granted`] names. The turn goes to the job that is furthest behind the others,

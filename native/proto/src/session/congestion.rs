@@ -1,4 +1,4 @@
-//! The seam of congestion control: how fast each path may be sent on (DESIGN §7, UnoCC). Until that is
+//! The seam of congestion control: how fast each path may be sent on (UnoCC). Until that is
 //! there: the session's rate, and a circuit breaker for each path.
 
 use std::fmt::Debug;

@@ -1,4 +1,4 @@
-//! The session machine (DESIGN §7): sealed messages over datagrams, selective repeat or erasure coded.
+//! The session machine (`docs/sessions.md`): sealed messages over datagrams, selective repeat or erasure coded.
 //!
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:

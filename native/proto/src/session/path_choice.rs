@@ -1,4 +1,4 @@
-//! The seam of load balancing: which path each unit takes (DESIGN §7, UnoLB).
+//! The seam of load balancing: which path each unit takes (UnoLB).
 
 use std::fmt::Debug;
 
