@@ -107,7 +107,7 @@ async def _claims(
         evidence,
         binding=data.binding(),
         introduced=introduced,
-        endorsements=endorsements,
+        endorsements=b"" if endorsements is None else endorsements.value,
         now=now,
     )
     by_type = {source.label: source.evidence_type for source in sources}

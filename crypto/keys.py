@@ -1,4 +1,4 @@
-"""Key hierarchy (docs/threat-model.md, "Keys"): k_s, k_v, device secrets, and their wrapping at rest.
+"""Key hierarchy: k_s, k_v, device secrets, and their wrapping at rest (docs/threat-model.md).
 
 `k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
 volume and can derive no other. `k_s`, and what is made of it or of a device secret for other uses,

@@ -186,9 +186,9 @@ class Verifier:
             verifier = self._by_media_type.get(item.media_type)
             is_primary = label == PRIMARY
             if verifier is None or (is_primary != (verifier.evidence_type == data.evidence_type)):
-                raise VerificationError(
-                    "attestation.evidence.type", f"item {label} can't be {item.media_type}"
-                )
+                raise _wrong_type(label, item)
+            if is_primary:
+                _check_collateral(collateral, verifier)
             claims[label] = verifier.verify(
                 item.value,
                 binding=data.binding(),
@@ -235,3 +235,15 @@ def _parse_tls_key(encoded: bytes) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError("attestation.tls_key.malformed", "the TLS key is not on P-256")
     return key
+
+
+def _wrong_type(label: str, item: Item) -> VerificationError:
+    return VerificationError(
+        "attestation.evidence.type", f"item {label} can't be {item.media_type}"
+    )
+
+
+def _check_collateral(collateral: Item | None, verifier: EvidenceVerifier) -> None:
+    """Refuse endorsements that aren't of the primary evidence's type."""
+    if collateral is not None and collateral.media_type != verifier.endorsements_media_type:
+        raise _wrong_type(COLLATERAL, collateral)

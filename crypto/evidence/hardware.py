@@ -29,6 +29,7 @@ class HardwareVerifier:
 
     evidence_type: str
     media_type: str
+    endorsements_media_type: str
     safe_flags: Mapping[str, bool]
     read: _Verify
     current: Callable[[], Collateral]
@@ -60,11 +61,16 @@ def hardware_verifiers(current: Callable[[], Collateral]) -> Sequence[EvidenceVe
     """Return the verifiers of SEV-SNP, TDX and NVIDIA; `current` returns what is known now."""
     return [
         HardwareVerifier(
-            module.EVIDENCE_TYPE, media_type, module.SAFE_FLAGS, module.verify, current
+            module.EVIDENCE_TYPE,
+            media_type,
+            endorsements_media_type,
+            module.SAFE_FLAGS,
+            module.verify,
+            current,
         )
-        for module, media_type in (
-            (snp, media_types.SNP_REPORT),
-            (tdx, media_types.TDX_QUOTE),
-            (nvidia, media_types.NVIDIA_EVIDENCE),
+        for module, media_type, endorsements_media_type in (
+            (snp, media_types.SNP_REPORT, media_types.SNP_CERTIFICATES),
+            (tdx, media_types.TDX_QUOTE, ""),
+            (nvidia, media_types.NVIDIA_EVIDENCE, ""),
         )
     ]

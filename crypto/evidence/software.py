@@ -84,6 +84,7 @@ class SoftwareVerifier:
 
     evidence_type = SOFTWARE
     media_type = MEDIA_TYPE
+    endorsements_media_type = ""
     safe_flags: Mapping[str, bool] = MappingProxyType({})
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002

@@ -152,6 +152,7 @@ class Tpm2Verifier:
 
     evidence_type = TPM2
     media_type = MEDIA_TYPE
+    endorsements_media_type = ""
     safe_flags = SAFE_FLAGS
 
     def __init__(self, roots: Sequence[x509.Certificate] = ()) -> None:

@@ -40,6 +40,10 @@ class EvidenceVerifier(Protocol):
         """The media type of an item of this type."""
 
     @property
+    def endorsements_media_type(self) -> str:
+        """The media type of the item "collateral" beside it; empty if this type takes none."""
+
+    @property
     def safe_flags(self) -> Mapping[str, bool]:
         """What flags must be unless the policy says otherwise by name; the others only inform."""
 

@@ -1,4 +1,4 @@
-"""Keys and counters of volumes (docs/sharing.md): fetched for an attach, and kept up while it lasts.
+"""Fetches keys and counters of volumes for an attach, and keeps them up (docs/sharing.md).
 
 A volume has the key epochs from the oldest one that sectors may still be sealed under to the
 newest, which seals. A new one comes when somebody who had the key is revoked, when the 4 PB bound

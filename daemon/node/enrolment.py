@@ -20,7 +20,6 @@ from sealane.crypto.evidence.cmw import (
     encode_collection,
     secondary_digests,
 )
-from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
 from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
 from sealane.daemon.node.channels import open_channel
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
@@ -115,8 +114,8 @@ class Enrolment:
                 )
             items = await self._secondary(challenge, keys)
             endorsements = await driver.endorsements()
-            if endorsements:
-                items[COLLATERAL] = Item(SNP_CERTIFICATES, endorsements)
+            if endorsements is not None:
+                items[COLLATERAL] = endorsements
             runtime_data = RuntimeData(
                 nonce=challenge.nonce,
                 audience=audience,

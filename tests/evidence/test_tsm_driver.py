@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.cmw import Item
+from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
 from sealane.daemon.node.evidence.tsm import ReportTree, TsmDriver
 from sealane.errors import UnavailableError, UsageError
 from vendors.tsm import ImitationTree
@@ -38,7 +40,7 @@ def test_snp_certificates_come_from_a_report_over_nothing_of_use(tmp_path: Path)
     tree = ImitationTree(tmp_path, "sev_guest")
     driver = TsmDriver(tree)
     for _ in range(2):
-        assert asyncio.run(driver.endorsements()) == b"certificates"
+        assert asyncio.run(driver.endorsements()) == Item(SNP_CERTIFICATES, b"certificates")
     assert len(set(tree.signed)) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +52,7 @@ def test_tdx_quote_is_over_the_runtime_data(tmp_path: Path, version: int) -> Non
     driver = TsmDriver(tree)
     assert driver.evidence_type == "tdx"
     assert collect(driver) == header + b"signed:" + RUNTIME_DATA.binding().report_data
-    assert asyncio.run(driver.endorsements()) == b""
+    assert asyncio.run(driver.endorsements()) is None
 
 
 def test_tdx_quote_in_a_token_is_refused(tmp_path: Path) -> None:

@@ -74,11 +74,16 @@ class Node:
         return self.verifier.take(opened.session_id, now_ns=SECONDS)
 
     def answer(
-        self, challenge: Challenge, *, gpu: bool = False, **changes: object
+        self,
+        challenge: Challenge,
+        *,
+        gpu: bool = False,
+        collateral: Item | None = None,
+        **changes: object,
     ) -> tuple[RuntimeData, dict[str, Item]]:
         """Return runtime data and evidence as the node's enrolment makes them."""
-        endorsements = asyncio.run(self.driver.endorsements())
-        items = {COLLATERAL: Item(SNP_CERTIFICATES, endorsements)} if endorsements else {}
+        endorsements = collateral or asyncio.run(self.driver.endorsements())
+        items = {COLLATERAL: endorsements} if endorsements else {}
         data = RuntimeData(
             **{
                 "nonce": challenge.nonce,
@@ -152,6 +157,19 @@ def test_another_table_than_was_named_is_refused(snp_node: Node) -> None:
     data, items = snp_node.answer(challenge)
     items[COLLATERAL] = Item(SNP_CERTIFICATES, items[COLLATERAL].value + b"\0")
     refused("attestation.evidence.unbound", snp_node, challenge, data, items)
+
+
+@pytest.mark.parametrize(
+    ("evidence_type", "media_type"), [("snp", NVIDIA_EVIDENCE), ("tdx", SNP_CERTIFICATES)]
+)
+def test_endorsements_of_another_media_type_are_refused(
+    evidence_type: str, media_type: str, tmp_path: Path
+) -> None:
+    """Each type takes its own; a TDX quote brings its chain along and takes none."""
+    node = Node(tmp_path / "report", evidence_type)
+    challenge = node.challenge()
+    data, items = node.answer(challenge, collateral=Item(media_type, b"table"))
+    refused("attestation.evidence.type", node, challenge, data, items)
 
 
 def test_a_gpu_speaks_beside_its_node(snp_node: Node) -> None:

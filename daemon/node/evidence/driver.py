@@ -32,8 +32,8 @@ class Driver(Protocol):
     async def introduction(self) -> bytes:
         """Return what `GetChallenge` says of the hardware; empty if the type has none."""
 
-    async def endorsements(self) -> bytes:
-        """Return the item `collateral`: what the host gives to verify by; empty if nothing.
+    async def endorsements(self) -> Item | None:
+        """Return the item `collateral`: what the host gives to verify by; None if nothing.
 
         It is asked for before the runtime data, which name its digest.
         """

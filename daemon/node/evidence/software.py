@@ -1,6 +1,7 @@
 """The `software` driver: an Ed25519 key from a file. Development only."""
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.evidence.software import (
     HARDWARE_SCHEME,
     MEDIA_TYPE,
@@ -29,9 +30,9 @@ class SoftwareDriver:
         """Return nothing."""
         return b""
 
-    async def endorsements(self) -> bytes:
+    async def endorsements(self) -> Item | None:
         """Return nothing."""
-        return b""
+        return None
 
     async def collect(
         self,

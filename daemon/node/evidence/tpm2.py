@@ -7,6 +7,7 @@ from typing import Literal
 from tpm2_pytss import ESAPI
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.evidence.tpm2 import (
     MEDIA_TYPE,
     TPM2,
@@ -66,9 +67,9 @@ class Tpm2Driver:
         """Return EK, its certificates, and AK."""
         return self._introduction
 
-    async def endorsements(self) -> bytes:
+    async def endorsements(self) -> Item | None:
         """Return nothing: the EK's certificates are in the introduction."""
-        return b""
+        return None
 
     async def collect(self, runtime_data: RuntimeData, *, activation: bytes) -> bytes:
         """Open the credential, quote, and certify the KEM key that the runtime data name."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.evidence.media_types import SNP_REPORT, TDX_QUOTE
+from sealane.crypto.evidence.cmw import Item
+from sealane.crypto.evidence.media_types import SNP_CERTIFICATES, SNP_REPORT, TDX_QUOTE
 from sealane.crypto.kem import KemKey, X25519KemKey
 from sealane.errors import UnavailableError, UsageError
 
@@ -101,12 +102,13 @@ class TsmDriver:
         """Return nothing."""
         return b""
 
-    async def endorsements(self) -> bytes:
-        """Return the host's certificates (SNP), from a report over random data."""
+    async def endorsements(self) -> Item | None:
+        """Return the host's certificates (SNP), from a report over random data, if it has some."""
         if self.evidence_type != "snp":
-            return b""
+            return None
         report_data = secrets.token_bytes(_REPORT_DATA_BYTES)
-        return (await asyncio.to_thread(self._report, report_data)).auxblob
+        report = await asyncio.to_thread(self._report, report_data)
+        return Item(SNP_CERTIFICATES, report.auxblob) if report.auxblob else None
 
     async def collect(
         self,
