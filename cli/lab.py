@@ -1,4 +1,4 @@
-"""`sealane lab`: hosts and long links on this machine (docs/lab.md)."""
+"""`sealane lab`: hosts and long links on this machine (docs/operate/lab.md)."""
 
 import argparse
 import asyncio
@@ -225,7 +225,7 @@ def _parser() -> OneLineParser:
         return command
 
     up = add("up", _up, "start the lab that a topology file describes, if this machine carries it")
-    up.add_argument("topology", type=Path, metavar="TOPOLOGY.toml", help="see docs/lab.md")
+    up.add_argument("topology", type=Path, metavar="TOPOLOGY.toml", help="see docs/operate/lab.md")
     up.add_argument("--name", help="name of the lab (default: the file's, without ending)")
     _add_relays(up)
     up.add_argument(

@@ -30,9 +30,9 @@ from sealane.planning.planner import (
 SHOWN: Final = 8
 """Candidates of the table, most; selective repeat is always among them."""
 UNIT_BYTES_MIN: Final = 256
-"""Payload of a unit, least (docs/session-wire.md)."""
+"""Payload of a unit, least (docs/formats/session-wire.md)."""
 MESSAGE_BYTES_MAX: Final = 1 << 36
-"""Bytes of a message, most (docs/session-wire.md)."""
+"""Bytes of a message, most (docs/formats/session-wire.md)."""
 RATE_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUND_TRIP_SECONDS_MAX: Final = 3600.0
 MTU_MAX: Final = 65_535

@@ -32,7 +32,7 @@ def add_verbs(verbs: Any) -> None:
         default="",
         metavar="NAME",
         help="on this [[gateway.third_party]] instead of a target of ours: mode local, "
-        "see docs/third-party.md for what then holds",
+        "see docs/operate/third-party.md for what then holds",
     )
     create.add_argument(
         "--mode",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK_MAX: Final = 255
-"""Packets of a block of a code, and blocks interleaved (docs/ring-abi.md)."""
+"""Packets of a block of a code, and blocks interleaved (docs/formats/ring-abi.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

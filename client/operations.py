@@ -25,7 +25,7 @@ _WHY: Final = {
     "overlap": "another receive is under way in the same bytes",
     "draining": "this fabric or the peer's stops, and sends nothing new",
 }
-"""Ends of an operation that are errors, for people; exactly: docs/ring-abi.md."""
+"""Ends of an operation that are errors, for people; exactly: docs/formats/ring-abi.md."""
 
 
 class Operation(Generic[R]):

@@ -1,7 +1,7 @@
 """A job's end of a session: messages both ways, out of and into shared memory.
 
 The payload lies in the session's region, memory shared with the fabric; keys never come here. How
-it is used: docs/client-sessions.md; what crosses the rings: docs/ring-abi.md.
+it is used: docs/start/client-sessions.md; what crosses the rings: docs/formats/ring-abi.md.
 """
 
 import asyncio

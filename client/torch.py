@@ -1,4 +1,4 @@
-"""The back end `sealane` of torch.distributed: CPU tensors between sites (docs/collectives.md).
+"""The back end `sealane` of torch.distributed: CPU tensors between sites (collectives.md).
 
     import sealane.client.torch
     torch.distributed.init_process_group("sealane", init_method=..., rank=..., world_size=...)

@@ -42,7 +42,7 @@ class Volumes:
 
         `third_party`: on the target of that name in the gateway's configuration, in mode "local";
         `anchor` "none": a roll-back of the whole namespace while detached is not noticed there.
-        `mode` "off": without freshness (docs/threat-model.md); such a volume is filled in the
+        `mode` "off": without freshness (threat-model.md); such a volume is filled in the
         background before it can be attached, see `wait_filled`.
         """
         # A request id of our own makes gRPC's transparent retries harmless.

@@ -2,7 +2,7 @@
 
 A server gives each caller a call key, sealed with HPKE to the KEM key of the caller's certificate.
 Each call then carries a proof: an HMAC under that key over everything that must not be exchanged
-(docs/channels.md, "Call proofs"). Each counter is good for one call.
+(docs/understand/channels.md, "Call proofs"). Each counter is good for one call.
 """
 
 import hashlib

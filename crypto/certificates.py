@@ -3,7 +3,7 @@
 P-256 throughout (Ed25519 client certificates are not accepted by gRPC's TLS). A leaf lives ten
 minutes and names one role of one node: URI SAN `spiffe://sealane/<role>/<node>` and DNS SAN
 `<node>.<role>.sealane.internal`, because gRPC matches only DNS names. A private extension carries
-the attested KEM key, the node's incarnation and its tenant. docs/attestation.md has the profile.
+the attested KEM key, the node's incarnation and its tenant. attestation.md has the profile.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Key hierarchy: k_s, k_v, device secrets, and their wrapping at rest (docs/threat-model.md).
+"""Key hierarchy: k_s, k_v, device secrets, and their wrapping at rest (threat-model.md).
 
 `k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
 volume and can derive no other. `k_s`, and what is made of it or of a device secret for other uses,
@@ -45,7 +45,7 @@ def derive_volume_key(
 
 
 def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
-    """Derive the key that authenticates a volume's store on a third party (docs/stores.md §2).
+    """Derive the key that authenticates a volume's store on a third party (stores.md §2).
 
     Of the first key epoch's k_v: the store outlives rotations.
     """
@@ -58,7 +58,7 @@ def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> 
 def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
     """Derive the key that seals what a gateway keeps of a volume's attachment.
 
-    Of k_v, which the broker releases only to who may use the volume (docs/attachments.md).
+    Of k_v, which the broker releases only to who may use the volume (docs/operate/attachments.md).
     """
     if len(volume_key) != KEY_BYTES:
         raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
@@ -88,7 +88,7 @@ def derive_tree_secret(
 def derive_anchor_key(
     device_secret: bytes | bytearray, *, device_id: uuid.UUID, kind: str
 ) -> bytearray:
-    """Derive the key under which a device's anchor records are (docs/anchors.md).
+    """Derive the key under which a device's anchor records are (docs/understand/anchors.md).
 
     Each kind of anchor has a key of its own: a record can't be taken from one to another.
     """

@@ -1,4 +1,4 @@
-"""The secret of one secure I/O queue: what both ends put into the exchange (docs/secure-queue.md).
+"""The secret of one secure I/O queue: what both ends put into the exchange (secure-queue.md).
 
 Gateway and target exchange ephemeral shares over mutual TLS (`Storage.OpenQueue`), and each seals
 a random share to the other's attested KEM key: who has only stolen a TLS key, or sits between two,
@@ -17,7 +17,7 @@ from sealane.errors import ProtocolError
 NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
 MILESTONE_BYTES: Final = 32
-"""How far a store has come, as the engine encodes it (docs/secure-queue.md §2)."""
+"""How far a store has come, as the engine encodes it (docs/formats/secure-queue.md §2)."""
 _LABEL: Final = "sealane queue secret v3"
 _OFFER: Final = "sealane queue offer v3"
 

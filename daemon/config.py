@@ -1,4 +1,4 @@
-"""Configuration of `sealaned`: one TOML file, strict, frozen, no secrets (docs/configuration.md).
+"""Configuration of `sealaned`: one TOML file, strict, frozen, no secrets (configuration.md).
 
 Anything the schema doesn't know is refused in one line that names the file, the key, the value
 found and the values allowed. The roles of a daemon are the role sections its file has.
@@ -277,7 +277,7 @@ class TargetConfig(Section):
 
 
 class ThirdPartyConfig(Section):
-    """A namespace of somebody else's target, for one volume (docs/third-party.md)."""
+    """A namespace of somebody else's target, for one volume (docs/operate/third-party.md)."""
 
     name: NodeName
     address: PeerAddress

@@ -1,1 +1,1 @@
-"""The link lab: hosts in network namespaces and emulated long links between them (docs/lab.md)."""
+"""The link lab: hosts in network namespaces and emulated long links between them (lab.md)."""

@@ -1,4 +1,4 @@
-"""What a lab is like: the model of a topology file (docs/lab.md).
+"""What a lab is like: the model of a topology file (docs/operate/lab.md).
 
 Probabilities are from 0 to 1 and per packet; sizes are bytes of IP packets, headers included.
 """

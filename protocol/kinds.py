@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class VolumeMode(StrEnum):
-    """Who keeps a volume fresh (docs/threat-model.md). Empty in a descriptor: remote."""
+    """Who keeps a volume fresh (docs/understand/threat-model.md). Empty in a descriptor: remote."""
 
     REMOTE = "remote"
     """The target, which is Sealane's."""

@@ -2,7 +2,7 @@
 
 Pure: no sockets, no clock. Each side puts together what it sent and what it received; the same
 transcript, and only that, gives the same keys. What mutual TLS proved about both nodes is in it,
-and each end adds a share sealed to the other's attested KEM key (docs/session-establishment.md).
+and each end adds a share sealed to the other's attested KEM key (session-establishment.md).
 A secret that only the two jobs know, if they have one, is part of the keys and proved by the offer.
 """
 

@@ -18,7 +18,7 @@ from sealane.lab.namespaces import Namespace
 FOLDER: Final = Path(__file__).parent
 PROGRAM: Final = FOLDER / "target/release/sealane-benchmark-sessions"
 OVERHEAD_BYTES: Final = 59 + 28
-"""What a unit costs on the wire beside its payload (docs/session-wire.md)."""
+"""What a unit costs on the wire beside its payload (docs/formats/session-wire.md)."""
 UNIT_GRAIN_BYTES: Final = 64
 """Whole cache lines, and so whole AES blocks: 22 ns of AEAD a packet less than with 1413 bytes."""
 WAYS: Final = ("session", "tls", "quic")

@@ -121,7 +121,7 @@ async def pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def block_start(path: Path, lba: int) -> int:
-    """Give the byte of an inline store at which a sector's block begins (docs/stores.md §2b).
+    """Give the byte of an inline store at which a sector's block begins (stores.md §2b).
 
     What keeps the volume fresh, if anything does, is in front of its blocks.
     """

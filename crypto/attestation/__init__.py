@@ -2,5 +2,5 @@
 
 `runtime_data` is what a node commits to, `challenge` what it answers, `policy` what is wanted of
 it, `verifier` puts them together. Evidence itself is read by `sealane.crypto.evidence`. Pure: time
-comes in with every call. docs/attestation.md.
+comes in with every call. docs/understand/attestation.md.
 """

@@ -3,7 +3,7 @@
 The introduction names the endorsement key (EK) with its certificates and the attestation key (AK);
 the challenge comes with a credential that only the TPM with both can open. Evidence is a proof that
 it was opened, a quote by the AK over the runtime data, the PCR values, the firmware's event log,
-and the AK's certification of a KEM key that this TPM made and keeps. docs/attestation.md.
+and the AK's certification of a KEM key that this TPM made and keeps. attestation.md.
 
 What it can't say: that the kernel beside the TPM hasn't changed since what the PCRs hold.
 """

@@ -1,4 +1,4 @@
-"""Devices (docs/devices.md): the store directories of targets, each with one owner and one anchor.
+"""Devices (devices.md): the store directories of targets, each with one owner and one anchor.
 
 A volume on a third party is a device, too, under its own id: its owner is the gateway that has it.
 

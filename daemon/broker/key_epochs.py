@@ -1,4 +1,4 @@
-"""Key epochs of volumes (docs/sharing.md): who holds which key, and when a new one takes over.
+"""Key epochs of volumes (sharing.md): who holds which key, and when a new one takes over.
 
 A new epoch begins when an operator asks for it, when a node that holds the key loses its trust,
 when a tenant loses its share of a volume, and with the lease that brings a key near 4 PB.

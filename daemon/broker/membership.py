@@ -1,4 +1,4 @@
-"""Which nodes have attested, what they show, and which were revoked (docs/attestation.md).
+"""Which nodes have attested, what they show, and which were revoked (attestation.md).
 
 One record for each role of a node has all of it, so that an attestation and a revocation at the
 same time can't miss each other. Every answer reads the store: a broker that can't reach it, or that

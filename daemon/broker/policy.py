@@ -1,6 +1,6 @@
 """The verifier's policy document: TOML, strict like the configuration, signed by its owner.
 
-What it means is in `sealane.crypto.attestation.policy`; docs/attestation.md has every field.
+What it means is in `sealane.crypto.attestation.policy`; attestation.md has every field.
 Absent fields are refused here, or refuse whoever would need them.
 """
 

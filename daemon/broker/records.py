@@ -299,7 +299,7 @@ class Opening(Record):
 
 
 class DeviceRecord(Record):
-    """A store directory of a target (docs/devices.md): whose it is, and who keeps its anchor.
+    """A store directory of a target (devices.md): whose it is, and who keeps its anchor.
 
     Also a volume on a third party, `is_volume`, under the volume's id: its owner is a gateway.
     The fencing epoch grows with each opening and each move. Until `is_initialised`, what its owner

@@ -1,4 +1,4 @@
-"""Who may have what of a volume, and how it is told (docs/sharing.md).
+"""Who may have what of a volume, and how it is told (docs/operate/sharing.md).
 
 A volume is its tenant's; gateways of tenants that it is shared with use it, too, and its target
 sees it. To everybody else it is as one that isn't there.

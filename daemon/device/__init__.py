@@ -1,1 +1,1 @@
-"""Devices: a target's directory or a third-party volume, as brokers know it (docs/devices.md)."""
+"""Devices: a target's directory or a third-party volume, as brokers know it (devices.md)."""

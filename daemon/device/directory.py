@@ -1,4 +1,4 @@
-"""A target's store directory as a device: its name, its secret, its anchors (docs/devices.md)."""
+"""A target's store directory as a device: its name, its secret, its anchors (devices.md)."""
 
 import asyncio
 import uuid

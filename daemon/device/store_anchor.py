@@ -1,4 +1,4 @@
-"""A store's anchor: what it wants anchored goes to its device's anchors (docs/anchors.md)."""
+"""A store's anchor: what it wants anchored goes to its device's anchors (anchors.md)."""
 
 import asyncio
 import uuid

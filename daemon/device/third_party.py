@@ -1,6 +1,6 @@
 """A volume on a third party as a device: its anchor at the brokers, for one opening of it.
 
-The anchor is the volume's, not the gateway's: a volume that moves takes it along (docs/devices.md).
+The anchor is the volume's, not the gateway's: a volume that moves takes it along (devices.md).
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """How a fabric stops: no new sessions, what is under way is finished, then everything ends.
 
-The peers are told at once, in the sessions themselves (docs/session-wire.md, DRAINING).
+The peers are told at once, in the sessions themselves (docs/formats/session-wire.md, DRAINING).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Addresses of a session's paths: a pair of them, with ports, for each (docs/session-wire.md).
+"""Addresses of a session's paths: a pair of them, with ports, for each (session-wire.md).
 
 Path i goes from the i-th address of one end to the i-th of the other. The initiator offers as many
 as it has, the responder answers with no more than those.

@@ -1,4 +1,4 @@
-"""The Unix socket where a job fetches the rings of a session it was granted (docs/ring-abi.md).
+"""The Unix socket where a job fetches the rings of a session it was granted (ring-abi.md).
 
 The job connects, sends the 16-byte token of its grant and gets four descriptors by SCM_RIGHTS.
 A token works once and for a short time; the peer must run as our own user. Before that it has

@@ -14,7 +14,7 @@ from typing import Final
 UNIT_GRAIN_BYTES: Final = 64
 """Whole blocks of the cipher cost less than the bytes that a finer grain would gain."""
 UNIT_OVERHEAD_BYTES: Final = 59
-"""Header, descriptor, immediate and tag of a unit (docs/session-wire.md)."""
+"""Header, descriptor, immediate and tag of a unit (docs/formats/session-wire.md)."""
 IP_UDP_BYTES: Final = {4: 28, 6: 48}
 MTUS: Final = (9000, 1500, 1280)
 """Jumbo frames, Ethernet, and the least that IPv6 has."""

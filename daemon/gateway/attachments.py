@@ -1,4 +1,4 @@
-"""Attachments that outlive the gateway's process: a sealed file for each (docs/attachments.md).
+"""Attachments that outlive the gateway's process: a sealed file for each (attachments.md).
 
 A file holds what the volume must be exported with again, so that its host takes it for the same
 one: host, secret, size. It is sealed under a key derived from the volume's key, which only the

@@ -1,4 +1,4 @@
-"""A gateway's side of opening a secure queue: its exchange of keys (docs/secure-queue.md §2)."""
+"""A gateway's side of opening a secure queue: its exchange of keys (secure-queue.md §2)."""
 
 import secrets
 import uuid

@@ -20,7 +20,7 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb
 
 SECTOR_BYTES: Final = 4096
 _STORES_ASKED_MAX: Final = 16
-# docs/third-party.md says why the others don't hold there, and how far C4 goes.
+# docs/operate/third-party.md says why the others don't hold there, and how far C4 goes.
 _CLAIMS: Final = {
     ("", False): ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
     (VolumeMode.LOCAL, True): (
@@ -176,7 +176,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def CloneVolume(
         self, request: volumes_pb2.CloneVolumeRequest, context: Context
     ) -> volumes_pb2.Volume:
-        """Refuse: docs/stores.md §5."""
+        """Refuse: docs/formats/stores.md §5."""
         raise UsageError(
             "volume.clone.unsupported",
             f"{request.name[:80]}: sealed sectors are bound to their volume, so a clone can't "

@@ -1,4 +1,4 @@
-"""Fetches keys and counters of volumes for an attach, and keeps them up (docs/sharing.md).
+"""Fetches keys and counters of volumes for an attach, and keeps them up (docs/operate/sharing.md).
 
 A volume has the key epochs from the oldest one that sectors may still be sealed under to the
 newest, which seals. A new one comes when somebody who had the key is revoked, when the 4 PB bound

@@ -1,4 +1,4 @@
-"""Volumes on targets that aren't ours (docs/third-party.md).
+"""Volumes on targets that aren't ours (docs/operate/third-party.md).
 
 A gateway serves such a volume to itself: through a target of its own process, whose store lies on
 the third party's plain namespace. Everything between front end and store is what `remote` volumes

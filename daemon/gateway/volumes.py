@@ -612,5 +612,5 @@ def _warn(descriptor: broker_pb2.VolumeDescriptor) -> None:
             volume_id=descriptor.volume_id,
             mode=VolumeMode.OFF,
             message="mode off: an older sector that whoever stores it puts back is not noticed; "
-            "docs/threat-model.md says what holds",
+            "docs/understand/threat-model.md says what holds",
         )

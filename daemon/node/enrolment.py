@@ -1,4 +1,4 @@
-"""Enrolment: challenge, evidence, certificate (docs/attestation.md), the node's side."""
+"""Enrolment: challenge, evidence, certificate (docs/understand/attestation.md), the node's side."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Plain subsystems as the configuration describes them (docs/configuration.md)."""
+"""Plain subsystems as the configuration describes them (docs/operate/configuration.md)."""
 
 from typing import Annotated, Final, Literal, Self
 from uuid import UUID, uuid5

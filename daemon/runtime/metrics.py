@@ -1,4 +1,4 @@
-"""Prometheus metrics, in a registry of our own; names and meanings: docs/metrics.md (stable)."""
+"""Prometheus metrics, in a registry of our own; names and meanings: metrics.md (stable)."""
 
 import socket
 import threading

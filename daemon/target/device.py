@@ -53,7 +53,7 @@ async def opened_device(
 
     The last of what it yields takes the device up again after it was lost and closed.
     Waits up to `timeout_seconds` for a broker, and for a former owner to end. Errors as
-    `DeviceClient.open`, those of its kind of anchor (docs/anchors.md), `device.anchor.mismatch`.
+    `DeviceClient.open`, those of its kind of anchor (anchors.md), `device.anchor.mismatch`.
     """
     async with contextlib.AsyncExitStack() as stack:
         device, catalogue, is_initial = await _open(

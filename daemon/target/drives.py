@@ -1,4 +1,4 @@
-"""Drives of a target: NVMe namespaces of 4096 + 64 bytes, each for one volume (docs/stores.md §1).
+"""Drives of a target: NVMe namespaces of 4096 + 64 bytes, each for one volume (stores.md §1).
 
 Which one a volume lies on, a symbolic link says in the place of its store's file, under the path
 that the operator gave the namespace. Nothing is believed for that: what lies on a namespace is

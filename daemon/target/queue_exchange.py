@@ -1,4 +1,4 @@
-"""The target's side of the agreement on a queue's secret (docs/secure-queue.md, section 2)."""
+"""The target's side of the agreement on a queue's secret (secure-queue.md, section 2)."""
 
 import secrets
 from dataclasses import dataclass

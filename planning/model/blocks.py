@@ -10,7 +10,7 @@ from sealane.planning.model.completion import Values
 from sealane.planning.model.path import Loss
 
 BLOCK_UNITS_MAX = 255
-"""Data and parity units of a block together, most (docs/session-wire.md)."""
+"""Data and parity units of a block together, most (docs/formats/session-wire.md)."""
 
 
 def check_code(k: int, m: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from sealane.errors import UsageError
 
 PACKET_OVERHEAD_BYTES: Final = 32 + 7 + 16 + 28
-"""Header, message descriptor and tag of a unit's packet (docs/session-wire.md), IPv4 and UDP."""
+"""Header, message descriptor and tag of a unit's packet (session-wire.md), IPv4 and UDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Completion times of the schemes as this stack runs them (docs/sessions.md).
+"""Completion times of the schemes as this stack runs them (docs/understand/sessions.md).
 
 Time runs from the first transmission to the acknowledgement of the last unit, in seconds. What is
 lost is sent again one round trip after its transmission, when the receiver has reported it, however
@@ -68,7 +68,7 @@ def completion(
     """Distribution of the completion time of one message on an idle path.
 
     With independent losses exact while injection takes no longer than a time-out, a lower bound
-    above. With bursts an approximation (docs/sessions.md): a run of lost units counts as one event,
+    above. With bursts an approximation (sessions.md): a run of lost units counts as one event,
     interleaved blocks as fewer than they are.
     """
     step = scheme.timeout_factor * path.round_trip_seconds + path.unit_seconds

@@ -1,4 +1,4 @@
-"""When the parity of a message leaves, and when it makes the message whole (docs/sessions.md).
+"""When the parity of a message leaves, and when it makes the message whole (sessions.md).
 
 All data goes out first, then parity in rounds: the first symbol of each block, then the second.
 What is known to be whole by then is passed over. So of a message longer than a round trip only the

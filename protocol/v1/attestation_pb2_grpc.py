@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class AttestationStub:
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     def __init__(self, channel):
@@ -50,7 +50,7 @@ class AttestationStub:
 
 class AttestationServicer:
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     def GetChallenge(self, request, context):
@@ -91,7 +91,7 @@ def add_AttestationServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Attestation:
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class AttestationStub:
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     @_typing.overload
@@ -45,7 +45,7 @@ class AttestationStub:
 @_typing.type_check_only
 class AttestationAsyncStub(AttestationStub):
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -58,7 +58,7 @@ class AttestationAsyncStub(AttestationStub):
 
 class AttestationServicer(metaclass=_abc_1.ABCMeta):
     """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/attestation.md has the order of checks and what is bound to what.
+    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
     """
 
     @_abc_1.abstractmethod

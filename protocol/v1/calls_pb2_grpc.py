@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CallKeysStub:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md).
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class CallKeysStub:
 
 
 class CallKeysServicer:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md).
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
     """
 
     def GetCallKey(self, request, context):
@@ -71,7 +71,7 @@ def add_CallKeysServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallKeys:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md).
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
     """
 
     @staticmethod

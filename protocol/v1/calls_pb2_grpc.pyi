@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CallKeysStub:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md)."""
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class CallKeysStub:
 
 @_typing.type_check_only
 class CallKeysAsyncStub(CallKeysStub):
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md)."""
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCallKey: _aio.UnaryUnaryMultiCallable[_calls_pb2.GetCallKeyRequest, _calls_pb2.SealedCallKey]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class CallKeysAsyncStub(CallKeysStub):
     """
 
 class CallKeysServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every server that attested nodes call: broker, target and fabric (docs/channels.md)."""
+    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
 
     @_abc_1.abstractmethod
     def GetCallKey(

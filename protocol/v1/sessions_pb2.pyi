@@ -128,7 +128,7 @@ class Session(message.Message):
 
 @typing.final
 class Path(message.Message):
-    """One path of a session (docs/session-wire.md): a pair of addresses with ports."""
+    """One path of a session (docs/formats/session-wire.md): a pair of addresses with ports."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -188,7 +188,7 @@ class Path(message.Message):
     peer_address: builtins.str
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]:
-        """names: docs/metrics.md, sealane_session_path_..."""
+        """names: docs/operate/metrics.md, sealane_session_path_..."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Path(message.Message):
 @typing.final
 class Outlook(message.Message):
     """What the fabric thinks of the path, and what follows for messages that leave the scheme open
-    (docs/sessions.md). Intervals of 95 %.
+    (docs/understand/sessions.md). Intervals of 95 %.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -280,7 +280,7 @@ class PlanRow(message.Message):
 @typing.final
 class SessionGrant(message.Message):
     """How the job's process reaches its rings: connect to the socket, send the token, get the
-    descriptors (docs/ring-abi.md).
+    descriptors (docs/formats/ring-abi.md).
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -554,7 +554,7 @@ class Job(message.Message):
     pid: builtins.int
     @builtins.property
     def usage(self) -> containers.ScalarMap[builtins.str, builtins.int]:
-        """names: docs/metrics.md, sealane_job_..."""
+        """names: docs/operate/metrics.md, sealane_job_..."""
 
     def __init__(
         self,

@@ -412,7 +412,7 @@ class Sessions:
 
 
 class SessionPeerStub:
-    """Between fabrics, mutual TLS (docs/session-wire.md).
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md).
     """
 
     def __init__(self, channel):
@@ -429,7 +429,7 @@ class SessionPeerStub:
 
 
 class SessionPeerServicer:
-    """Between fabrics, mutual TLS (docs/session-wire.md).
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md).
     """
 
     def Establish(self, request, context):
@@ -455,7 +455,7 @@ def add_SessionPeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionPeer:
-    """Between fabrics, mutual TLS (docs/session-wire.md).
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md).
     """
 
     @staticmethod

@@ -149,7 +149,7 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
 def add_SessionsServicer_to_server(servicer: SessionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class SessionPeerStub:
-    """Between fabrics, mutual TLS (docs/session-wire.md)."""
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md)."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -159,13 +159,13 @@ class SessionPeerStub:
 
 @_typing.type_check_only
 class SessionPeerAsyncStub(SessionPeerStub):
-    """Between fabrics, mutual TLS (docs/session-wire.md)."""
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md)."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Establish: _aio.UnaryUnaryMultiCallable[_sessions_pb2.EstablishRequest, _sessions_pb2.EstablishResponse]  # type: ignore[assignment]
 
 class SessionPeerServicer(metaclass=_abc_1.ABCMeta):
-    """Between fabrics, mutual TLS (docs/session-wire.md)."""
+    """Between fabrics, mutual TLS (docs/formats/session-wire.md)."""
 
     @_abc_1.abstractmethod
     def Establish(

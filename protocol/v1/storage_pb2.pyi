@@ -585,7 +585,7 @@ class VolumeEvent(message.Message):
     kind: builtins.str
     """"refused", "found" (by a job), "queue_opened", …"""
     reason: builtins.str
-    """stable id, docs/secure-queue.md lists them"""
+    """stable id, docs/formats/secure-queue.md lists them"""
     lba: builtins.int
     detail: builtins.str
     origin: builtins.str

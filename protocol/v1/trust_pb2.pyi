@@ -139,7 +139,7 @@ class ServedDevice(message.Message):
 
 @typing.final
 class Authorization(message.Message):
-    """Valid for the caller that sent the nonce, from the moment it was sent (docs/attestation.md)."""
+    """Valid for the caller that sent the nonce, from the moment it was sent (docs/understand/attestation.md)."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -92,7 +92,7 @@ class Volume(message.Message):
     def attachment(self) -> Attachment: ...
     @builtins.property
     def claims(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """of docs/threat-model.md, those that hold in this mode"""
+        """of docs/understand/threat-model.md, those that hold in this mode"""
 
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[broker_pb2.VolumeShare]:

@@ -1,7 +1,7 @@
 """Where the target's inline store keeps a block, for whoever owns the drive.
 
-Block *n* of the drive lies at byte 4160·*n*: data, then metadata (docs/secure-queue.md §1). In
-front of the volume's blocks is what keeps them fresh, if anything does (docs/stores.md §2b).
+Block *n* of the drive lies at byte 4160·*n*: data, then metadata (secure-queue.md §1). In
+front of the volume's blocks is what keeps them fresh, if anything does (stores.md §2b).
 """
 
 from collections.abc import Callable

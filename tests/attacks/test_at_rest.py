@@ -1,6 +1,6 @@
 """Reference tests 9, 10, 12, 13 and 14: the drive's owner changes what is stored.
 
-The store's file format is in docs/secure-queue.md; `attacks.disk` is the only place that knows it.
+The store's file format is in secure-queue.md; `attacks.disk` is the only place that knows it.
 After each attack the bytes are put back and the sector must read as before: a refusal that also
 meets honest data would prove nothing.
 """

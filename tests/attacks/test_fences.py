@@ -1,4 +1,4 @@
-"""Unknown outcomes: a lost command is retried only behind the fence (docs/secure-queue.md §3).
+"""Unknown outcomes: a lost command is retried only behind the fence (secure-queue.md §3).
 
 The adversary owns the control channel's network, too. It is mutual TLS, so all he can do to it is
 to cut it: then nothing may be acknowledged, and nothing old may land, for as long as it takes.

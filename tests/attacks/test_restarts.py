@@ -1,4 +1,4 @@
-"""The target dies with unflushed writes while the tenant goes on (docs/crash-consistency.md §4).
+"""The target dies with unflushed writes while the tenant goes on (crash-consistency.md §4).
 
 What the host was told is there; what its drive lost, the gateway sends again.
 """

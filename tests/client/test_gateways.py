@@ -147,7 +147,7 @@ async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothin
 
 
 async def test_examples_of_the_documentation_run(cluster: Cluster) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "start" / "client.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(examples) == 2
     for example in examples:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sealane.client.torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "collectives.md"
 
 
 def collectives(rank: int, size: int) -> None:

@@ -109,7 +109,7 @@ async def test_rate_above_the_operators_is_refused(fabrics: tuple[Daemon, Daemon
 
 
 async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "client-sessions.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "start" / "client-sessions.md").read_text()
     near, far = fabrics
     names = {
         "near_socket": near.socket,
@@ -141,7 +141,7 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
 
 
 async def test_examples_of_collectives_run(fabrics: tuple[Daemon, Daemon]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "start" / "collectives.md").read_text()
     waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
     names = {
         "near_address": fabrics[0].addresses["fabric_control"],

@@ -22,8 +22,8 @@ PROGRAMS = Path(sys.executable).parent
 
 
 def first_start() -> str:
-    """The commands that docs/configuration.md gives for it, but the service manager's."""
-    text = (ROOT / "docs" / "configuration.md").read_text()
+    """The commands that docs/operate/configuration.md gives for it, but the service manager's."""
+    text = (ROOT / "docs" / "operate" / "configuration.md").read_text()
     _, _, section = text.partition("## First start under systemd\n")
     installs, keys, *_ = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     assert "sysusers" in installs

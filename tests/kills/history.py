@@ -1,6 +1,6 @@
 """What a tenant's blocks may hold, seen through gateways that live and die.
 
-`docs/crash-consistency.md` §2 and §3 as sets: through one gateway the version acknowledged last,
+`crash-consistency.md` §2 and §3 as sets: through one gateway the version acknowledged last,
 after its death any from the last flush on, and once one was returned, that one.
 """
 

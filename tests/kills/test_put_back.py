@@ -34,7 +34,7 @@ def test_broker_ends_and_stays_down_when_its_store_was_put_back() -> None:
         again = sealaned("--config", config)
         assert again.returncode == EXIT_NOT_VERIFIED
         assert "broker.store.rolled_back" in again.stderr
-        # What docs/broker-store.md says of a restore on purpose.
+        # What docs/understand/broker-store.md says of a restore on purpose.
         for counter in ("starts.counter", "heads.counter"):
             (root / "b" / counter).unlink()
         config.write_text(config.read_text().replace("[broker]\n", "[broker]\ninstance = 2\n"))

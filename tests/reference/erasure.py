@@ -1,4 +1,4 @@
-"""The erasure code of docs/session-wire.md, as naive as it can be: the oracle of the kernels.
+"""The erasure code of session-wire.md, as naive as it can be: the oracle of the kernels.
 
 `python tests/reference/erasure.py` writes the vectors that the Rust tests read.
 """

@@ -28,7 +28,7 @@ OLD, NEW = b"\x01" * 4096, b"\x02" * 4096
 
 @dataclass(frozen=True)
 class Drive:
-    """A store's file, whose first page says where the rest is (docs/stores.md §2)."""
+    """A store's file, whose first page says where the rest is (docs/formats/stores.md §2)."""
 
     path: Path
     unit: int

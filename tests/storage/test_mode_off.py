@@ -220,7 +220,7 @@ async def test_sector_put_back_is_not_noticed_and_nobody_promises_it(world: Worl
         old = read_slot(world.path, 5)
         await queue.write(5, b"2" * PAGE)
         write_slot(old)
-        # docs/threat-model.md: mode off keeps no freshness.
+        # docs/understand/threat-model.md: mode off keeps no freshness.
         assert await read(queue, 5, 1) == b"1" * PAGE
 
 

@@ -66,7 +66,7 @@ async def test_without_an_anchor_that_is_not_noticed_and_nobody_promises_it(worl
     await written(world, b"2")
     world.put(0, old)
     async with world.attached() as queue:
-        # docs/third-party.md: what `--anchor none` says.
+        # docs/operate/third-party.md: what `--anchor none` says.
         assert await read(queue, 10, 1) == b"1" * PAGE
 
 

@@ -124,7 +124,7 @@ async def test_older_sector_put_back_while_detached_is_refused_but_in_mode_off(
     store(world, 10, old)
     async with world.attached() as queue:
         if is_off:
-            # docs/third-party.md: nothing says which version of a sector counts.
+            # docs/operate/third-party.md: nothing says which version of a sector counts.
             assert await read(queue, 10, 1) == b"1" * PAGE
         else:
             with pytest.raises(NvmeStatusError):

@@ -15,7 +15,7 @@ from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 
 REGION = 1 << 20
-# docs/channels.md: the next question, a third of the lifetime later. What a loaded machine may add.
+# channels.md: the next question, a third of the lifetime later. What a loaded machine may add.
 BOUND_SECONDS = AUTHORIZATION_SECONDS / 3
 SLACK_SECONDS = 15.0
 

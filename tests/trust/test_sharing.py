@@ -316,7 +316,7 @@ async def test_unsharing_ends_access_and_the_old_key_opens_nothing_written_since
 
 
 def _opens(block: bytes, key: bytes, descriptor: broker_pb2.VolumeDescriptor, lba: int) -> bytes:
-    """Open a stored sector as docs/secure-queue.md §1 says, under a key of whatever epoch."""
+    """Open a stored sector as secure-queue.md §1 says, under a key of whatever epoch."""
     data, tag, iv = block[:4096], block[4096:4112], block[4112:4124]
     (key_epoch,) = struct.unpack_from("<I", block, 4096 + 44)
     volume_id = uuid.UUID(descriptor.volume_id).bytes

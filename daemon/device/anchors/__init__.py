@@ -1,1 +1,1 @@
-"""Anchors: the small memory that an adversary can't roll back (docs/anchors.md)."""
+"""Anchors: the small memory that an adversary can't roll back (docs/understand/anchors.md)."""

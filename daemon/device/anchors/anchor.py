@@ -1,8 +1,8 @@
 """Anchors: where a device's last durable state is named, out of reach of who owns its disks.
 
-An anchor (docs/anchors.md) holds small records by name, which their owners fill: a volume's epoch,
+An anchor (anchors.md) holds small records by name, which their owners fill: a volume's epoch,
 checkpoint root, head of the log and commit number, the list of a target's volumes. Whoever opens a
-device recovers to exactly what they say, and advances them before the first I/O. docs/anchors.md
+device recovers to exactly what they say, and advances them before the first I/O. anchors.md
 has what each kind guarantees.
 """
 

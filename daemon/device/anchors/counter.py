@@ -1,7 +1,7 @@
 """Monotonic counters: a number that only grows, whatever happens to the machine's disks.
 
-The broker's start epoch is one (docs/broker-store.md). It is incremented before the broker serves,
-so that no two starts grant from one arena. docs/anchors.md states what each kind guarantees.
+The broker's start epoch is one (broker-store.md). It is incremented before the broker serves,
+so that no two starts grant from one arena. anchors.md states what each kind guarantees.
 """
 
 import fcntl

@@ -2,7 +2,7 @@
 //!
 //! Any k of k + m symbols are enough, for all k + m ≤ 255. The first parity symbol is the plain sum
 //! (XOR) of the data, so m = 1 is the XOR code; XOR codes of several groups are m = 1 blocks,
-//! interleaved. Symbols are byte strings of one length, any length. `docs/session-wire.md` has the
+//! interleaved. Symbols are byte strings of one length, any length. `docs/formats/session-wire.md` has the
 //! matrix. Which kernel multiplies is decided at run time and changes no byte.
 #![deny(unsafe_code)]
 

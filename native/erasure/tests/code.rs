@@ -17,7 +17,7 @@ fn inverse(a: u8) -> u8 {
     (1..=255).find(|b| product(a, *b) == 1).expect("a is not 0")
 }
 
-/// Parity as docs/session-wire.md defines it.
+/// Parity as docs/formats/session-wire.md defines it.
 fn reference_parity(data: &[Vec<u8>], m: usize) -> Vec<Vec<u8>> {
     let length = data[0].len();
     let row = |i: usize| {

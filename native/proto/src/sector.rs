@@ -1,5 +1,5 @@
 //! The sector format: 4096 bytes of ciphertext followed by 64 bytes of metadata, on disk and on
-//! the wire (`docs/secure-queue.md` §1), and the only way to seal one.
+//! the wire (`docs/formats/secure-queue.md` §1), and the only way to seal one.
 //!
 //! A counter has one owner, [`CounterRange`], and one place that moves it, [`CounterRange::take`].
 //! The [`Iv`] it makes can't be copied, and sealing consumes it: sealing twice with one IV can't

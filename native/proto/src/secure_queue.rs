@@ -1,4 +1,4 @@
-//! Authentication of one I/O queue between gateway and target (`docs/secure-queue.md` §2).
+//! Authentication of one I/O queue between gateway and target (`docs/formats/secure-queue.md` §2).
 //!
 //! Both sides count commands from 1, in the order of the TCP stream: [`CommandCounter::take`] is
 //! the only place where the number moves. Every MAC has its own key per purpose and direction, and

@@ -1,4 +1,4 @@
-//! Entries of the completion queue: encoding, and reading them on the job's side (docs/ring-abi.md).
+//! Entries of the completion queue: encoding, and reading them on the job's side (docs/formats/ring-abi.md).
 
 use super::entry::{FLAG_IMMEDIATE, Opcode, word};
 use super::layout::ENTRY_BYTES;

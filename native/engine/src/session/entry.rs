@@ -1,4 +1,4 @@
-//! Entries of the submission queue: encoding, and validation of what a job wrote (docs/ring-abi.md).
+//! Entries of the submission queue: encoding, and validation of what a job wrote (docs/formats/ring-abi.md).
 
 use std::ops::Range;
 

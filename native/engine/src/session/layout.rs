@@ -1,4 +1,4 @@
-//! Ring ABI version 2: where everything lies in the shared memories (docs/ring-abi.md).
+//! Ring ABI version 2: where everything lies in the shared memories (docs/formats/ring-abi.md).
 //!
 //! All numbers are little-endian. The submission memory is written by the job, the completion
 //! memory only by the daemon; what describes the layout lies in the second, so a job can't

@@ -35,7 +35,7 @@ counters! {
     }
 }
 
-/// Names, in the order of the statistics area (docs/ring-abi.md): the machine's, then the worker's.
+/// Names, in the order of the statistics area (docs/formats/ring-abi.md): the machine's, then the worker's.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let machine = SessionStatistics::default();
     let worker = WorkerStatistics::default();

@@ -1,5 +1,5 @@
 //! How far a store had come when a flush ended, told to whoever waited for it: who remembers it can
-//! tell later whether a store that was opened again contains that flush (`docs/crash-consistency.md`
+//! tell later whether a store that was opened again contains that flush (`docs/understand/crash-consistency.md`
 //! §4).
 
 /// Bytes of an encoded milestone.

@@ -15,7 +15,7 @@ pub mod slots;
 pub mod status;
 pub mod transmit;
 
-/// Why a queue or a sector was refused: stable ids, listed in `docs/secure-queue.md`.
+/// Why a queue or a sector was refused: stable ids, listed in `docs/formats/secure-queue.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// A command's MAC doesn't belong to this command number on this queue.

@@ -1,5 +1,5 @@
 //! How the changes of a secure queue that is over ended: what its target tells who asks
-//! (`docs/secure-queue.md` §3).
+//! (`docs/formats/secure-queue.md` §3).
 
 use super::status::Status;
 use crate::sector::{BLOCK_BYTES, Block, DATA_BYTES};

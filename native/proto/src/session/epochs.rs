@@ -1,5 +1,5 @@
 //! Key epochs: which key seals what leaves, which ones open what arrives, and when each of them goes
-//! (`docs/session-wire.md` "Key epochs").
+//! (`docs/formats/session-wire.md` "Key epochs").
 //!
 //! Each direction is a chain of secrets: the secret of the next epoch is derived from this one's,
 //! which is then wiped, so the secrets a machine holds tell nothing of earlier epochs. The sender of a

@@ -1,4 +1,4 @@
-//! Control frames (`docs/session-wire.md`, "Frames").
+//! Control frames (`docs/formats/session-wire.md`, "Frames").
 //!
 //! Every frame states an absolute, cumulative fact, so losing, repeating or reordering them does no
 //! harm. They travel inside sealed packets only.

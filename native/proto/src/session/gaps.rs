@@ -1,5 +1,5 @@
 //! What of the peer's packets has not arrived: gaps in their numbers, from when they are seen until
-//! they are filled or counted as losses and reported (docs/sessions.md, "Recovery").
+//! they are filled or counted as losses and reported (docs/understand/sessions.md, "Recovery").
 //!
 //! Time decides, as in RFC 8985 (RACK): a packet is lost once one that was sent later has been here
 //! for the *reordering window*. The window starts small, and grows with every packet that comes after

@@ -1,9 +1,9 @@
-//! The session machine (`docs/sessions.md`): sealed messages over datagrams, selective repeat or erasure coded.
+//! The session machine (`docs/understand/sessions.md`): sealed messages over datagrams, selective repeat or erasure coded.
 //!
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/session-wire.md`. What a path may carry and which one a unit takes is decided behind two
+//! `docs/formats/session-wire.md`. What a path may carry and which one a unit takes is decided behind two
 //! seams, [`Congestion`] and [`PathChoice`].
 
 mod absences;

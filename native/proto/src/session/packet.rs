@@ -1,4 +1,4 @@
-//! The packet header and the message descriptor (`docs/session-wire.md`, "Packet").
+//! The packet header and the message descriptor (`docs/formats/session-wire.md`, "Packet").
 //!
 //! A header that decodes is only well-formed; nothing of it may be believed before the tag is.
 

@@ -1,5 +1,5 @@
 //! The paths of a session: which there are, which of them may take a unit, and which one a control
-//! packet takes (`docs/session-wire.md`, "Paths").
+//! packet takes (`docs/formats/session-wire.md`, "Paths").
 
 use std::ops::{Index, IndexMut};
 

@@ -1,6 +1,6 @@
 //! A session's plan: how messages of each size survive loss, for senders that leave the choice open.
 //!
-//! Made by a model outside (docs/sessions.md) and installed whole; here it is only looked up.
+//! Made by a model outside (docs/understand/sessions.md) and installed whole; here it is only looked up.
 
 use super::layout::Layout;
 use super::requests::Reliability;

@@ -1,4 +1,4 @@
-//! Probes behind the last unit, so that the peer sees what was lost before them (docs/sessions.md,
+//! Probes behind the last unit, so that the peer sees what was lost before them (docs/understand/sessions.md,
 //! "Recovery"): the tail loss probe of RFC 8985 §7, at first in packets that carry nothing. Into a
 //! silence units go with them, so that the first to get through brings data (decision 52).
 

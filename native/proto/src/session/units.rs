@@ -1,5 +1,5 @@
 //! The unit of a session, where its size is still to be found: padded challenges of several sizes ask
-//! the paths at once (RFC 8899), and the largest that comes back is it (`docs/session-wire.md`, "Path MTU").
+//! the paths at once (RFC 8899), and the largest that comes back is it (`docs/formats/session-wire.md`, "Path MTU").
 
 use crate::link::Nanos;
 

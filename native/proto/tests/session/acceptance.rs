@@ -1,4 +1,4 @@
-//! Acceptance tests of the reference (docs/sessions.md, "Acceptance tests") that need a network in
+//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a network in
 //! the hands of the test: which packet of a message is lost, repeated, held back or moved.
 
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Acceptance tests of the reference (docs/sessions.md, "Acceptance tests") that need a path of a
+//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a path of a
 //! certain kind. Every run checks payload, chunks, memory, credit and rate of every message.
 
 use sealane_proto::link::{GilbertElliott, Loss, PARTS};

@@ -1,4 +1,4 @@
-//! The protocol that keeps sectors fresh over crashes (`docs/crash-consistency.md`), searched
+//! The protocol that keeps sectors fresh over crashes (`docs/understand/crash-consistency.md`), searched
 //! exhaustively in small worlds: two sectors, two or three writes, any crash, and a device that is
 //! honest or answers with whatever was ever written to it. Each rule of the protocol is also left
 //! out by itself; the search then finds a run that goes wrong. `make freshness-model` prints all.

@@ -1,5 +1,5 @@
 //! One block, two gateways that live or die, connections that end, a target that restarts: what is
-//! sent again, and what must not happen twice (`docs/crash-consistency.md` §5). What a store keeps by
+//! sent again, and what must not happen twice (`docs/understand/crash-consistency.md` §5). What a store keeps by
 //! itself (§3) is taken for granted, but for one device that is put back once.
 
 use super::device::Version;

@@ -1,4 +1,4 @@
-//! One block, two gateways that live, a target that restarts (`docs/crash-consistency.md` §4): which
+//! One block, two gateways that live, a target that restarts (`docs/understand/crash-consistency.md` §4): which
 //! orders are kept between the two, and which are not. What the store keeps by itself (§3) is the
 //! other model's matter and taken for granted here.
 

@@ -1,6 +1,6 @@
 //! What became of changes whose association was lost, asked of the target behind its fence: what was
 //! made must not be made again, because another gateway may have changed the blocks in between
-//! (`docs/secure-queue.md` §3).
+//! (`docs/formats/secure-queue.md` §3).
 //!
 //! Only the incarnation that a change was sent to can tell. What another one has of it is decided by
 //! the journal and by sending again.

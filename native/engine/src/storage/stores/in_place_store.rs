@@ -1,6 +1,6 @@
 //! Sealed 4160-byte blocks in place, on a store whose blocks have metadata and change as a whole:
 //! a drive formatted 4096 + 64, or what stands for one. Freshness is kept by `fresh`, in blocks of
-//! the same store in front of the others (`docs/stores.md` §2a).
+//! the same store in front of the others (`docs/formats/stores.md` §2a).
 
 use std::io;
 use std::sync::Arc;

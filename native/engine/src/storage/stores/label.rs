@@ -10,7 +10,7 @@ const MAGIC: [u8; 8] = *b"SEALSECT";
 /// Version of this layout.
 const VERSION: u32 = 2;
 
-/// The label (`docs/stores.md` §2a): the data of block 0, written once, when a store is created.
+/// The label (`docs/formats/stores.md` §2a): the data of block 0, written once, when a store is created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     /// Identifies the store.

@@ -1,4 +1,4 @@
-//! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
+//! The stores themselves; `store` says what they have in common, `docs/formats/stores.md` what each keeps
 //! on its device and what it guarantees.
 
 mod changes;

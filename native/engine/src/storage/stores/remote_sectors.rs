@@ -3,7 +3,7 @@
 //!
 //! A block changes as a whole, by the drive. A volume of mode `local` lies on the blocks through an
 //! [`InPlaceStore`](super::in_place_store::InPlaceStore), which keeps them fresh. One of mode `off`
-//! lies there bare, behind a label that says whose the namespace is (`docs/stores.md` §2a): sector
+//! lies there bare, behind a label that says whose the namespace is (`docs/formats/stores.md` §2a): sector
 //! *n* is block *n* + 1, nothing tells which version counts, and there is no unwritten state: who
 //! lays it out fills it before it is used.
 

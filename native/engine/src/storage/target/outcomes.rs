@@ -2,7 +2,7 @@
 //!
 //! A gateway whose association was lost doesn't know which of its changes were made. To make one
 //! twice would undo what another gateway did to its blocks in between, so it asks the fenced queue's
-//! target first (`docs/secure-queue.md` §3). Kept in memory: with the target's incarnation ends what
+//! target first (`docs/formats/secure-queue.md` §3). Kept in memory: with the target's incarnation ends what
 //! this can answer for.
 //!
 //! A gateway uses a command id again only when it has the completion of the command before. So of

@@ -1,4 +1,4 @@
-//! Sizes of a store, and where its pages are (`docs/stores.md` §2).
+//! Sizes of a store, and where its pages are (`docs/formats/stores.md` §2).
 //!
 //! A store that grew has an *extent* more for each time: areas behind all that was there before, so
 //! that nothing moves. Sets, slots and blocks go on counting from one extent to the next.

@@ -1,4 +1,4 @@
-//! Keys of one store, all derived from its secret (`docs/stores.md` §2), and what they authenticate.
+//! Keys of one store, all derived from its secret (`docs/formats/stores.md` §2), and what they authenticate.
 
 use sealane_proto::aead::{HmacKey, MacKey, NONCE_BYTES, Secret};
 use sealane_proto::digest::are_equal;

@@ -1,5 +1,5 @@
 //! What a store that keeps freshness knows of its blocks: the changes that wait in memory, then the
-//! leaf pages. `docs/stores.md` §3 has the order of things.
+//! leaf pages. `docs/formats/stores.md` §3 has the order of things.
 //!
 //! Changes go to the *active* table. A merge freezes it and writes its changes into leaf pages,
 //! while the next ones go to a new one. Nothing here reads or writes the blocks' data: whoever does

@@ -36,7 +36,7 @@ pub struct PlacedEntry {
 
 impl PlacedEntry {
     /// The entry of a block that goes to a slot. An error if the block has metadata that a written
-    /// sector hasn't (`docs/secure-queue.md` §1): an entry has no room for it.
+    /// sector hasn't (`docs/formats/secure-queue.md` §1): an entry has no room for it.
     ///
     /// # Panics
     /// Never: the fields are in the block.

@@ -1,6 +1,6 @@
 //! Background jobs of a namespace: scrub and refresh. Each has a thread of its own, below the
 //! queues' priority, and takes the range lock for one short piece at a time: a host's command waits
-//! for one piece of each job at most, and for none of the next (`docs/stores.md` §4).
+//! for one piece of each job at most, and for none of the next (`docs/formats/stores.md` §4).
 
 mod job;
 mod pace;

@@ -1,4 +1,4 @@
-//! What each block may read as, seen through one life of a store (`docs/crash-consistency.md` §2, §3).
+//! What each block may read as, seen through one life of a store (`docs/understand/crash-consistency.md` §2, §3).
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,5 +1,5 @@
 //! Worlds: seeded workloads of a store on a device that crashes at any instant, or belongs to an
-//! adversary; every read is held against the history of its block. `docs/crash-consistency.md` is what
+//! adversary; every read is held against the history of its block. `docs/understand/crash-consistency.md` is what
 //! they check; `make freshness-worlds` runs 100,000 of them, `SEED=n make freshness-world` shows one.
 
 mod adversary;
