@@ -185,15 +185,16 @@ def attack(
     streams: int,
     message_bytes: int,
     seconds: float,
+    idle_seconds: float = 3,
 ) -> Outcome:
-    """Hold half-sent messages until the server takes no more of them, or the time is over."""
+    """Hold half-sent messages until the server takes none for `idle_seconds`, or time is over."""
     before = resident_bytes(pid)
     senders = [HalfSender(address, method, message_bytes) for _ in range(connections)]
     for sender in senders:
         if not sender.ended:
             sender.open(streams)
     peak, end, idle_since = before, time.monotonic() + seconds, time.monotonic()
-    while time.monotonic() < min(end, idle_since + seconds / 4):
+    while time.monotonic() < min(end, idle_since + idle_seconds):
         sent = 0
         for sender in senders:
             if not sender.ended:

@@ -187,7 +187,11 @@ async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
     """A drive that forgets flushed writes: what the gateway still knows must not come back old."""
     cluster, kept = mortal_cluster, tmp_path / "kept"
     # The target serves no such store, so the read is held for as long as the gateway holds one.
-    cluster.gateway("g2", hold_seconds=5)
+    with cluster.impatient_gateway("g2", hold_seconds=2):
+        await _serve_torn_state(cluster, kept)
+
+
+async def _serve_torn_state(cluster: Cluster, kept: Path) -> None:
     async with attacked(cluster, gateway="g2") as world, world.queue() as queue:
         await queue.write(0, pattern(0, 1))
         await queue.flush()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -60,6 +60,17 @@ class Cluster:
             )
             self.gateways[name] = self._run(config)
         return self.gateways[name]
+
+    @contextlib.contextmanager
+    def impatient_gateway(self, name: str, *, hold_seconds: int) -> Iterator[None]:
+        """Have a gateway hold commands no longer than that, inside the block."""
+        if name in self.gateways:
+            self.kill_gateway(name)
+        self.gateway(name, hold_seconds=hold_seconds)
+        try:
+            yield
+        finally:
+            self.kill_gateway(name)
 
     def kill_gateway(self, name: str) -> None:
         """End a gateway as a power cut does."""

@@ -89,9 +89,11 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             )
             assert ended.returncode == 2
             assert "being filled" in ended.stderr
+            # The gateway's stop waits for a target that doesn't answer.
+            gateway.process.send_signal(signal.SIGTERM)
+            target.process.send_signal(signal.SIGCONT)
         with daemon(config) as gateway:
             assert ctl(gateway, "get", big["name"])["state"] == "filling"
-            target.process.send_signal(signal.SIGCONT)
             attached = ctl(gateway, "attach", made["name"], "--host-nqn", HOST)["attachment"]
             await _read_zeros_and_write(attached, 2048)
             metrics = await asyncio.to_thread(_metrics, gateway)

@@ -115,7 +115,8 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_topology_of_the_link_lab_loads(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "operate" / "lab.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "operate" / "lab.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "topology.toml"
     path.write_text(text)
     (wan,) = load_section(Topology, path).wan
