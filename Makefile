@@ -17,9 +17,10 @@ NEW_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 export SEALANE_SEED = $(SEED)
 export PROPTEST_RNG_SEED = $(SEED)
 export PYTHONHASHSEED = 0
-# A worker per core, each with the daemons that its tests share; idle ones take from the others' ends,
+# Two workers per core, as tests wait half of their time; each has the daemons that its tests share,
+# and idle ones take from the others' ends,
 # so that tests of one module stay together. ARGS="-n 0" runs in one process.
-PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+PARALLEL := -n $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 ))) --dist worksteal
 
 .PHONY: help
 help: ## this list
@@ -172,6 +173,10 @@ lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements.lock
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
+
+.PHONY: errors
+errors: $(STAMP)/venv ## write docs/operate/errors.md from the source
+	$(BIN)/python tools/errors
 
 .PHONY: proto
 proto: build ## generate the gRPC code from protocol/*/*.proto

@@ -4,7 +4,7 @@ import pytest
 
 from formal.prove import FOLDER, NO_PROVER, Scenario, prove, prover, queries, scenarios
 
-DOCS = FOLDER.parents[1] / "docs"
+DOCS = FOLDER.parents[1] / "docs" / "understand"
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)

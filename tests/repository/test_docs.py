@@ -5,6 +5,8 @@ import ast
 import builtins
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,3 +123,10 @@ def test_topology_of_the_link_lab_loads(tmp_path: Path) -> None:
     path.write_text(text)
     (wan,) = load_section(Topology, path).wan
     assert wan.name == "ocean"
+
+
+def test_the_page_of_errors_is_what_the_source_says() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "tools" / "errors", "--check"], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
