@@ -127,6 +127,9 @@ def test_topology_of_the_link_lab_loads(tmp_path: Path) -> None:
 
 def test_the_page_of_errors_is_what_the_source_says() -> None:
     ended = subprocess.run(
-        [sys.executable, ROOT / "tools" / "errors", "--check"], capture_output=True, text=True
+        [sys.executable, ROOT / "tools" / "errors", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 0, ended.stderr
