@@ -40,11 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def add_lab(commands: Any) -> None:
-    """Name the lab among the commands of `sealane`, for its help; `main` reads its arguments."""
-    commands.add_parser("lab", help="hosts and long links in network namespaces", add_help=False)
-
-
 def _up(options: argparse.Namespace) -> int:
     topology = load_section(Topology, options.topology)
     name = check_name(options.name or options.topology.stem)

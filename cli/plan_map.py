@@ -4,17 +4,12 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from sealane.cli.plots import pyplot
 from sealane.planning.model import Loss, Path, SelectiveRepeat, ideal
 from sealane.planning.planner import Objective, rank, scheme_text
-
-mpl.use("Agg")
-
-from matplotlib import colors
-from matplotlib import pyplot as plt
 
 SIZES: Final = tuple(1 << bit for bit in range(14, 36, 2))
 LOSSES: Final = tuple(10.0**power for power in np.arange(-7, -0.9, 0.5))
@@ -24,7 +19,11 @@ GAIN_MAX: Final = 8.0
 def draw_map(
     file: FilePath, path: Path, objective: Objective, parity_budget: float, *, size_bytes: int
 ) -> None:
-    """Draw selective repeat over the choice (above), and the choice over ideal (below)."""
+    """Draw selective repeat over the choice (above), and the choice over ideal (below).
+
+    UsageError `plots.library` without matplotlib.
+    """
+    plt = pyplot()
     gains = np.empty((len(LOSSES), len(SIZES)))
     slowdowns = np.empty_like(gains)
     names: list[list[str]] = []
@@ -59,7 +58,7 @@ def draw_map(
 
 def _heat(axes: Any, values: NDArray[np.float64], texts: list[list[str]], title: str) -> None:
     image = axes.imshow(
-        values, origin="lower", aspect="auto", cmap="YlGnBu", norm=colors.LogNorm(1, GAIN_MAX)
+        values, origin="lower", aspect="auto", cmap="YlGnBu", norm="log", vmin=1, vmax=GAIN_MAX
     )
     bar = axes.figure.colorbar(image, ax=axes)
     bar.set_ticks([1, 2, 4, GAIN_MAX], labels=["1", "2", "4", f"{GAIN_MAX:g}"])

@@ -5,11 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 import sealane
-from sealane.cli import lab
-from sealane.cli.demo.run import DemoOptions, StopSignal, run_demo
+from sealane.cli.demo.options import DemoOptions
 from sealane.daemon.runtime.arguments import OneLineParser, bounded, system_refused
 from sealane.errors import Error
 
@@ -23,8 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and turn an error into one line and its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["lab"]:
+        from sealane.cli import lab  # noqa: PLC0415 - the demo needs none of it
+
         return lab.main(given[1:])
     options = parse(given)
+    # Behind the options: `--version` and `--help` answer at once.
+    from rich.console import Console  # noqa: PLC0415
+
+    from sealane.cli.demo.run import StopSignal, run_demo  # noqa: PLC0415
+
     console = Console(stderr=True, highlight=False)
     stop = StopSignal()
     try:
@@ -93,7 +97,8 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         action="store_true",
         help="also sum arrays of both fabrics' jobs around a ring, beside the model",
     )
-    lab.add_lab(commands)
+    # For the help; its arguments are read by sealane.cli.lab.
+    commands.add_parser("lab", help="hosts and long links in network namespaces", add_help=False)
     parsed = parser.parse_args(arguments)
     return DemoOptions(
         input=parsed.input,

@@ -14,6 +14,7 @@ from sealane.cli.demo.results import (
     VolumeProof,
     quantiles,
 )
+from sealane.cli.plots import pyplot
 
 
 def mebibytes_per_second(size_bytes: int, seconds: float) -> str:
@@ -141,12 +142,11 @@ def print_report(console: Console, results: DemoResults) -> None:
 
 
 def draw_plot(results: DemoResults, path: Path) -> None:
-    """Draw measured and predicted completion times as cumulative distributions."""
-    import matplotlib as mpl  # noqa: PLC0415 - half a second that only the demo should pay
+    """Draw measured and predicted completion times as cumulative distributions.
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
+    UsageError `plots.library` without matplotlib.
+    """
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(8.0, 4.8), layout="constrained")
     for run, colour in zip(results.sessions, ("tab:blue", "tab:orange"), strict=True):
         for seconds, style, label in (

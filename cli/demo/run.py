@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from sealane.cli.demo.allreduce import REPEATS, run_all_reduce
 from sealane.cli.demo.attacks import run_attacks
 from sealane.cli.demo.cluster import ClusterBuilder
 from sealane.cli.demo.link import LinkParameters
+from sealane.cli.demo.options import DemoOptions
 from sealane.cli.demo.report import draw_plot, print_report
 from sealane.cli.demo.results import AttackResult, DemoResults, VolumeProof
 from sealane.cli.demo.sessions import SCHEMES, Haul, run_haul, scheme_name
@@ -34,18 +34,6 @@ from sealane.errors import UsageError
 
 PLOT_NAME: Final = "completion-times.png"
 RESULTS_NAME: Final = "results.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """What the command line chose."""
-
-    input: Path | None
-    output: Path
-    messages: int
-    volume_bytes: int | None
-    seed: int
-    all_reduce: bool
 
 
 class StopSignal:
@@ -100,10 +88,10 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
                     cluster=cluster, source=source, size_bytes=volume_bytes, seed=options.seed
                 )
                 results = await run_parts(options, job, progress)
-        write_outputs(results, options.output, scratch)
+        plot = write_outputs(results, options.output, scratch)
     output_console = Console(highlight=False)
     print_report(output_console, results)
-    output_console.print(f"plot: {options.output / PLOT_NAME}")
+    output_console.print(f"plot: {plot}", markup=False)
     output_console.print(f"figures: {options.output / RESULTS_NAME}")
     return results
 
@@ -184,12 +172,21 @@ def check_output(directory: Path) -> None:
         ) from error
 
 
-def write_outputs(results: DemoResults, directory: Path, scratch: Path) -> None:
-    """Write plot and figures beside the scratch first, so that no half-written file stays."""
-    draw_plot(results, scratch / PLOT_NAME)
+def write_outputs(results: DemoResults, directory: Path, scratch: Path) -> str:
+    """Write plot and figures beside the scratch first, so that no half-written file stays.
+
+    Returns where the plot is, or why there is none.
+    """
     (scratch / RESULTS_NAME).write_text(json.dumps(results.as_json(), indent=2) + "\n")
+    plot = str(directory / PLOT_NAME)
+    try:
+        draw_plot(results, scratch / PLOT_NAME)
+    except UsageError as error:
+        plot = f"none, {error}"
     directory.mkdir(parents=True, exist_ok=True)
     for name in (PLOT_NAME, RESULTS_NAME):
-        part = directory / f".{name}.part"
-        shutil.copyfile(scratch / name, part)
-        part.replace(directory / name)
+        if (scratch / name).exists():
+            part = directory / f".{name}.part"
+            shutil.copyfile(scratch / name, part)
+            part.replace(directory / name)
+    return plot

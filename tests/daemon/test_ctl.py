@@ -356,6 +356,18 @@ def test_subsystem_says_who_sees_what(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+def test_a_daemon_imports_nothing_that_draws():
+    program = (
+        "import sys, sealane.daemon.main, sealane.daemon.compose\n"
+        "print(*(m for m in sys.modules if m in sys.argv))"
+    )
+    drawing = ["sealane.daemon.broker.role", "matplotlib", "PIL", "pyroute2"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *drawing], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["sealane.daemon.broker.role"]
+
+
 def test_a_command_imports_its_own_noun_only():
     program = (
         "import sys; from sealane.cli import ctl\n"

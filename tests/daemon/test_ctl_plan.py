@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,12 @@ def test_impossible_paths_are_refused(
     assert run("--loss", "0.1", *arguments) == 2
 
     assert "sealanectl: " in capsys.readouterr().err
+
+
+def test_a_plot_without_its_library_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("--loss", "1e-3", "--plot", str(tmp_path / "map.png")) == 2
+    assert "pip install 'sealane[plots]'" in capsys.readouterr().err
+    assert not (tmp_path / "map.png").exists()
