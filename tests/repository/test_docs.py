@@ -133,3 +133,21 @@ def test_the_page_of_errors_is_what_the_source_says() -> None:
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def named_tests() -> set[str]:
+    """Return the tests that the documents of security name: paths, and path::name."""
+    found: set[str] = set()
+    for name in ("threat-model.md", "attack-tests.md", "channels.md", "attestation.md"):
+        text = (ROOT / "docs" / "understand" / name).read_text()
+        for code in re.findall(r"`([^`]*)`", text):
+            found |= set(re.findall(r"(?:tests/[\w/]+/)?test_\w+\.py(?:::\w+)?", code))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(named_tests()))
+def test_tests_that_documents_name_exist(name: str) -> None:
+    """A name may be the beginning of one (`test_9_…`)."""
+    path, _, function = name.partition("::")
+    files = [ROOT / path] if "/" in path else [*(ROOT / "tests").rglob(path)]
+    assert any(f"def {function}" in file.read_text() for file in files if file.is_file())
