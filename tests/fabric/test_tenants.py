@@ -160,8 +160,11 @@ async def test_a_rank_takes_sessions_only_from_the_node_of_the_member(
             async with join(
                 job, "g", rank=rank, members=members, rate_bits_per_second=RATE, secret=SECRET
             ) as group:
+                # Nobody leaves before both are there: a member that leaves ends its sessions.
+                await joined.wait()
                 return group.rank
 
+        joined = asyncio.Barrier(len(members))
         async with asyncio.TaskGroup() as tasks:
             ranks = [tasks.create_task(take_part(1))]
             await wait_listening(second, "g/0-1")
