@@ -181,6 +181,29 @@ async def test_durable_write_is_not_undone_by_the_gateways_own_journal(
         assert await later.contents(1) in {pattern(1, 1), pattern(1, 2)}
 
 
+async def test_late_journal_does_not_undo_what_another_gateway_did_since_the_restart(
+    world: Attacked,
+) -> None:
+    """A gateway finds the restarted target only after another one has used the same blocks."""
+    async with (
+        attacked(world.cluster, gateway="g2", volume=world.volume) as other,
+        world.queue() as ours,
+        other.queue() as theirs,
+    ):
+        await ours.write(0, b"".join(pattern(lba, 1) for lba in range(4)))
+        world.proxy.is_refusing = True
+        world.cluster.kill_target()
+        await asyncio.to_thread(world.cluster.restart_target)
+        await theirs.compare_and_write(0, await theirs.read(0), pattern(0, 2))
+        await theirs.write(1, pattern(1, 2))
+        await theirs.deallocate(2, 1)
+        await theirs.flush()
+        world.proxy.is_refusing = False
+        expected = [pattern(0, 2), pattern(1, 2), bytes(SECTOR), pattern(3, 1)]
+        for queue in (ours, theirs):
+            assert [await queue.read(lba) for lba in range(4)] == expected
+
+
 async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
     mortal_cluster: Cluster, tmp_path: Path
 ) -> None:

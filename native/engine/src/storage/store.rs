@@ -140,6 +140,37 @@ impl StoreRequest {
         }
     }
 
+    /// The blocks that it names.
+    #[must_use]
+    pub fn blocks(&self, block_bytes: usize) -> Range<u64> {
+        match self {
+            Self::Flush => 0..0,
+            Self::Deallocate { lba, blocks } => *lba..lba + blocks,
+            Self::Read { lba, buffer } | Self::Write { lba, buffer, .. } => {
+                *lba..lba + (buffer.len() / block_bytes) as u64
+            }
+        }
+    }
+
+    /// The same change of some of its blocks.
+    ///
+    /// # Panics
+    ///
+    /// If it isn't a change, or doesn't have all of these blocks.
+    #[must_use]
+    pub fn part(&self, range: Range<u64>, block_bytes: usize) -> Self {
+        let blocks = range.end - range.start;
+        match self {
+            Self::Deallocate { .. } => Self::Deallocate { lba: range.start, blocks },
+            Self::Write { lba, buffer, durable } => {
+                let bytes = |block: u64| (block - lba) as usize * block_bytes;
+                let buffer = buffer[bytes(range.start)..bytes(range.end)].to_vec();
+                Self::Write { lba: range.start, buffer, durable: *durable }
+            }
+            Self::Read { .. } | Self::Flush => unreachable!("it changes nothing"),
+        }
+    }
+
     /// The buffer, to give back.
     #[must_use]
     pub fn into_buffer(self) -> Vec<u8> {

@@ -40,6 +40,9 @@ pub const OUTCOMES: u8 = 0x86;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+/// Bit of CDW13 of a write or deallocation on a secure queue, reserved by NVMe: a gateway sends a
+/// change again that it was answered in an earlier life of the target.
+pub const SENT_AGAIN: u32 = 1 << 8;
 /// Bits of CDW12: protection information (PRINFO).
 pub const PROTECTION_INFORMATION: u32 = 0xf << 26;
 /// Bit of CDW12 of a write zeroes: the blocks may be deallocated (DEAC).

@@ -2,8 +2,8 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE,
-    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OUTCOMES, RANGE_BYTES, READ, VERIFY, WRITE,
-    WRITE_IF, WRITE_ZEROES,
+    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OUTCOMES, RANGE_BYTES, READ, SENT_AGAIN, VERIFY,
+    WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
@@ -30,6 +30,14 @@ pub enum HostCommand {
         /// Durable before it completes.
         is_forced: bool,
     },
+    /// Secure queues only: write blocks again that an earlier life of the target answered, except
+    /// those that were changed in this one.
+    WriteAgain {
+        /// First LBA.
+        lba: u64,
+        /// The blocks.
+        data: Vec<u8>,
+    },
     /// Make completed writes durable.
     Flush,
     /// Secure queues only: the same, answered with a block that begins with the store's milestone.
@@ -53,6 +61,8 @@ pub enum HostCommand {
     },
     /// Deallocate 1 to [`RANGES_MAX`] ranges. On a secure queue the list must fit the capsule.
     Deallocate(Vec<LbaRange>),
+    /// Secure queues only: the same again, as [`Self::WriteAgain`].
+    DeallocateAgain(Vec<LbaRange>),
     /// Compare the stored blocks with these.
     Compare {
         /// First LBA.
@@ -118,14 +128,17 @@ impl HostCommand {
         };
         match self {
             Self::Read { blocks, .. } => whole((*blocks as usize).saturating_mul(block_bytes)),
-            Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
-                whole(data.len())
-            }
+            Self::Write { data, .. }
+            | Self::WriteAgain { data, .. }
+            | Self::Compare { data, .. }
+            | Self::WriteIf { data, .. } => whole(data.len()),
             Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
             }
-            Self::Deallocate(ranges) => (1..=RANGES_MAX).contains(&ranges.len()),
+            Self::Deallocate(ranges) | Self::DeallocateAgain(ranges) => {
+                (1..=RANGES_MAX).contains(&ranges.len())
+            }
             Self::CompareAndWrite { expected, data, .. } => {
                 whole(data.len())
                     && expected.len() == data.len()
@@ -146,6 +159,16 @@ impl HostCommand {
             ..Entry::default()
         };
         let forced = |is_forced: bool| if is_forced { FORCE_UNIT_ACCESS } else { 0 };
+        let deallocated = |ranges: &[LbaRange]| {
+            let data = encode_ranges(ranges);
+            Entry {
+                opcode: DATASET_MANAGEMENT,
+                cdw10_11: (ranges.len() as u64).wrapping_sub(1) & 0xff | DEALLOCATE_ATTRIBUTE,
+                bytes: data.len(),
+                data,
+                ..Entry::default()
+            }
+        };
         let ranged = |opcode, lba, blocks, control, bytes| Entry {
             opcode,
             cdw10_11: lba,
@@ -158,6 +181,9 @@ impl HostCommand {
                 ranged(READ, lba, blocks, 0, blocks as usize * block_bytes)
             }
             Self::Write { lba, data, is_forced } => moved(WRITE, lba, data, forced(is_forced)),
+            Self::WriteAgain { lba, data } => {
+                Entry { cdw13: SENT_AGAIN, ..moved(WRITE, lba, data, 0) }
+            }
             Self::Flush => Entry { opcode: FLUSH, ..Entry::default() },
             Self::FlushMilestone => {
                 Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
@@ -174,16 +200,8 @@ impl HostCommand {
                 let control = if deallocate { DEALLOCATE_BIT } else { 0 };
                 ranged(WRITE_ZEROES, lba, blocks, control, 0)
             }
-            Self::Deallocate(ranges) => {
-                let data = encode_ranges(&ranges);
-                Entry {
-                    opcode: DATASET_MANAGEMENT,
-                    cdw10_11: (ranges.len() as u64).wrapping_sub(1) & 0xff | DEALLOCATE_ATTRIBUTE,
-                    bytes: data.len(),
-                    data,
-                    ..Entry::default()
-                }
-            }
+            Self::Deallocate(ranges) => deallocated(&ranges),
+            Self::DeallocateAgain(ranges) => Entry { cdw13: SENT_AGAIN, ..deallocated(&ranges) },
             Self::Compare { lba, data } => moved(COMPARE, lba, data, 0),
             Self::Verify { lba, blocks } => ranged(VERIFY, lba, blocks, 0, 0),
             Self::WriteIf { lba, data, is_forced } => moved(WRITE_IF, lba, data, forced(is_forced)),

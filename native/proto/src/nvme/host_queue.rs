@@ -222,7 +222,7 @@ impl HostQueue {
             return Err(SubmitError::Length);
         }
         // A secure queue authenticates the list with the command, so both must come together.
-        if let HostCommand::Deallocate(ranges) = command
+        if let HostCommand::Deallocate(ranges) | HostCommand::DeallocateAgain(ranges) = command
             && self.secure.is_some()
             && ranges.len() * RANGE_BYTES > self.limits.in_capsule_max
         {

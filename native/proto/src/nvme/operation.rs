@@ -84,6 +84,9 @@ pub struct Command {
     pub blocks: u32,
     /// Force unit access: what is written must be durable before it is completed.
     pub is_forced: bool,
+    /// A write or deallocation that an earlier life of the target answered: it must not replace what
+    /// was changed in this one. Without a meaning on a plain queue.
+    pub is_sent_again: bool,
     /// Its number on the connection.
     pub number: u64,
     /// Its id, which the host uses for no other command before it has the completion.

@@ -43,6 +43,7 @@ impl Port for GatewayPort {
             lba,
             blocks,
             is_forced: false,
+            is_sent_again: false,
             number: 0,
             cid: slot,
         };

@@ -302,7 +302,10 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             let start = (part.lba - lba) as usize * BLOCK_BYTES;
             let blocks = blocks.get(start..start + part.blocks as usize * BLOCK_BYTES);
             let data = copy(back, blocks.unwrap_or_default());
-            HostCommand::Write { lba: part.lba, data, is_forced: *is_forced }
+            match part.owner {
+                Owner::Replay(_) => HostCommand::WriteAgain { lba: part.lba, data },
+                _ => HostCommand::Write { lba: part.lba, data, is_forced: *is_forced },
+            }
         }
         Work::Swap { current, change: Change::Write { lba, blocks }, is_forced } => {
             let mut data = copy(back, blocks);
@@ -312,14 +315,15 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             HostCommand::WriteIf { lba: *lba, data, is_forced: *is_forced }
         }
         Work::Change { change: change @ Change::Deallocate(_), .. }
-        | Work::Swap { change: change @ Change::Deallocate(_), .. } => HostCommand::Deallocate(
-            ranges_left(change, part.ranges_done)
-                .iter()
-                .map(|range| LbaRange {
-                    lba: range.start,
-                    blocks: (range.end - range.start) as u32,
-                })
-                .collect(),
-        ),
+        | Work::Swap { change: change @ Change::Deallocate(_), .. } => {
+            let ranges = ranges_left(change, part.ranges_done).iter().map(|range| LbaRange {
+                lba: range.start,
+                blocks: (range.end - range.start) as u32,
+            });
+            match part.owner {
+                Owner::Replay(_) => HostCommand::DeallocateAgain(ranges.collect()),
+                _ => HostCommand::Deallocate(ranges.collect()),
+            }
+        }
     }
 }

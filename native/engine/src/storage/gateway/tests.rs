@@ -110,6 +110,8 @@ struct Disk {
     ended: HashMap<u64, Vec<Ended>>,
     /// Whether flushes fail.
     fails_flush: bool,
+    /// Changes that were marked as sent again after a restart.
+    sent_again: u64,
     /// Questions about them that were answered.
     asked: u64,
 }
@@ -133,7 +135,9 @@ impl Disk {
     }
 
     fn execute(&mut self, name: u64, queue: &mut ControllerQueue, command: Command) {
-        let Command { slot, operation, lba, blocks, is_forced, number, .. } = command;
+        let Command { slot, operation, lba, blocks, is_forced, is_sent_again, number, .. } =
+            command;
+        self.sent_again += u64::from(is_sent_again);
         let mut status = Status::SUCCESS;
         let is_change = matches!(
             operation,
@@ -592,6 +596,24 @@ fn what_was_acknowledged_as_durable_is_never_undone_by_sending_the_journal_again
             }
         }
     }
+}
+
+#[test]
+fn only_what_was_answered_is_marked_as_sent_again() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 3, 7);
+    let ranges = vec![LbaRange { lba: 4, blocks: 1 }];
+    assert_eq!(lane.run(&mut disk, HostCommand::Deallocate(ranges)).0, Status::SUCCESS);
+    // The host still waits for this one: it may be ordered behind all that others were answered.
+    let data = vec![9; DATA_BYTES];
+    let tag = lane.submit(HostCommand::Write { lba: 5, data, is_forced: false });
+    lane.lose();
+    disk.restart();
+    assert_eq!(disk.sent_again, 0);
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).expect("answered").0, Status::SUCCESS);
+    assert_eq!(disk.sent_again, 2, "the write and the deallocation of the journal");
 }
 
 #[test]

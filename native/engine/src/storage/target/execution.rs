@@ -49,6 +49,8 @@ pub(super) struct Task {
     ranges_done: usize,
     /// Blocks of a verify that are done.
     verified: u64,
+    /// A gateway sends it again after a restart: blocks that were changed since are left out.
+    is_sent_again: bool,
     /// Number and id of the command, by which its gateway may ask how it ended.
     number: u64,
     cid: u16,
@@ -137,7 +139,8 @@ impl Task {
 impl Worker {
     /// Begins a command that the queue handed out.
     pub fn execute(&mut self, command: Command) {
-        let Command { slot, nsid, operation, lba, blocks, is_forced, number, cid } = command;
+        let Command { slot, nsid, operation, lba, blocks, is_forced, is_sent_again, number, cid } =
+            command;
         if nsid == ALL_NAMESPACES {
             return self.flush_all(slot);
         }
@@ -166,6 +169,7 @@ impl Worker {
             status: Status::SUCCESS,
             ranges_done: 0,
             verified: 0,
+            is_sent_again,
             number,
             cid,
             has_changed: false,
@@ -253,10 +257,34 @@ impl Worker {
             }
             _ => return self.change_reservations(slot),
         };
-        task.has_changed |=
+        let is_change =
             matches!(request, StoreRequest::Write { .. } | StoreRequest::Deallocate { .. });
+        task.has_changed |= is_change;
+        if task.is_sent_again && is_change {
+            return self.start_again(slot, request);
+        }
         task.stores += 1;
         attachment.channel.submit(u64::from(slot), request);
+    }
+
+    /// Starts a change that is sent again, without the blocks that were changed since.
+    fn start_again(&mut self, slot: u16, request: StoreRequest) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let block_bytes = attachment.namespace.block_bytes();
+        let blocks = request.blocks(block_bytes);
+        let left = attachment.namespace.not_superseded(blocks.clone());
+        if left.is_empty() {
+            return self.change_done(slot, request.into_buffer());
+        }
+        if left == [blocks] {
+            task.stores += 1;
+            return attachment.channel.submit(u64::from(slot), request);
+        }
+        for range in left {
+            task.stores += 1;
+            attachment.channel.submit(u64::from(slot), request.part(range, block_bytes));
+        }
     }
 
     fn flush_all(&mut self, slot: u16) {
@@ -270,6 +298,7 @@ impl Worker {
             status: Status::SUCCESS,
             ranges_done: 0,
             verified: 0,
+            is_sent_again: false,
             number: 0,
             cid: 0,
             has_changed: false,
@@ -331,7 +360,9 @@ impl Worker {
         if is_read {
             self.reading = self.reading.saturating_sub(done.buffer.len());
         }
-        if done.result.is_err() {
+        if task.stores > 0 {
+            // Of a change that is sent again: the end of its last part is the command's.
+        } else if !task.status.is_success() {
             self.finish(slot, done.buffer);
         } else if is_read {
             self.read_done(slot, done.buffer);
@@ -423,6 +454,13 @@ impl Worker {
         let namespace = &attachment.namespace;
         let counters = &namespace.counters;
         let blocks = task.blocks.end - task.blocks.start;
+        // What is sent again is older than any change since: it supersedes nothing itself.
+        let is_noted = self.secure_name.is_some() && !task.is_sent_again;
+        let note_changed = |blocks| {
+            if is_noted {
+                namespace.note_changed(blocks);
+            }
+        };
         match &task.operation {
             Operation::Flush => add(&counters.flushes, 1),
             Operation::FlushMilestone => {
@@ -431,9 +469,13 @@ impl Worker {
                 self.queue.complete_read(slot, block);
                 return self.forget(slot);
             }
-            Operation::WriteZeroes { .. } => add(&counters.deallocations, 1),
+            Operation::WriteZeroes { .. } => {
+                add(&counters.deallocations, 1);
+                note_changed(task.blocks.clone());
+            }
             Operation::Deallocate(ranges) => {
                 add(&counters.deallocations, 1);
+                note_changed(ranges.get(task.ranges_done).map(range_of).unwrap_or_default());
                 task.ranges_done += 1;
                 if task.ranges_done < ranges.len() {
                     if self.is_ending {
@@ -449,6 +491,7 @@ impl Worker {
             _ => {
                 add(&counters.writes, 1);
                 add(&counters.sectors_stored, blocks);
+                note_changed(task.blocks.clone());
             }
         }
         self.finish(slot, buffer);

@@ -1,6 +1,7 @@
 //! Target: namespaces, controllers, and the threads that serve their I/O queues.
 
 mod assigned;
+mod changed;
 pub mod controller;
 mod execution;
 pub mod jobs;

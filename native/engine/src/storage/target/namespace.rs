@@ -11,6 +11,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unwritten};
 
+use super::changed::Changed;
 use super::load::{HostLoad, Load};
 use super::mailbox::{Message, Waiter};
 use super::outcomes::Outcomes;
@@ -41,6 +42,8 @@ pub(super) struct Counters {
     pub throttled: AtomicU64,
     /// Commands that had to wait for a range.
     pub contended: AtomicU64,
+    /// Blocks that a gateway sent again and that had been changed since: left as they are.
+    pub superseded: AtomicU64,
 }
 
 pub(super) fn add(counter: &AtomicU64, value: u64) {
@@ -64,6 +67,7 @@ pub struct Namespace {
     is_reserved: AtomicBool,
     pub(super) counters: Counters,
     load: Mutex<Load>,
+    changed: Mutex<Changed>,
     outcomes: Mutex<Outcomes>,
     events: Arc<EventLog>,
 }
@@ -111,6 +115,7 @@ impl Namespace {
             is_reserved: AtomicBool::new(false),
             counters: Counters::default(),
             load: Mutex::default(),
+            changed: Mutex::default(),
             outcomes: Mutex::default(),
             events,
         })
@@ -249,6 +254,7 @@ impl Namespace {
             ("reservation_conflicts", read(&counters.reservation_conflicts)),
             ("throttled", read(&counters.throttled)),
             ("contended", read(&counters.contended)),
+            ("superseded", read(&counters.superseded)),
             ("events_dropped", self.events.dropped()),
         ]
         .into();
@@ -365,6 +371,21 @@ impl Namespace {
             });
         }
         Ok(())
+    }
+
+    /// Notes that a secure queue changed these blocks, whose range it holds.
+    pub(super) fn note_changed(&self, blocks: Range<u64>) {
+        lock(&self.changed).note(blocks);
+    }
+
+    /// Of blocks that are sent again and whose range is held: those to change. The others were
+    /// changed since the store was opened.
+    pub(super) fn not_superseded(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+        let count = blocks.end - blocks.start;
+        let left = lock(&self.changed).unchanged(blocks);
+        let kept: u64 = left.iter().map(|range| range.end - range.start).sum();
+        add(&self.counters.superseded, count - kept);
+        left
     }
 
     /// How the changes of its secure queues ended.

@@ -3,8 +3,8 @@
 use zerocopy::IntoBytes;
 
 use super::super::command::{
-    DATASET_MANAGEMENT, FORCE_UNIT_ACCESS, FUSED, FUSED_FIRST, FUSED_SECOND, SGL_IN_CAPSULE,
-    SubmissionEntry, WRITE, WRITE_IF, WRITE_ZEROES,
+    DATASET_MANAGEMENT, FORCE_UNIT_ACCESS, FUSED, FUSED_FIRST, FUSED_SECOND, SENT_AGAIN,
+    SGL_IN_CAPSULE, SubmissionEntry, WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::super::pdu::{CommonHeader, DataHeader, FLAG_LAST, Header, PduError, R2t, kind};
 use super::super::status::Status;
@@ -401,8 +401,11 @@ impl ControllerQueue {
         };
         let writes = matches!(entry.opcode, WRITE | WRITE_ZEROES | WRITE_IF);
         let is_forced = writes && entry.cdw12.get() & FORCE_UNIT_ACCESS != 0;
+        let may_be_sent_again = matches!(entry.opcode, WRITE | DATASET_MANAGEMENT);
+        let is_sent_again = may_be_sent_again && entry.cdw13.get() & SENT_AGAIN != 0;
         let (nsid, cid) = (entry.nsid.get(), entry.cid.get());
-        let command = Command { slot, nsid, operation, lba, blocks, is_forced, number, cid };
+        let command =
+            Command { slot, nsid, operation, lba, blocks, is_forced, is_sent_again, number, cid };
         self.events.push_back(ControllerEvent::Received(command));
     }
 }

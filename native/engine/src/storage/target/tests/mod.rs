@@ -7,4 +7,5 @@ mod lifetime;
 mod outcomes;
 mod permits;
 mod reservations;
+mod sent_again;
 pub mod store;

@@ -62,7 +62,7 @@ impl ShuffledStore {
         self.0.fails.store(fails, Ordering::SeqCst);
     }
 
-    /// From now on reads from this block fail, because it isn't the current one.
+    /// From now on what begins with this block fails, because it isn't the current one.
     pub fn roll_back(&self, lba: u64) {
         self.0.stale.store(lba, Ordering::SeqCst);
     }
@@ -182,7 +182,9 @@ impl StoreChannel for Channel {
             let stale = self.store.stale.load(Ordering::SeqCst);
             let result = match &request {
                 _ if fails => Err(io::Error::other("broken")),
-                StoreRequest::Read { lba, .. } if *lba == stale => {
+                StoreRequest::Read { lba, .. } | StoreRequest::Write { lba, .. }
+                    if *lba == stale =>
+                {
                     Err(Refusal::Stale(stale).into())
                 }
                 _ => Ok(()),
