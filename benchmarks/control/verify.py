@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from vendors.amd import amd
 from vendors.authority import NOW
 from vendors.intel import intel
-from vendors.nvidia import evidence as nvidia_evidence
 from vendors.nvidia import nvidia as made_up_nvidia
 from vendors.tpm import Manufacturer, SyntheticTpm
 
@@ -56,7 +55,7 @@ def cells() -> dict[str, Callable[[], object]]:
     report = genoa.report(report_data=_BINDING.report_data)
     table = genoa.table()
     quote = vendor.quote(report_data=_BINDING.report_data)
-    measured = nvidia_evidence(gpu.report(nonce=_BINDING.device_nonce), gpu.chain())
+    measured = nvidia.encode_evidence(gpu.report(nonce=_BINDING.device_nonce), gpu.chain())
     signed = SoftwareKey.create().evidence(_BINDING)
     software = SoftwareVerifier()
     return {

@@ -84,7 +84,7 @@ class Supply:
                 try:
                     if is_due and not attached.is_withdrawn:
                         await self._follow(volume_id, attached)
-                    if self._needs_refill(attached):
+                    if self._needs_refill(volume_id, attached):
                         await self._refill(volume_id, attached)
                 except Error as error:
                     self._events.report(volume_id, "supply_failed", reason=error.reason)
@@ -95,8 +95,14 @@ class Supply:
         if attached is not None:
             await self._follow(volume_id, attached)
 
-    def _needs_refill(self, attached: Attached) -> bool:
+    def _is_attached(self, volume_id: str, attached: Attached) -> bool:
+        """Whether it still is: asked after each wait, because a closed volume answers nothing."""
+        return self._attached.get(volume_id) is attached
+
+    def _needs_refill(self, volume_id: str, attached: Attached) -> bool:
         if attached.is_read_only or attached.is_withdrawn:
+            return False
+        if not self._is_attached(volume_id, attached):
             return False
         return attached.leases.needs_refill(attached.port.counters_remaining())
 
@@ -109,16 +115,20 @@ class Supply:
             await self._follow(volume_id, attached)
             return
         attached.leases.add(granted)
-        if self._attached.get(volume_id) is attached:
+        if self._is_attached(volume_id, attached):
             attached.port.add_counters([granted.counters])
 
     async def _follow(self, volume_id: str, attached: Attached) -> None:
         """Do as the volume's descriptor says by now."""
+        descriptor = None
         try:
             descriptor = await self._broker.descriptor(volume_id)
         except UsageError as error:
             if error.reason != "volume.not_found":
                 raise
+        if not self._is_attached(volume_id, attached):
+            return
+        if descriptor is None:
             _withdraw(attached, "it was deleted, or is not shared with this tenant any more")
             return
         if is_read_only(descriptor, self._tenant()) and not attached.is_read_only:
@@ -134,7 +144,7 @@ class Supply:
         before = attached.descriptor
         async with released_keys(self._broker, descriptor, above=before.key_epoch) as keys:
             lease = None if attached.is_read_only else await self._broker.lease(descriptor)
-            if self._attached.get(volume_id) is not attached:
+            if not self._is_attached(volume_id, attached):
                 return
             for epoch in sorted(keys):
                 attached.port.add_key(epoch, keys[epoch])

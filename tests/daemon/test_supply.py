@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from patience import PATIENCE_SECONDS
+from sealane._native import QueueClosedError
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease, LeaseHolder
 from sealane.daemon.gateway import supply
@@ -85,11 +86,13 @@ class Port:
     counters: list[CounterRange]
     keys: dict[int, bytes] = field(default_factory=dict)
     failed: str = ""
+    is_closed: bool = False
 
     def add_key(self, key_epoch: int, key: bytearray) -> None:
         self.keys[key_epoch] = bytes(key)
 
     def fail(self, reason: str, detail: str) -> None:
+        self._check_open()
         assert not self.failed
         assert detail
         self.failed = reason
@@ -97,7 +100,12 @@ class Port:
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
         self.counters += granted
 
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise QueueClosedError("the volume is closed")
+
     def counters_remaining(self) -> int:
+        self._check_open()
         return sum(c.count for c in self.counters)
 
     def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
@@ -180,6 +188,29 @@ async def test_a_refill_that_comes_too_late_for_its_epoch_follows_the_epoch(
     async with world.supplied():
         await until(lambda: world.attached[VOLUME].descriptor.key_epoch == 2)
     assert world.port.counters_remaining() == LEASE_COUNTERS
+
+
+@pytest.mark.parametrize("tenant", ["t", ""])
+async def test_a_volume_that_is_detached_while_the_broker_is_asked_is_let_be(
+    world: World, monkeypatch: pytest.MonkeyPatch, tenant: str
+) -> None:
+    """Detached and closed between the question and its answer, whatever that is."""
+    described = EpochBroker.descriptor
+    world.broker.tenant = tenant
+
+    async def detached_meanwhile(
+        broker: EpochBroker, volume_id: str
+    ) -> broker_pb2.VolumeDescriptor:
+        world.attached.pop(volume_id, None)
+        world.port.is_closed = True
+        return await described(broker, volume_id)
+
+    monkeypatch.setattr(EpochBroker, "descriptor", detached_meanwhile)
+    asked = world.broker.questions
+    async with world.supplied():
+        await until(lambda: world.broker.questions > asked)
+        await asyncio.sleep(0.02)
+    assert not world.port.failed
 
 
 async def test_low_counters_are_refilled_and_an_unchanged_epoch_is_left_alone(world: World) -> None:

@@ -293,8 +293,9 @@ impl GatewayVolume {
         self.open().ok()?.settled_incarnation()
     }
 
-    fn idle_ms(&self, association: u64) -> PyResult<Option<u64>> {
-        Ok(self.open()?.idle(association).map(|nanos| nanos / 1_000_000))
+    fn idle_ms(&self, association: u64) -> Option<u64> {
+        // In a closed volume there is none.
+        self.open().ok()?.idle(association).map(|nanos| nanos / 1_000_000)
     }
 
     #[pyo3(signature = (association=None))]

@@ -1,0 +1,18 @@
+"""Benchmarks are run by hand: each of them starts all the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_benchmark_imports_what_it_needs_and_says_what_it_measures(package: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{package}", "--help"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert f"benchmarks.{package}" in said.stdout
