@@ -556,11 +556,11 @@ class VolumeService:
 
     async def _settle(self, volume_id: str, attached: Attached) -> None:
         """Keep which process of the target may hold what isn't flushed."""
-        if volume_id in self._changing:
+        # No change of its own: whoever changes the volume now isn't sent away because of it.
+        if volume_id in self._changing or self._attached.get(volume_id) is not attached:
             return
         try:
-            with self._change(volume_id):
-                await attached.unflushed.settle(attached.port.settled_incarnation())
+            await attached.unflushed.settle(attached.port.settled_incarnation())
         except UnavailableError as error:
             get_logger().error("attachment_not_kept", volume_id=volume_id, reason=error.reason)
 

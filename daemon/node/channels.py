@@ -145,7 +145,8 @@ class Channels:
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
                 await self._forget_unused()
-            peer = self._peers[key] = _Peer()
+            # Somebody else may have come to know the same peer meanwhile.
+            peer = self._peers.setdefault(key, _Peer())
         if peer.connection is not None and self._is_current(peer.connection):
             return peer.connection
         async with peer.turn:
@@ -240,10 +241,16 @@ class Channels:
         await connection.channel.close()
 
     async def _forget_unused(self) -> None:
-        for key, peer in [*self._peers.items()]:
-            if not peer.turn.locked() and (peer.connection is None or not peer.connection.users):
-                del self._peers[key]
-                await self._retire(peer.connection)
+        unused = {
+            key: peer
+            for key, peer in self._peers.items()
+            if not peer.turn.locked() and (peer.connection is None or not peer.connection.users)
+        }
+        # All at once: while one of them closes, others come and go.
+        for key in unused:
+            del self._peers[key]
+        for peer in unused.values():
+            await self._retire(peer.connection)
 
 
 def open_channel(

@@ -13,6 +13,7 @@ from sealane.daemon.gateway.attachments import (
     FILE_NAME,
     Attachment,
     AttachmentFiles,
+    SealedAttachment,
     seal_attachment,
 )
 from sealane.daemon.gateway.volumes import Via
@@ -248,6 +249,32 @@ async def test_the_first_queue_is_noted_before_anything_can_be_acknowledged(
     assert unflushed_at(tmp_path, volume_id) == world.storage.admission.incarnation
     await world.end_gateway()
     assert unflushed_at(tmp_path, volume_id) == 0, "an orderly end flushes"
+
+
+async def test_a_detach_waits_for_what_is_being_noted_and_is_not_sent_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await attached(world)
+    (volume,) = world.gateway.attached
+    await volume.open_queue(1, 7)
+    put, begun, may_end = AttachmentFiles.put, asyncio.Event(), asyncio.Event()
+
+    async def slow_put(files: AttachmentFiles, kept: SealedAttachment) -> None:
+        begun.set()
+        await may_end.wait()
+        await put(files, kept)
+
+    monkeypatch.setattr(AttachmentFiles, "put", slow_put)
+    volume.settled = world.storage.admission.incarnation + 1
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await begun.wait()
+        detaching = asyncio.ensure_future(world.volumes.detach(volume_id))
+        await asyncio.sleep(0)
+        may_end.set()
+        await detaching
+    await world.end_gateway()
+    await world.start_gateway()
+    assert not world.volumes.is_returning(volume_id), "its file is gone for good"
 
 
 async def after_a_crash(world: World, volume_id: str) -> RecordedAttachment:
