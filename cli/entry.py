@@ -3,6 +3,10 @@
 import importlib
 import signal
 import sys
+from typing import Final
+
+_EXTRAS: Final = {"pyroute2": "lab"}
+"""The extra of our package that has a library which isn't installed everywhere."""
 
 
 def sealaned() -> int:
@@ -29,3 +33,11 @@ def _run(program: str, module: str, arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(library)
+        if extra is None:
+            raise
+        needed = f"it needs {library}: pip install 'sealane[{extra}]'"
+        print(f"{program}: {needed}", file=sys.stderr)
+        return 2

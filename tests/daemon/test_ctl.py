@@ -368,6 +368,19 @@ def test_a_daemon_imports_nothing_that_draws():
     assert done.stdout.split() == ["sealane.daemon.broker.role"]
 
 
+@pytest.mark.parametrize("arguments", [["lab", "show"], ["demo"]])
+def test_what_needs_an_extra_names_it(arguments: list[str]) -> None:
+    program = (
+        "import sys; sys.modules['pyroute2'] = None; from sealane.cli import entry\n"
+        "sys.exit(entry.sealane())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(": it needs pyroute2: pip install 'sealane[lab]'\n")
+
+
 def test_a_command_imports_its_own_noun_only():
     program = (
         "import sys; from sealane.cli import ctl\n"
