@@ -10,6 +10,7 @@ Every failure is a `sealane.errors.Error` with the daemon's reason id.
 import asyncio
 import contextlib
 import datetime as dt
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -161,7 +162,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def connect(socket: str = DEFAULT_SOCKET) -> AsyncIterator[Client]:
+async def connect(socket: str | os.PathLike[str] = DEFAULT_SOCKET) -> AsyncIterator[Client]:
     """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):

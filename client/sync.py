@@ -365,7 +365,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def connect(socket: str = DEFAULT_SOCKET) -> Iterator[Client]:
+def connect(socket: str | os.PathLike[str] = DEFAULT_SOCKET) -> Iterator[Client]:
     """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
     with running() as loop:
         connected = connection.connect(socket)
