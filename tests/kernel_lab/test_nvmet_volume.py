@@ -21,7 +21,7 @@ from sealane.daemon.gateway.third_party_link import ThirdParty
 from sealane.errors import VerificationError
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import VolumeQueue
-from storage.third_party import Broker, arena
+from target.third_party import Broker, arena
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 

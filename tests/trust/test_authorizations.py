@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from broker.virtual import in_virtual_time
 from patience import PATIENCE_SECONDS
 from sealane.daemon.node.authorizations import (
     NO_VOLUME,
@@ -20,7 +21,6 @@ from sealane.daemon.node.authorizations import (
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.errors import UnavailableError, VerificationError
-from store.virtual import in_virtual_time
 from trust.world import running_authorizations
 
 FRESH = 0.6

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anchors.memory_anchor import MemoryAnchor
+from device.memory_anchor import MemoryAnchor
 from patience import PATIENCE_SECONDS
 from sealane.daemon.device.anchors.anchor import CATALOGUE
 from sealane.daemon.device.directory import Device, DeviceFile

@@ -161,7 +161,7 @@ COVERED = {
     },
     "lease safety": {
         "trust/test_revocation.py": ["test_revoked_gateway_is_cut_off_within_the_bound"],
-        "store/test_instance.py": [
+        "broker/test_instance.py": [
             "test_every_start_has_its_own_epoch",
             "test_store_put_back_never_repeats_an_epoch_and_is_refused",
         ],

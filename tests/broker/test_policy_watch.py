@@ -1,0 +1,136 @@
+"""A policy that one broker applies is in force at the others before a second has passed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.virtual import in_virtual_time
+from brokers import MemoryAudit
+from patience import PATIENCE_SECONDS
+from sealane.crypto.attestation.policy import Policy
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker import policy_keeper
+from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.errors import UnavailableError
+
+
+class Broker:
+    """The policy keeper of one broker, and when it last heard of a change."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.heard: asyncio.Queue[int] = asyncio.Queue()
+        self.keeper = PolicyKeeper(registry, owner=None, audit=MemoryAudit(), changed=self._changed)
+
+    @classmethod
+    async def on(cls, store: Store) -> "Broker":
+        return cls(await Registry.open(store, WrappingKey(bytes(32)), node="b"))
+
+    def _changed(self, policy: Policy) -> None:
+        self.heard.put_nowait(policy.version)
+
+    async def apply(self, version: int) -> None:
+        document = f"version = {version}\n".encode()
+        await self.keeper.apply(document, b"", source="p", subject="operator")
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.keeper.keep_refreshed())
+            yield
+            task.cancel()
+
+
+@pytest.fixture
+async def other_client(store: Store, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """The store as a second broker has it; SQLite has one process."""
+    if not isinstance(store, EtcdStore):
+        yield store
+        return
+    endpoints = request.getfixturevalue("etcd").endpoints
+    other = await EtcdStore.open(
+        endpoints, writer="other", credentials=None, prefix=store._data.removesuffix("data/")
+    )
+    yield other
+    await other.close()
+
+
+async def test_other_brokers_hear_of_a_policy_without_looking(
+    store: Store, other_client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who looks now and then hears of nothing while this test runs.
+    monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 3600)
+    first, second = await Broker.on(store), await Broker.on(other_client)
+    await first.apply(1)
+    async with second.following():
+        assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
+        for version in (2, 3):
+            await first.apply(version)
+            assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == version
+        assert second.heard.empty()
+    assert second.keeper.policy.version == 3
+
+
+async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 0.05)
+
+    async def lost(prefix: str, *, from_revision: int) -> AsyncIterator[object]:
+        raise UnavailableError("broker.store.compacted", f"{prefix} {from_revision}")
+        yield
+
+    first, second = await Broker.on(store), await Broker.on(store)
+    monkeypatch.setattr(store, "watch", lost)
+    async with second.following():
+        await first.apply(1)
+        assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
+
+
+@in_virtual_time
+async def test_a_policy_is_in_force_at_other_brokers_within_a_second(tmp_path: Path) -> None:
+    # Only what the product waits for takes time here, and each of the store's steps up to 2 ms.
+    store = SqliteStore(tmp_path / "b.sqlite")
+    loop = asyncio.get_running_loop()
+    first, second = await Broker.on(store), await Broker.on(store)
+    async with second.following():
+        for version in range(1, 21):
+            # At any moment between two looks.
+            await asyncio.sleep(0.37)
+            await first.apply(version)
+            applied = loop.time()
+            assert await second.heard.get() == version
+            assert loop.time() - applied < 1
+    await store.close()
+
+
+@in_virtual_time
+async def test_without_a_watch_a_policy_is_in_force_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(prefix: str, *, from_revision: int) -> AsyncIterator[object]:
+        raise UnavailableError("broker.store.compacted", f"{prefix} {from_revision}")
+        yield
+
+    store = SqliteStore(tmp_path / "b.sqlite")
+    monkeypatch.setattr(store, "watch", lost)
+    loop = asyncio.get_running_loop()
+    first, second = await Broker.on(store), await Broker.on(store)
+    late = []
+    async with second.following():
+        for version in range(1, 21):
+            await asyncio.sleep(0.37)
+            await first.apply(version)
+            applied = loop.time()
+            assert await second.heard.get() == version
+            late.append(loop.time() - applied)
+    await store.close()
+
+    assert max(late) < policy_keeper.REFRESH_SECONDS + 1
+    assert max(late) > 1, "what the test above holds the watch to"
