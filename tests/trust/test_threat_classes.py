@@ -78,7 +78,7 @@ COVERED = {
         "crypto/test_appraisal.py": ["test_devices_can_veto"],
     },
     "downgrade": {
-        "daemon/test_calls.py": ["test_enrolment_takes_tls_1_3_only"],
+        "runtime/test_calls.py": ["test_enrolment_takes_tls_1_3_only"],
         "crypto/test_ear.py": [
             "test_other_algorithms_are_refused",
             "test_header_that_brings_a_key_is_refused",
@@ -91,7 +91,7 @@ COVERED = {
         "trust/test_policy_keeper.py": ["test_unsigned_file_stops_the_start"],
     },
     "token theft": {
-        "daemon/test_calls.py": [
+        "runtime/test_calls.py": [
             "test_stolen_or_missing_result_is_refused",
             "test_result_ends_with_its_certificate",
         ],
@@ -165,16 +165,16 @@ COVERED = {
             "test_every_start_has_its_own_epoch",
             "test_store_put_back_never_repeats_an_epoch_and_is_refused",
         ],
-        "daemon/test_leases.py": ["test_what_nobody_takes_back_is_burned_and_forgotten"],
+        "gateway/test_leases.py": ["test_what_nobody_takes_back_is_burned_and_forgotten"],
     },
     "limits of a compromised broker": {
-        "daemon/test_hsm.py": ["test_a_key_that_could_leave_the_token_is_refused"],
+        "broker/test_hsm.py": ["test_a_key_that_could_leave_the_token_is_refused"],
         "crypto/test_audit.py": [
             "test_changed_record_shows_at_the_next_one",
             "test_rewritten_log_shows_at_its_checkpoint",
             "test_cut_log_shows_against_a_head_kept_elsewhere",
         ],
-        "daemon/test_audit_log.py": ["test_older_log_put_back_is_refused"],
+        "broker/test_audit_log.py": ["test_older_log_put_back_is_refused"],
         "trust/test_policy_keeper.py": [
             "test_policy_without_its_owners_signature_is_refused",
             "test_version_is_used_once",
