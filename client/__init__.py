@@ -14,13 +14,8 @@ from sealane.client.messages import (
     Sent,
     Unreliable,
 )
-from sealane.client.operations import (
-    Operation,
-    ReceiveOperation,
-    SendOperation,
-    StreamOperation,
-    wait_all,
-)
+from sealane.client.operation import Operation, wait_all
+from sealane.client.operations import ReceiveOperation, SendOperation, StreamOperation
 from sealane.client.session import Session
 from sealane.client.volume import Attachment, Volume, VolumeEvent, VolumeShare
 from sealane.client.volume_store import JobFinding, VolumeJob, VolumeStore

@@ -1,108 +1,32 @@
 """Operations of a session that were posted: sends, streams, receives."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sealane._native import ChunkBitmap, Completion
 from sealane.client.messages import Received, Sent
-from sealane.errors import Error, SessionError, UsageError
+from sealane.client.operation import Operation, R, bounded
+from sealane.client.posts import Posts
+from sealane.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from sealane.client.messages import Bytes
-    from sealane.client.session import Session
-
-R = TypeVar("R")
-
-_WHY: Final = {
-    "outcome_unknown": "the session ended before the peer's answer",
-    "aborted": "the session ended before it was done",
-    "too_long": "the message is longer than the room that the receiver has for it",
-    "refused": "the fabric can't do it",
-    "cancelled": "it was given up, here or by the peer",
-    "limit": "this job has as many under way as it may: `sealanectl session limits`",
-    "overlap": "another receive is under way in the same bytes",
-    "draining": "this fabric or the peer's stops, and sends nothing new",
-}
-"""Ends of an operation that are errors, for people; exactly: docs/formats/ring-abi.md."""
 
 
-class Operation(Generic[R]):
-    """A send or a receive that was posted. Await it, or `wait` with a time-out.
+class Posted(Operation[R]):
+    """An operation that may post others which name it."""
 
-    Who stops waiting does not stop the operation: its bytes stay in use until it ends. Any number
-    of tasks may wait, now or later; `asyncio.gather` and its like wait for many.
-    """
-
-    GOOD = frozenset({"ok", "partial"})
-    """Statuses that are no error."""
-
-    def __init__(self, session: "Session", held: object, result: Callable[[Completion], R]) -> None:
-        self._session = session
-        # The memory of a send or a receive is not free again before its end.
-        self._held = [held]
-        self._result = result
-        self._ended = asyncio.Event()
-        self._completion: Completion | None = None
-        self._error: Error | None = None
-        self.handle = -1
-        """Names the operation on the ring."""
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self.wait().__await__()
-
-    async def wait(self, *, timeout_seconds: float | None = None) -> R:
-        """Wait for the end.
-
-        Raises SessionError: `session.wait.timeout` if that takes too long (it goes on),
-        `session.message.…` if the message did not arrive or nobody knows.
-        """
-        async with bounded(timeout_seconds):
-            await self._ended.wait()
-        return self.result()
-
-    def result(self) -> R:
-        """Return what came of it; raises as `wait`, and UsageError while it goes on."""
-        if self._error is not None:
-            raise self._error
-        if self._completion is None:
-            raise UsageError("session.operation.pending", "the operation has not ended")
-        return self._result(self._completion)
-
-    def settle(self, outcome: Completion | Error) -> None:
-        """Say how it ended; the session does."""
-        if isinstance(outcome, Error):
-            self._error = outcome
-        elif outcome.status not in self.GOOD:
-            self._error = SessionError(
-                f"session.message.{outcome.status}", f"{outcome.kind}: {_WHY[outcome.status]}"
-            )
-        else:
-            self._completion = outcome
-        self._held.clear()
-        self._ended.set()
+    def __init__(self, posts: Posts, held: object, result: Callable[[Completion], R]) -> None:
+        super().__init__(held, result)
+        self._posts = posts
 
 
-class Command(Operation[Completion]):
-    """What names another operation; it may be too late for it."""
-
-    GOOD = frozenset({"ok", "refused"})
-
-    def __init__(self, session: "Session") -> None:
-        super().__init__(session, None, lambda completion: completion)
-
-
-class SendOperation(Operation[Sent]):
+class SendOperation(Posted[Sent]):
     """A send that was posted."""
 
-    def __init__(self, session: "Session", held: object) -> None:
+    def __init__(self, posts: Posts, held: object) -> None:
         super().__init__(
-            session,
+            posts,
             held,
             lambda completion: Sent(
                 message=completion.message,
@@ -117,8 +41,8 @@ class SendOperation(Operation[Sent]):
 
         The operation ends as `session.message.cancelled`; so does the receive, unless it had all.
         """
-        ring = self._session.ring
-        return await self._session.command(
+        ring = self._posts.ring
+        return await self._posts.command(
             lambda number: ring.post_cancel(operation=self.handle, user_data=number)
         )
 
@@ -145,11 +69,11 @@ class StreamOperation(SendOperation):
         must not change until the stream has ended. Raises UsageError `session.stream.part` if the
         stream has ended, or for a part that can't be.
         """
-        start, size = self._session.place(data, offset, length)
+        start, size = self._posts.place(data, offset, length)
         self._held.append(data)
-        unit = self._session.session.unit_bytes
+        unit = self._posts.session.unit_bytes
         await self._do(
-            lambda number: self._session.ring.post_continue(
+            lambda number: self._posts.ring.post_continue(
                 stream=self.handle,
                 offset=start,
                 length=size,
@@ -162,26 +86,26 @@ class StreamOperation(SendOperation):
 
     async def end(self) -> None:
         """Say that nothing more will be written."""
-        ring = self._session.ring
+        ring = self._posts.ring
         await self._do(
             lambda number: ring.post_end(stream=self.handle, user_data=number),
             "there is no stream to end: it has ended, or was told to",
         )
 
     async def _do(self, post: Callable[[int], int], refused: str) -> None:
-        if not await self._session.part(post):
+        if not await self._posts.part(post):
             raise UsageError("session.stream.part", refused)
 
 
-class ReceiveOperation(Operation[Received]):
+class ReceiveOperation(Posted[Received]):
     """A receive that was posted: what has landed of it can be seen before it is whole.
 
     Chunks are `Session.chunk_bytes` long, the last one of a message shorter.
     """
 
-    def __init__(self, session: "Session", held: object, *, offset: int, length: int) -> None:
+    def __init__(self, posts: Posts, held: object, *, offset: int, length: int) -> None:
         super().__init__(
-            session,
+            posts,
             held,
             lambda completion: Received(
                 message=completion.message,
@@ -194,7 +118,7 @@ class ReceiveOperation(Operation[Received]):
         )
         self._landed: bytes | None = None
         self._bitmap: ChunkBitmap | None = None
-        self.chunk_count = -(-length // session.chunk_bytes)
+        self.chunk_count = -(-length // posts.chunk_bytes)
         """Chunks of the buffer, of which a message may take fewer."""
 
     def settle(self, outcome: Completion | Error) -> None:
@@ -209,8 +133,8 @@ class ReceiveOperation(Operation[Received]):
         False if it had ended. One that no slot had been found for ends as
         `session.message.cancelled`.
         """
-        ring = self._session.ring
-        return await self._session.command(
+        ring = self._posts.ring
+        return await self._posts.command(
             lambda number: ring.post_complete(receive=self.handle, user_data=number)
         )
 
@@ -220,13 +144,13 @@ class ReceiveOperation(Operation[Received]):
         None if nothing of the message has arrived yet, or all of it has.
         """
         self._check_chunks(chunk, chunk + 1)
-        ring = self._session.ring
-        completion = await self._session.ask(
+        ring = self._posts.ring
+        completion = await self._posts.ask(
             lambda number: ring.post_packet_map(receive=self.handle, chunk=chunk, user_data=number)
         )
         if completion.status != "ok":
             return None
-        units = self._session.chunk_bytes // self._session.session.unit_bytes
+        units = self._posts.chunk_bytes // self._posts.session.unit_bytes
         return bytes(completion.packets[unit // 8] >> unit % 8 & 1 for unit in range(units))
 
     async def immediate(self) -> int | None:
@@ -235,8 +159,8 @@ class ReceiveOperation(Operation[Received]):
         None if nothing of the message has arrived yet, or it has none.
         """
         if not self.done():
-            ring = self._session.ring
-            completion = await self._session.ask(
+            ring = self._posts.ring
+            completion = await self._posts.ask(
                 lambda number: ring.post_packet_map(receive=self.handle, chunk=0, user_data=number)
             )
             if completion.status == "ok":
@@ -253,7 +177,7 @@ class ReceiveOperation(Operation[Received]):
         a later one has its slot.
         """
         if self._bitmap is None:
-            self._bitmap = self._session.bitmap(self.handle, self.chunk_count)
+            self._bitmap = self._posts.bitmap(self.handle, self.chunk_count)
         return self._bitmap
 
     def chunks(self) -> bytes | None:
@@ -274,7 +198,7 @@ class ReceiveOperation(Operation[Received]):
         end = self.chunk_count if end is None else end
         self._check_chunks(start, end)
         async with bounded(timeout_seconds):
-            with self._session.watching_chunks() as changed:
+            with self._posts.watching_chunks() as changed:
                 while not self.done():
                     changed.clear()
                     chunks = self.chunks()
@@ -288,27 +212,3 @@ class ReceiveOperation(Operation[Received]):
             raise UsageError(
                 "session.chunks.range", f"chunks {start} to {end}; there are {self.chunk_count}"
             )
-
-
-async def wait_all(
-    operations: Sequence[Operation[R]], *, timeout_seconds: float | None = None
-) -> list[R]:
-    """Wait for many operations; returns their results in order.
-
-    Raises what the first one raises that ended badly, or SessionError `session.wait.timeout`; the
-    others go on.
-    """
-    async with bounded(timeout_seconds):
-        return await asyncio.gather(*operations)
-
-
-@contextlib.asynccontextmanager
-async def bounded(seconds: float | None) -> AsyncIterator[None]:
-    """Raise SessionError `session.wait.timeout` if the block takes longer than that."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise SessionError(
-            "session.wait.timeout", f"not within {seconds:g} s; it goes on"
-        ) from error

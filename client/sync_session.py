@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sealane._native import ChunkBitmap, RegionArray
+from sealane.client import operation as waiting
 from sealane.client import operations
 from sealane.client import session as asynchronous
 from sealane.client.loop import Loop, entered, left
@@ -21,7 +22,7 @@ R = TypeVar("R")
 class Operation(Generic[R]):
     """A send or receive that was posted; it goes on whether or not anybody waits."""
 
-    def __init__(self, loop: Loop, operation: operations.Operation[R]) -> None:
+    def __init__(self, loop: Loop, operation: waiting.Operation[R]) -> None:
         self._loop = loop
         self._operation = operation
 
@@ -34,7 +35,7 @@ class Operation(Generic[R]):
         return self._loop.run(self._operation.wait(timeout_seconds=timeout_seconds))
 
     @property
-    def asynchronous(self) -> operations.Operation[R]:
+    def asynchronous(self) -> waiting.Operation[R]:
         """The operation as it is on the loop."""
         return self._operation
 
@@ -199,7 +200,7 @@ def wait(posted: Sequence[Operation[R]], *, timeout_seconds: float | None = None
     if not posted:
         return []
     return posted[0]._loop.run(  # noqa: SLF001 - of this module
-        operations.wait_all(
+        waiting.wait_all(
             [operation.asynchronous for operation in posted], timeout_seconds=timeout_seconds
         )
     )

@@ -31,8 +31,10 @@ def tensors(session: Session, dtype: Any) -> tuple[Any, Any]:
     tensor.zero_()
     same[7] = 3
     assert tensor[7] == 3
-    offset, length = session.place(array, 0, None)
-    assert any(session.region[offset : offset + length]), "the region has what the tensor has"
+    offset = tensor.data_ptr() - torch.frombuffer(session.region, dtype=torch.uint8).data_ptr()
+    assert any(session.region[offset : offset + tensor.nbytes]), (
+        "the region has what the tensor has"
+    )
     return array, tensor
 
 

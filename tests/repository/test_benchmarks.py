@@ -1,5 +1,6 @@
 """Benchmarks are run by hand: each of them starts all the same."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,14 @@ PACKAGES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.
 @pytest.mark.parametrize("package", PACKAGES)
 def test_benchmark_imports_what_it_needs_and_says_what_it_measures(package: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{package}", "--help"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        command,
+        cwd=ROOT,
+        # As the make targets do: where PYTHONSAFEPATH is set, the working directory isn't searched.
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert said.returncode == 0, said.stderr
     assert f"benchmarks.{package}" in said.stdout

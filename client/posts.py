@@ -1,0 +1,174 @@
+"""A job's end of a session's ring: what is posted, in order, and what came of it."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from sealane._native import ChunkBitmap, Completion, JobRing
+from sealane.client.operation import Command, Operation, bounded
+from sealane.errors import Error, SessionError, UsageError
+from sealane.protocol.v1 import sessions_pb2
+
+if TYPE_CHECKING:
+    from sealane.client.messages import Bytes
+
+COMPLETIONS_PER_TURN: Final = 64
+
+
+class Posts:
+    """What is on the ring, and who waits for room on it."""
+
+    def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
+        self.session = session
+        self.ring = ring
+        self.region = memoryview(ring.region)
+        self.chunk_bytes = ring.chunk_bytes
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Operation[Any]] = {}
+        # Held while posting, so that operations reach the ring in the order they were asked for.
+        self._posting = asyncio.Lock()
+        # Commands don't wait behind those: what they cancel may be what there is no room for.
+        self._commanding = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._chunk_watchers: set[asyncio.Event] = set()
+        self._ended: Error | None = None
+        self._is_draining = False
+        self.is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop.add_reader(ring.fileno(), self._collect)
+
+    async def drain(self, *, timeout_seconds: float | None = None) -> None:
+        """Post nothing more, and wait until everything posted has ended, well or not.
+
+        Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
+        """
+        self._is_draining = True
+        async with bounded(timeout_seconds):
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """End everything, and give the rings back."""
+        self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
+        self.is_closed = True
+        self.ring.close()
+
+    @contextlib.contextmanager
+    def watching_chunks(self) -> Iterator[asyncio.Event]:
+        """Have an event set whenever chunks have landed or operations have ended."""
+        changed = asyncio.Event()
+        if self._ended is None and not self._chunk_watchers:
+            self.ring.wake_for_chunks(True)
+        self._chunk_watchers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._chunk_watchers.remove(changed)
+            if self._ended is None and not self._chunk_watchers:
+                self.ring.wake_for_chunks(False)
+
+    def bitmap(self, handle: int, chunk_count: int) -> ChunkBitmap | None:
+        """Find the bitmap of a receive; None without a slot of its own, and after `close`."""
+        return None if self.is_closed else self.ring.bitmap(handle, chunk_count)
+
+    def place(self, data: "Bytes | None", offset: int, length: int | None) -> tuple[int, int]:
+        """Return (offset, length) in the region; UsageError for bytes elsewhere."""
+        if (data is None) == (length is None):
+            raise UsageError("session.post.range", "either data or the length of a range is needed")
+        if length is not None:
+            if offset < 0 or length < 0 or offset + length > len(self.region):
+                raise UsageError(
+                    "session.post.range",
+                    f"bytes {offset} to {offset + length}; the region has {len(self.region)}",
+                )
+            return offset, length
+        try:
+            return self.ring.region.locate(data)
+        except (ValueError, BufferError, TypeError) as error:
+            raise UsageError("session.post.elsewhere", str(error)) from error
+
+    async def post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
+        """Post a message or room for one; waits for room, in the order of those who ask."""
+        await self._post(operation, post, self._posting)
+
+    async def part(self, post: Callable[[int], int]) -> bool:
+        """Post a part of a stream, or its end; False if the stream can't have it (any more)."""
+        operation = Command()
+        await self.post(operation, post)
+        return (await operation).status == "ok"
+
+    async def command(self, post: Callable[[int], int]) -> bool:
+        """Post what names another operation; False if that is not under way (any more)."""
+        return (await self.ask(post)).status == "ok"
+
+    async def ask(self, post: Callable[[int], int]) -> Completion:
+        """Post what names another operation, and return what the fabric says.
+
+        The ring keeps room for it, however many operations wait.
+        """
+        operation = Command()
+        await self._post(operation, post, self._commanding)
+        return await operation
+
+    async def _post(
+        self, operation: Operation[Any], post: Callable[[int], int], order: asyncio.Lock
+    ) -> None:
+        """Put an operation on the ring when there is room, in the order of those who want to."""
+        async with order:
+            while not self._try_post(operation, post):
+                await self._room.wait()
+
+    def _try_post(self, operation: Operation[Any], post: Callable[[int], int]) -> bool:
+        """Put an operation on the ring; False if there is no room, which `_room` then reports."""
+        if self._ended is not None:
+            raise self._ended
+        if self._is_draining:
+            raise UsageError("session.draining", f"{self.session.name} takes nothing more")
+        self._room.clear()
+        number = next(self._numbers)
+        try:
+            operation.handle = post(number)
+        except BlockingIOError:
+            return False
+        except (ValueError, OverflowError) as error:
+            raise UsageError("session.post.range", str(error)) from error
+        self._open[number] = operation
+        self._idle.clear()
+        return True
+
+    def _collect(self) -> None:
+        try:
+            while completions := self.ring.completions(COMPLETIONS_PER_TURN):
+                for completion in completions:
+                    self._open.pop(completion.user_data).settle(completion)
+        except OSError:
+            why = self.ring.close_reason() or "its fabric is gone"
+            self._end(SessionError("session.closed", f"{self.session.name} has ended: {why}"))
+        self._tell()
+
+    def _end(self, error: Error) -> None:
+        if self._ended is not None:
+            return
+        self._ended = error
+        self._loop.remove_reader(self.ring.fileno())
+        for operation in self._open.values():
+            # What the fabric had completed was taken before: of the rest nobody knows.
+            operation.settle(
+                SessionError(
+                    "session.message.outcome_unknown",
+                    f"{error}: whether this message arrived is not known",
+                )
+            )
+        self._open.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake who waits for room, chunks, or the end of everything."""
+        self._room.set()
+        for watcher in self._chunk_watchers:
+            watcher.set()
+        if not self._open:
+            self._idle.set()
