@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
     from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
 
 TOKEN_BYTES: Final = 16
-DESCRIPTORS: Final = 4
+DESCRIPTORS: Final = 5
 GRANTED: Final = b"\x01"
 INTRODUCTION: Final = bytes(TOKEN_BYTES)
 INTRODUCED: Final = b"\x02"
@@ -169,8 +169,8 @@ async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
         raise UnavailableError(
             "session.ring.refused", "the fabric does not know this grant: it is spent or too old"
         )
-    region, submission, completion, doorbell = descriptors
-    return JobRing(region, submission, completion, doorbell)
+    region, submission, completion, doorbell, call = descriptors
+    return JobRing(region, submission, completion, doorbell, call)
 
 
 def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:

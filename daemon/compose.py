@@ -26,7 +26,7 @@ from sealane.daemon.runtime.health import Health
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
-from sealane.daemon.runtime.servers import bind_unix, new_server, running
+from sealane.daemon.runtime.servers import local_door, new_server, running
 from sealane.daemon.target.role import start_target
 from sealane.errors import Error
 from sealane.protocol.v1 import nodes_pb2_grpc
@@ -191,8 +191,10 @@ class Daemon:
         reflection.enable_server_reflection(
             [*context.services, health.SERVICE_NAME, reflection.SERVICE_NAME], context.local
         )
-        bind_unix(context.local, context.run_directory.socket)
-        context.addresses["socket"] = str(context.run_directory.socket)
+        socket = context.run_directory.socket
+        context.addresses["socket"] = str(socket)
+        # The door closes last: calls under way end by the server's own stop.
+        await self._stack.enter_async_context(local_door(context.local, socket))
         await self._stack.enter_async_context(running(context.local))
         for log in context.event_logs:
             self._stack.callback(log.close)

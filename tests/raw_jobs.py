@@ -23,6 +23,9 @@ class RawJob:
     memory: mmap.mmap
     """The submission memory."""
     bell: socket.socket
+    """The doorbell, which only the fabric rings."""
+    call: int
+    """The eventfd that wakes the fabric."""
     far: Any
     """The right end, as its fabric knows it."""
 
@@ -46,7 +49,7 @@ async def raw_job(left: Any, right: Any) -> AsyncIterator[RawJob]:
         )
     descriptors = left.service.grants.claim(grant.ring_token)
     assert descriptors is not None
-    region, submission, completion, doorbell = descriptors
+    region, submission, completion, doorbell, call = descriptors
     memory = mmap.mmap(submission, 0)
     with socket.socket(fileno=doorbell) as bell, contextlib.closing(memory):
         bell.setblocking(False)
@@ -58,9 +61,10 @@ async def raw_job(left: Any, right: Any) -> AsyncIterator[RawJob]:
                 completion=completion,
                 memory=memory,
                 bell=bell,
+                call=call,
                 far=listening.result(),
             )
         finally:
-            for descriptor in (region, submission, completion):
+            for descriptor in (region, submission, completion, call):
                 os.close(descriptor)
     listening.result().session.close("session.closed.requested")

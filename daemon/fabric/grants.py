@@ -33,8 +33,8 @@ class Grants:
         self._unclaimed[token] = (session, timer)
         return Grant(session=session, ring_socket=str(self._ring_socket), ring_token=token)
 
-    def claim(self, token: bytes) -> tuple[int, int, int, int] | None:
-        """Give the four descriptors of its session away; the caller closes them.
+    def claim(self, token: bytes) -> tuple[int, int, int, int, int] | None:
+        """Give the descriptors of its session away; the caller closes them.
 
         None if there is no such grant (any more), or the session is closed.
         """

@@ -1,23 +1,22 @@
 """The Unix socket where a job fetches the rings of a session it was granted (ring-abi.md).
 
-The job connects, sends the 16-byte token of its grant and gets four descriptors by SCM_RIGHTS.
+The job connects, sends the 16-byte token of its grant and gets five descriptors by SCM_RIGHTS.
 A token works once and for a short time; the peer must run as our own user. Before that it has
 introduced itself, with 16 zero bytes, and got the token that names its process in calls.
 """
 
 import asyncio
-import contextlib
+import functools
 import os
 import socket
-import stat
-import struct
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
+from sealane.daemon.runtime.door import Caller, door
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UnavailableError
 
 TOKEN_BYTES = 16
 INTRODUCTION = bytes(TOKEN_BYTES)
@@ -25,131 +24,50 @@ INTRODUCTION = bytes(TOKEN_BYTES)
 INTRODUCED = b"\x02"
 """Followed by the job's token."""
 GRANTED = b"\x01"
-"""Followed by nothing; the descriptors come with it: region, submission, completion, doorbell."""
+"""Followed by nothing; with it come region, submission, completion, doorbell and call."""
 REFUSED = b"\x00"
 
 HELLO_TIMEOUT_SECONDS = 5.0
-"""A job that connects and says nothing holds a descriptor of ours."""
-CONNECTIONS_MAX = 64
-"""Connections that wait for their answer; one more has room made for it."""
-ACCEPT_PAUSE_SECONDS = 0.1
-PATH_BYTES_MAX = 107
-_PEER_CREDENTIALS = struct.Struct("iII")
+"""A job that connects and says nothing holds a descriptor and a thread of ours."""
 
-Key = TypeVar("Key")
-Claim = Callable[[bytes], tuple[int, int, int, int] | None]
+Claim = Callable[[bytes], tuple[int, int, int, int, int] | None]
 Introduce = Callable[[socket.socket], bytes]
+R = TypeVar("R")
 
 
-@contextlib.asynccontextmanager
-async def serve(path: Path, claim: Claim, introduce: Introduce) -> AsyncIterator[None]:
+def serve(path: Path, claim: Claim, introduce: Introduce) -> AbstractAsyncContextManager[None]:
     """Answer at `path` until the block is left.
 
     `claim` redeems a token or returns None; `introduce` gives the process that made a connection
-    its job token, or raises UnavailableError.
+    its job token, or raises UnavailableError. Both run in the event loop.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
-    listener = _bind(path)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            accepting = tasks.create_task(_accept(listener, claim, introduce), name="ring socket")
-            try:
-                yield
-            finally:
-                accepting.cancel()
-    finally:
-        listener.close()
-        _unlink(path)
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _bind(path: Path) -> socket.socket:
-    if len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise UsageError(
-            "fabric.ring_socket.path",
-            f"{path} has more than {PATH_BYTES_MAX} bytes: choose a shorter run directory",
-        )
-    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                raise UnavailableError(
-                    "fabric.ring_socket.in_use", f"{path} is served by a running daemon"
-                )
-        path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        previous = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(previous)
-        listener.listen(CONNECTIONS_MAX)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            "fabric.ring_socket.bind", f"{path} can't be served: {error.strerror}"
-        ) from error
-    return listener
-
-
-async def _accept(listener: socket.socket, claim: Claim, introduce: Introduce) -> None:
     loop = asyncio.get_running_loop()
-    open_ones: dict[asyncio.Task[None], int] = {}
-    async with asyncio.TaskGroup() as tasks:
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError:
-                # Out of descriptors, or the job is gone already: neither may end the fabric.
-                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            if len(open_ones) >= CONNECTIONS_MAX:
-                given_up = first_to_go(open_ones)
-                del open_ones[given_up]
-                given_up.cancel()
-            task = tasks.create_task(_answer(connection, claim, introduce), name="ring hand-over")
-            open_ones[task] = _peer(connection)[0]
-            task.add_done_callback(lambda task: open_ones.pop(task, None))
-            # Whoever connects and connects takes turns with everything else.
-            await asyncio.sleep(0)
 
+    def in_loop(function: Callable[[], R]) -> R:
+        async def call() -> R:
+            return function()
 
-def first_to_go(open_ones: Mapping[Key, int]) -> Key:
-    """Choose who makes room: the oldest connection of the process that has most of them.
+        return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
-    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
-    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
-    """
-    counts = Counter(open_ones.values())
-    most = max(counts.values())
-    return next(one for one, process in open_ones.items() if counts[process] == most)
-
-
-async def _answer(connection: socket.socket, claim: Claim, introduce: Introduce) -> None:
-    # A job that goes away or stays silent in the middle harms only itself.
-    with connection, contextlib.suppress(OSError, TimeoutError):
-        connection.setblocking(False)
-        if _peer(connection)[1] != os.geteuid():
-            return
-        async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-            token = await _read_token(connection)
+    def answer(caller: Caller) -> None:
+        token = caller.receive_exactly(TOKEN_BYTES, timeout_seconds=HELLO_TIMEOUT_SECONDS)
         if token == INTRODUCTION:
-            connection.send(_introduced(connection, introduce), socket.MSG_NOSIGNAL)
+            answer = in_loop(functools.partial(_introduced, caller.socket, introduce))
+            caller.socket.send(answer, socket.MSG_NOSIGNAL)
             return
-        descriptors = claim(token)
+        descriptors = in_loop(functools.partial(claim, token))
         if descriptors is None:
-            connection.send(REFUSED, socket.MSG_NOSIGNAL)
+            caller.socket.send(REFUSED, socket.MSG_NOSIGNAL)
             return
         try:
-            socket.send_fds(connection, [GRANTED], list(descriptors))
+            socket.send_fds(caller.socket, [GRANTED], list(descriptors))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    return door(path, answer)
 
 
 def _introduced(connection: socket.socket, introduce: Introduce) -> bytes:
@@ -158,21 +76,3 @@ def _introduced(connection: socket.socket, introduce: Introduce) -> bytes:
     except UnavailableError as error:
         get_logger().warning("job_refused", reason=error.reason, message=error.args[0])
         return REFUSED
-
-
-async def _read_token(connection: socket.socket) -> bytes:
-    loop = asyncio.get_running_loop()
-    token = b""
-    while len(token) < TOKEN_BYTES:
-        received = await loop.sock_recv(connection, TOKEN_BYTES - len(token))
-        if not received:
-            raise ConnectionResetError
-        token += received
-    return token
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return process number and user of who made the connection."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    process, user, _ = _PEER_CREDENTIALS.unpack(packed)
-    return process, user

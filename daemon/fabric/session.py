@@ -172,8 +172,8 @@ class Session:
         if self._endpoint is not None:
             self._endpoint.install_plan(rows)
 
-    def take_job_descriptors(self) -> tuple[int, int, int, int] | None:
-        """Give the four descriptors away, once; the caller closes them. None if closed."""
+    def take_job_descriptors(self) -> tuple[int, int, int, int, int] | None:
+        """Give the descriptors away, once; the caller closes them. None if closed."""
         return None if self._endpoint is None else self._endpoint.take_job_fds()
 
     async def wait_begun(self) -> None:

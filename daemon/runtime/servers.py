@@ -1,7 +1,9 @@
 """gRPC servers: options, binding with one-line errors, start and bounded stop."""
 
 import contextlib
+import functools
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import grpc
 
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
+from sealane.daemon.runtime.door import door, relay
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import calls_pb2_grpc
@@ -141,15 +144,31 @@ def bind_tcp(
     return f"{host}:{port}"
 
 
-def bind_unix(server: grpc.aio.Server, path: Path) -> None:
-    """Bind a Unix socket that only this user may open; `path` must not exist."""
+@contextlib.asynccontextmanager
+async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]:
+    """Have `server`, not started yet, answer at the Unix socket `path` until the block is left.
+
+    Only this user may open it. gRPC's own threads serve all callers, so they receive nothing from
+    a job directly: what each connection sends passes through a thread of its own. gRPC's own
+    socket has no name that another process could open.
+
+    Raises UsageError or UnavailableError if `path` can't be served.
+    """
+    hidden = path.with_suffix(f".{secrets.token_hex(4)}")
     before = os.umask(0o177)
     try:
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(f"unix:{hidden}")
     except RuntimeError as error:
         raise UsageError("listen.refused", f"{path}: can't make the socket") from error
     finally:
         os.umask(before)
+    inner = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        hidden.unlink()
+        async with door(path, functools.partial(relay, address=f"/proc/self/fd/{inner}")):
+            yield
+    finally:
+        os.close(inner)
 
 
 @contextlib.asynccontextmanager

@@ -48,8 +48,8 @@ class SessionEndpoint:
     ) -> Self: ...
     @property
     def local_addresses(self) -> list[str]: ...
-    # Region, submission, completion, doorbell; once. The caller passes and closes them.
-    def take_job_fds(self) -> tuple[int, int, int, int]: ...
+    # Region, submission, completion, doorbell, call; once. The caller passes and closes them.
+    def take_job_fds(self) -> tuple[int, int, int, int, int]: ...
     # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
     # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
     # memories anew: ValueError once the job has its descriptors. As many paths as there are
@@ -178,9 +178,14 @@ class ChunkBitmap:
 
 @final
 class JobRing:
-    # The job's side. Takes over the four descriptors.
+    # The job's side. Takes over the five descriptors.
     def __new__(
-        cls, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+        cls,
+        region_fd: int,
+        submission_fd: int,
+        completion_fd: int,
+        doorbell_fd: int,
+        call_fd: int,
     ) -> Self: ...
     @property
     def region(self) -> Region: ...

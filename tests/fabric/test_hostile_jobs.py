@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from fabrics import Fabric
+from lingering import LINGER_SECONDS, lingering
 from patience import PATIENCE_SECONDS
 from raw_jobs import raw_job
 from sealane.client.grants import introduce
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.runtime import door
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import REGION, connected, wait_listening
@@ -98,7 +100,7 @@ async def test_descriptors_that_a_job_sends_are_not_kept(fabrics: tuple[Any, Any
         before = descriptors_of(job.region)
         flood = [job.region] * DESCRIPTORS_OF_A_MESSAGE
         for _ in range(8):
-            with contextlib.suppress(BlockingIOError):
+            with pytest.raises(BrokenPipeError):
                 socket.send_fds(job.bell, [b"x"], flood)
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.setblocking(False)
@@ -106,29 +108,58 @@ async def test_descriptors_that_a_job_sends_are_not_kept(fabrics: tuple[Any, Any
                 socket.send_fds(caller, [b"t" * ring_socket.TOKEN_BYTES], flood)
                 assert await asyncio.get_running_loop().sock_recv(caller, 1) == ring_socket.REFUSED
         await introduce(left.sessions)
-        assert not job.session.close_reason, "the doorbell's bytes have no meaning"
+        assert not job.session.close_reason, "nothing came of it"
         assert descriptors_of(job.region) == before
 
 
-@pytest.mark.parametrize(("way", "ends"), [(socket.SHUT_RD, False), (socket.SHUT_WR, True)])
-async def test_half_a_doorbell_is_enough_to_listen_and_its_end_is_the_jobs(
-    fabrics: tuple[Any, Any], way: int, ends: bool
-) -> None:
+async def test_a_job_that_hears_no_more_has_ended(fabrics: tuple[Any, Any]) -> None:
     async with raw_job(*fabrics) as job:
-        job.bell.shutdown(way)
-        if not ends:
-            # A packet map of nothing: its completion rings a bell that nobody hears.
-            job.memory[128:136] = (8).to_bytes(8, "little")
-            job.memory[:8] = (1).to_bytes(8, "little")
-            job.bell.send(b"x")
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                one = (1).to_bytes(8, "little")
-                while os.pread(job.completion, 8, 128) != one:  # noqa: ASYNC110 - no bell
-                    await asyncio.sleep(0)
-            job.bell.shutdown(socket.SHUT_WR)
+        # Nothing could be sent on it anyway.
+        job.bell.shutdown(socket.SHUT_WR)
+        # A packet map of nothing: its completion is there, though the doorbell rings unheard.
+        job.memory[128:136] = (8).to_bytes(8, "little")
+        job.memory[:8] = (1).to_bytes(8, "little")
+        os.eventfd_write(job.call, 1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            one = (1).to_bytes(8, "little")
+            while os.pread(job.completion, 8, 128) != one:  # noqa: ASYNC110 - no bell
+                await asyncio.sleep(0)
+        assert not job.session.close_reason
+        job.bell.shutdown(socket.SHUT_RD)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await job.session.wait_closed()
     assert job.session.close_reason == "session.job.gone"
+
+
+async def test_a_job_that_makes_its_wake_up_block_blocks_itself(fabrics: tuple[Any, Any]) -> None:
+    async with raw_job(*fabrics) as job:
+        # The flag is of the file that the fabric watches, too.
+        os.set_blocking(job.call, True)
+        os.eventfd_write(job.call, 1)
+        assert os.eventfd_read(job.call) >= 1
+        job.memory[:8] = (2**64 - 1).to_bytes(8, "little")
+        os.eventfd_write(job.call, 1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await job.session.wait_closed()
+    assert job.session.close_reason == "ring.index.jump"
+
+
+async def test_what_lingers_in_a_message_of_a_job_blocks_nobody_else(
+    fabrics: tuple[Any, Any],
+) -> None:
+    left, _ = fabrics
+    loop = asyncio.get_running_loop()
+    path = str(left.service.settings.ring_socket)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            hostile = stack.enter_context(socket.socket(socket.AF_UNIX))
+            hostile.connect(path)
+            lingers = stack.enter_context(lingering())
+            socket.send_fds(hostile, [b"t" * ring_socket.TOKEN_BYTES], [lingers])
+            os.close(lingers)
+        began = loop.time()
+        assert await introduce(left.sessions) == left.job_token
+        assert loop.time() - began < LINGER_SECONDS / 4
 
 
 async def test_silent_connections_keep_nobody_from_the_fabric(
@@ -140,7 +171,7 @@ async def test_silent_connections_keep_nobody_from_the_fabric(
     path = str(left.service.settings.ring_socket)
     with contextlib.ExitStack() as stack:
         silent = []
-        for _ in range(ring_socket.CONNECTIONS_MAX + 6):
+        for _ in range(door.CONNECTIONS_MAX + 6):
             caller = stack.enter_context(socket.socket(socket.AF_UNIX))
             caller.setblocking(False)
             await loop.sock_connect(caller, path)
@@ -154,8 +185,8 @@ async def test_silent_connections_keep_nobody_from_the_fabric(
 
 
 def test_room_is_made_by_the_process_that_has_most() -> None:
-    assert ring_socket.first_to_go({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
-    assert ring_socket.first_to_go({"a": 1, "b": 2}) == "a"
+    assert door.first_to_go({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
+    assert door.first_to_go({"a": 1, "b": 2}) == "a"
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
 ) -> None:
     pid, channel = fabric
     receiving = JobRing(*right.take_job_fds())
-    address, descriptors, _, _ = socket.recv_fds(channel, 100, 4)
+    address, descriptors, _, _ = socket.recv_fds(channel, 100, 5)
     sender = Session(JobRing(*descriptors), sessions_pb2.Session(name="sessions/x"))
     right.start(
         peer_addresses=[address.decode()],

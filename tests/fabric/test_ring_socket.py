@@ -12,6 +12,7 @@ import pytest
 
 from sealane.client.grants import fetch_ring
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.runtime import door
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import sessions_pb2
 
@@ -27,7 +28,7 @@ async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: 
             async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):
                 pass
 
-    assert in_use.value.reason == "fabric.ring_socket.in_use"
+    assert in_use.value.reason == "listen.in_use"
     assert not path.exists()
 
 
@@ -44,7 +45,7 @@ async def test_failed_accept_does_not_end_the_fabric(
         return await accept(listener)
 
     monkeypatch.setattr(loop, "sock_accept", fail_first)
-    monkeypatch.setattr(ring_socket, "ACCEPT_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(door, "ACCEPT_PAUSE_SECONDS", 0)
     path = tmp_path / "ring.sock"
     async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):
         grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=b"t" * 16)

@@ -21,9 +21,9 @@ from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.establishment import Answer, respond
 from sealane.daemon.fabric.snapshots import rate_cuts
+from sealane.daemon.runtime import door
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening
@@ -509,7 +509,7 @@ async def test_job_of_another_user_gets_nothing(
     fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = fabrics
-    monkeypatch.setattr(ring_socket, "_peer", lambda _: (os.getpid(), os.geteuid() + 1))
+    monkeypatch.setattr(door, "geteuid", lambda: os.geteuid() + 1)
     async with listening(right):
         grant = await open_directly(left, right)
         wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)

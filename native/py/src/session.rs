@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
+use sealane_engine::session::doorbell::JobBell;
 use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
@@ -175,7 +176,7 @@ impl SessionEndpoint {
         self.endpoint.local_addresses().iter().map(SocketAddr::to_string).collect()
     }
 
-    fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd)> {
+    fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd, RawFd)> {
         let job = self.endpoint.take_job_descriptors().ok_or_else(|| {
             PyRuntimeError::new_err("the job's descriptors have been taken already")
         })?;
@@ -183,7 +184,8 @@ impl SessionEndpoint {
             job.region.into_raw_fd(),
             job.submission.into_raw_fd(),
             job.completion.into_raw_fd(),
-            job.doorbell.into_raw_fd(),
+            job.bell.doorbell.into_raw_fd(),
+            job.bell.call.into_raw_fd(),
         ))
     }
 
@@ -315,16 +317,17 @@ impl JobRing {
         submission_fd: RawFd,
         completion_fd: RawFd,
         doorbell_fd: RawFd,
+        call_fd: RawFd,
     ) -> PyResult<Self> {
-        let raw = [region_fd, submission_fd, completion_fd, doorbell_fd];
+        let raw = [region_fd, submission_fd, completion_fd, doorbell_fd, call_fd];
         if raw.iter().any(|fd| *fd < 0) {
             return Err(PyValueError::new_err("a descriptor is negative"));
         }
         // SAFETY: the caller hands over open descriptors, as the stub's contract says, and uses
         // them no more; none of them is -1.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-        let [region, submission, completion, doorbell] = raw.map(own);
-        let job = Job::attach(region, submission, completion, doorbell)?;
+        let [region, submission, completion, doorbell, call] = raw.map(own);
+        let job = Job::attach(region, submission, completion, JobBell { doorbell, call })?;
         let region = Py::new(py, Region::new(Arc::clone(job.region())))?;
         Ok(Self { job: Some(job), region })
     }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
     SessionConfig, SessionKeys, Units,
 };
 
+use super::doorbell::{self, DaemonBell, JobBell};
 use super::lanes::Lanes;
 use super::layout::Layout;
 use super::limits::Limits;
@@ -94,13 +94,13 @@ pub struct JobDescriptors {
     /// Completion queue, bitmap, statistics, read only.
     pub completion: OwnedFd,
     /// The job's end of the doorbell.
-    pub doorbell: OwnedFd,
+    pub bell: JobBell,
 }
 
 struct Prepared {
     sockets: Vec<Udp>,
     memory: JobMemory,
-    doorbell: OwnedFd,
+    bell: DaemonBell,
 }
 
 /// What the job gets, until it takes it; another one if the unit turns out otherwise.
@@ -110,7 +110,7 @@ pub(super) type ForJob = Arc<Mutex<Option<JobDescriptors>>>;
 pub(super) struct Memories {
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
-    pub(super) doorbell: OwnedFd,
+    pub(super) bell: DaemonBell,
     pub(super) job: JobDescriptors,
 }
 
@@ -141,18 +141,15 @@ impl Memories {
             layout.completion_bytes(),
             JobAccess::Reads,
         )?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (doorbell, job_doorbell) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-                .map_err(io::Error::from)?;
+        let (bell, job_bell) = doorbell::pair()?;
         let job = JobDescriptors {
             region: region.file().try_clone_to_owned()?,
             submission: submission.file().try_clone_to_owned()?,
             completion: completion.file().try_clone_to_owned()?,
-            doorbell: job_doorbell,
+            bell: job_bell,
         };
         let ring = DaemonRing::new(layout, submission, completion);
-        Ok(Self { layout, memory: JobMemory { region, ring }, doorbell, job })
+        Ok(Self { layout, memory: JobMemory { region, ring }, bell, job })
     }
 }
 
@@ -202,12 +199,12 @@ impl Endpoint {
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
         };
-        let Memories { layout, memory, doorbell, job } = made;
+        let Memories { layout, memory, bell, job } = made;
         Ok(Self {
             config,
             layout,
             local_addresses,
-            prepared: Some(Prepared { sockets, memory, doorbell }),
+            prepared: Some(Prepared { sockets, memory, bell }),
             account,
             job: Arc::new(Mutex::new(Some(job))),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
@@ -275,7 +272,7 @@ impl Endpoint {
             return Err(EndpointError::Invalid(message));
         }
         let stop = self.stop.try_clone()?;
-        let Prepared { sockets, memory, doorbell } =
+        let Prepared { sockets, memory, bell } =
             self.prepared.take().ok_or(EndpointError::Started)?;
         self.local_addresses.truncate(paths);
         let worker = Worker {
@@ -288,7 +285,7 @@ impl Endpoint {
             pauses: Pauses::new(&config),
             layout: self.layout,
             memory,
-            doorbell: Some(doorbell),
+            bell: Some(bell),
             stop,
             report: Arc::clone(&self.report),
             next_plan: Arc::clone(&self.next_plan),

@@ -54,10 +54,10 @@ impl Worker {
         let unit_bytes = self.session.config().unit_bytes;
         if unit_bytes != self.shape.unit_bytes {
             self.shape.unit_bytes = unit_bytes;
-            let Memories { layout, memory, doorbell, job } = Memories::new(&self.shape)?;
+            let Memories { layout, memory, bell, job } = Memories::new(&self.shape)?;
             self.layout = layout;
             self.memory = memory;
-            self.doorbell = Some(doorbell);
+            self.bell = Some(bell);
             *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         }
         self.pauses = Pauses::new(self.session.config());
@@ -76,7 +76,7 @@ impl Worker {
         self.publish();
         // In this order: the end of the stream without the state is a fabric that died.
         self.memory.ring.publish_closed(&reason);
-        self.doorbell = None;
+        self.bell = None;
         self.report.set(State::Closed { reason });
     }
 }

@@ -4,10 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
-
 use super::bitmap::ChunkBitmap;
+use super::doorbell::JobBell;
 use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
@@ -17,26 +15,26 @@ use super::ring::{Completion, JobRing, PostRefused, Submission};
 pub struct Job {
     ring: JobRing,
     region: Arc<SharedMemory>,
-    doorbell: OwnedFd,
+    bell: JobBell,
 }
 
 impl Job {
-    /// Attaches to the four descriptors that the daemon passed.
+    /// Attaches to the descriptors that the daemon passed.
     ///
     /// Fails with `InvalidInput` if they are not of this version of the ring ABI.
     pub fn attach(
         region: OwnedFd,
         submission: OwnedFd,
         completion: OwnedFd,
-        doorbell: OwnedFd,
+        bell: JobBell,
     ) -> io::Result<Self> {
         let region = SharedMemory::attach(region, JobAccess::Writes)?;
         let submission = SharedMemory::attach(submission, JobAccess::Writes)?;
         let completion = SharedMemory::attach(completion, JobAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
-            .ok_or_else(|| invalid("the rings are not of ABI version 2"))?;
-        Ok(Self { ring, region: Arc::new(region), doorbell })
+            .ok_or_else(|| invalid("the rings are not of ABI version 3"))?;
+        Ok(Self { ring, region: Arc::new(region), bell })
     }
 
     /// The sizes that the daemon chose.
@@ -51,7 +49,7 @@ impl Job {
 
     /// Readable when there are completions, or when the daemon has ended the session.
     pub fn doorbell(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
+        self.bell.doorbell.as_fd()
     }
 
     /// State of the session (`layout::STATE_*`).
@@ -82,7 +80,7 @@ impl Job {
     /// Posts one operation, wakes the daemon, and returns the operation's handle.
     pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let handle = self.ring.post(submission)?;
-        self.wake_daemon();
+        self.bell.ring();
         Ok(handle)
     }
 
@@ -90,7 +88,7 @@ impl Job {
     ///
     /// Fails with `BrokenPipe` when the daemon has ended the session and nothing is left.
     pub fn completions(&mut self, limit: usize) -> io::Result<Vec<Completion>> {
-        let is_gone = self.clear_doorbell();
+        let is_gone = self.bell.take_rings();
         let completions = self
             .ring
             .completions(limit)
@@ -101,26 +99,9 @@ impl Job {
             }
         } else {
             // The places that are free now may be what the daemon waits for.
-            self.wake_daemon();
+            self.bell.ring();
         }
         Ok(completions)
-    }
-
-    fn wake_daemon(&self) {
-        // A full doorbell is a wake-up under way; a broken one shows at the next `completions`.
-        let _ = rustix::net::send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    }
-
-    /// True if the daemon closed its end.
-    fn clear_doorbell(&self) -> bool {
-        let mut rings = [0; 256];
-        loop {
-            match rustix::net::recv(&self.doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) | Err(Errno::CONNRESET) => return true,
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return false,
-            }
-        }
     }
 }
 

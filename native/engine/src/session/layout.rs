@@ -1,4 +1,4 @@
-//! Ring ABI version 2: where everything lies in the shared memories (docs/formats/ring-abi.md).
+//! Ring ABI version 3: where everything lies in the shared memories (docs/formats/ring-abi.md).
 //!
 //! All numbers are little-endian. The submission memory is written by the job, the completion
 //! memory only by the daemon; what describes the layout lies in the second, so a job can't
@@ -12,7 +12,7 @@ compile_error!("the ring ABI is little-endian and read in place");
 /// First eight bytes of the completion memory.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SEALRING");
 /// Version of this layout.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Bytes of one submission or completion entry.
 pub const ENTRY_BYTES: usize = 64;
 /// Most entries of a ring: 256 KiB of shared memory per queue.

@@ -3,6 +3,7 @@
 pub mod allocator;
 pub mod bitmap;
 pub mod completion;
+pub mod doorbell;
 mod endings;
 pub mod endpoint;
 pub mod entry;

@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use rustix::net::SendFlags;
 use sealane_proto::link::Nanos;
 
 use super::limits::Limit;
@@ -79,9 +78,7 @@ impl Worker {
         }
         self.progress.must_ring |= self.memory.ring.take_chunk_wake();
         if std::mem::take(&mut self.progress.must_ring) {
-            // A full doorbell is one that the job has not looked at: it will wake all the same.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
+            self.bell.as_ref().inspect(|bell| bell.ring());
         }
     }
 

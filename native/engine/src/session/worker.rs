@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::RecvFlags;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CloseReason, Ecn, Memory, PathId, PathSet, Plan, Session, Source,
 };
 
+use super::doorbell::DaemonBell;
 use super::endings::{REASON_JOB_GONE, of_permit, told};
 use super::endpoint::{EndpointConfig, ForJob};
 use super::lanes::Lanes;
@@ -84,7 +84,7 @@ pub(super) struct Worker {
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
     /// None once the session is over: the job sees the end of the stream.
-    pub(super) doorbell: Option<OwnedFd>,
+    pub(super) bell: Option<DaemonBell>,
     pub(super) stop: OwnedFd,
     pub(super) report: Arc<Report>,
     /// A plan that is to be put in force before the next submission.
@@ -273,7 +273,7 @@ impl Worker {
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watch(self.stop.as_fd())];
         fds.extend(self.flow.as_ref().map(|flow| watch(flow.wake())));
-        fds.extend(self.doorbell.as_ref().map(|doorbell| watch(doorbell.as_fd())));
+        fds.extend(self.bell.iter().flat_map(DaemonBell::poll_fds));
         let others = fds.len();
         fds.extend(self.lanes.poll_fds(!gathers));
         let due = timeout.map(|timeout| now().saturating_add(nanos(timeout)));
@@ -290,7 +290,8 @@ impl Worker {
         let mut rest = fds.iter().map(|fd| !fd.revents().is_empty());
         let stop = rest.next() == Some(true);
         let is_granted = self.flow.is_some() && rest.next() == Some(true);
-        let rung = self.doorbell.is_some() && rest.next() == Some(true);
+        let is_called = self.bell.is_some() && rest.next() == Some(true);
+        let is_job_gone = self.bell.is_some() && rest.next() == Some(true);
         self.lanes.polled(readable);
         if let Some(flow) = self.flow.as_ref().filter(|_| is_granted) {
             flow.woken();
@@ -301,8 +302,11 @@ impl Worker {
             let _ = rustix::io::read(&self.stop, &mut count);
             self.obey();
         }
-        if rung {
-            self.answer_doorbell();
+        if let Some(bell) = self.bell.as_ref().filter(|_| is_called) {
+            bell.take_calls();
+        }
+        if is_job_gone {
+            self.end(REASON_JOB_GONE.into(), CloseReason::Requested);
         }
     }
 
@@ -317,18 +321,6 @@ impl Worker {
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
         let at = at.min(time.saturating_add(longest));
         Some(timespec(at.saturating_sub(time)))
-    }
-
-    /// One bounded read: a job that floods the doorbell only wakes its own session.
-    fn answer_doorbell(&mut self) {
-        let Some(doorbell) = &self.doorbell else { return };
-        let mut rings = [0; 256];
-        match rustix::net::recv(doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => {
-                self.end(REASON_JOB_GONE.into(), CloseReason::Requested);
-            }
-            Ok(_) | Err(_) => {}
-        }
     }
 }
 

@@ -1,0 +1,311 @@
+"""Unix sockets that jobs can reach: each connection has a thread of its own.
+
+What arrives over a Unix socket may carry descriptors. Those that nobody takes are closed by the
+kernel in the thread that receives, or that closes a socket with something unread in it. If one of
+them is the last descriptor of a TCP socket that lingers (SO_LINGER), that thread is blocked for as
+long as the socket's owner chose. So no thread that others depend on receives from a job or closes
+its connection: the connection's own thread does both, and is interrupted when that takes longer
+than `BLOCKED_SECONDS`.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from os import geteuid
+from pathlib import Path
+from typing import Final, TypeVar
+
+from sealane.daemon.runtime.logs import get_logger
+from sealane.errors import UnavailableError, UsageError
+
+CONNECTIONS_MAX: Final = 64
+"""Connections of one socket; for one more, an older one has to go."""
+BACKLOG: Final = 64
+BLOCKED_SECONDS: Final = 0.5
+"""After this a thread that is blocked by what it received is interrupted, until it goes on."""
+INTERRUPT_SECONDS: Final = 0.25
+STOP_SECONDS: Final = 5.0
+ACCEPT_PAUSE_SECONDS: Final = 0.1
+PATH_BYTES_MAX: Final = 107
+RELAY_BYTES: Final = 64 << 10
+_INTERRUPT: Final = signal.SIGURG
+"""Ignored by default, and of no use to anybody else here."""
+_PEER_CREDENTIALS: Final = struct.Struct("iII")
+
+Key = TypeVar("Key")
+
+
+class Caller:
+    """One connection of a process, as its own thread sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.process, self.user, _ = _PEER_CREDENTIALS.unpack(packed)
+        """Who connected, as numbers of process and user."""
+        self.has_to_go = False
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._risky_since: float | None = None
+
+    def receive(self, limit: int) -> bytes:
+        """Return up to `limit` bytes that have arrived; empty at the end of the stream.
+
+        Raises BlockingIOError if nothing has arrived, OSError if the connection is broken.
+        """
+        with self._risky():
+            return self.socket.recv(limit)
+
+    def receive_exactly(self, count: int, *, timeout_seconds: float) -> bytes:
+        """Wait for `count` bytes. Raises TimeoutError, and ConnectionResetError at the end."""
+        deadline = time.monotonic() + timeout_seconds
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        received = b""
+        while len(received) < count:
+            poller.poll(max(0.0, 1000 * (deadline - time.monotonic())))
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):
+                part = self.receive(count - len(received))
+                if not part:
+                    raise ConnectionResetError
+                received += part
+        return received
+
+    def close(self) -> None:
+        """Close the connection, with what is unread in it."""
+        with self._risky():
+            self.socket.close()
+
+    def send_away(self) -> None:
+        """Have its thread see the end of the stream."""
+        self.has_to_go = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def interrupt(self) -> bool:
+        """Interrupt the thread if it is blocked; whether it was."""
+        # While the lock is held the thread can't end, so its identifier is still its own.
+        with self._lock:
+            since, thread = self._risky_since, self._thread
+            if since is None or thread is None or time.monotonic() - since < BLOCKED_SECONDS:
+                return False
+            signal.pthread_kill(thread, _INTERRUPT)
+            return True
+
+    @contextlib.contextmanager
+    def _risky(self) -> Iterator[None]:
+        with self._lock:
+            self._thread, self._risky_since = threading.get_ident(), time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._risky_since = None
+
+
+Serve = Callable[[Caller], None]
+
+
+@contextlib.asynccontextmanager
+async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
+    """Have `serve` answer each connection at `path`, in a thread, until the block is left.
+
+    Only processes of the daemon's own user can connect. Runs in the main thread's event loop, as
+    its signal handler can't be set elsewhere.
+
+    Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
+    """
+    signal.signal(_INTERRUPT, lambda _signal, _frame: None)
+    listener = listen(path)
+    guests = _Guests(serve)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            working = (
+                tasks.create_task(guests.accept(listener), name=f"accept {path.name}"),
+                tasks.create_task(guests.keep_going(), name=f"interrupt {path.name}"),
+            )
+            try:
+                yield
+            finally:
+                working[0].cancel()
+                await guests.send_away()
+                working[1].cancel()
+    finally:
+        _end(path, listener)
+
+
+def _end(path: Path, listener: socket.socket) -> None:
+    path.unlink(missing_ok=True)
+    # Connections that were never accepted end with it, and may hold descriptors, too.
+    threading.Thread(target=listener.close, name="close a listener", daemon=True).start()
+
+
+class _Guests:
+    """The connections of one door."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._callers: list[Caller] = []
+        self._someone_left = asyncio.Event()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Take connections, each into a thread."""
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(listener)
+            except OSError:
+                # Out of descriptors, or the job is gone already: neither may end the daemon.
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            caller = Caller(connection)
+            self._callers.append(caller)
+            thread = threading.Thread(target=self._run, args=(caller,), name="caller", daemon=True)
+            while not thread.ident:
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads: one will end
+                    await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+            await self._make_room()
+            # Whoever connects and connects takes turns with everything else.
+            await asyncio.sleep(0)
+
+    async def keep_going(self) -> None:
+        """Interrupt each thread that what it received blocks."""
+        while True:
+            await asyncio.sleep(INTERRUPT_SECONDS)
+            for caller in self._callers:
+                if caller.interrupt():
+                    get_logger().warning("caller_interrupted", process=caller.process)
+
+    async def send_away(self) -> None:
+        """End all connections; returns when they have ended, after `STOP_SECONDS` at the latest."""
+        for caller in self._callers:
+            caller.send_away()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                while self._callers:
+                    await self._leaving()
+
+    async def _make_room(self) -> None:
+        while len(self._callers) > CONNECTIONS_MAX:
+            staying = {one: one.process for one in self._callers if not one.has_to_go}
+            if len(staying) > CONNECTIONS_MAX:
+                first_to_go(staying).send_away()
+            await self._leaving()
+
+    async def _leaving(self) -> None:
+        self._someone_left.clear()
+        await self._someone_left.wait()
+
+    def _run(self, caller: Caller) -> None:
+        # A job that goes away, or is silent or wrong, harms only itself.
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                if caller.user == geteuid():
+                    self._serve(caller)
+        finally:
+            caller.close()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+                self._loop.call_soon_threadsafe(self._left, caller)
+
+    def _left(self, caller: Caller) -> None:
+        self._callers.remove(caller)
+        self._someone_left.set()
+
+
+def first_to_go(open_ones: Mapping[Key, int]) -> Key:
+    """Choose who makes room: the oldest connection of the process that has most of them.
+
+    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
+    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
+    """
+    counts = Counter(open_ones.values())
+    most = max(counts.values())
+    return next(one for one, process in open_ones.items() if counts[process] == most)
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a Unix socket that only this user may open, listening at `path`.
+
+    Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
+    """
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise UsageError(
+            "listen.path",
+            f"{path} has more than {PATH_BYTES_MAX} bytes: choose a shorter run directory",
+        )
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise UnavailableError("listen.in_use", f"{path} is served by a running daemon")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError("listen.refused", f"{path} can't be served: {error.strerror}") from error
+    return listener
+
+
+def relay(caller: Caller, address: str) -> None:
+    """Pass bytes between `caller` and the Unix socket at `address` until either closes.
+
+    Raises OSError if nobody listens there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.connect(address)
+        server.setblocking(False)
+        inward, outward = bytearray(), bytearray()
+        is_open = True
+        while True:
+            ready = _ready(
+                (caller.socket, is_open and not inward, bool(outward)),
+                (server, not outward, bool(inward)),
+            )
+            with contextlib.suppress(BlockingIOError):
+                if is_open and not inward and caller.socket in ready:
+                    inward += caller.receive(RELAY_BYTES)
+                    is_open = bool(inward)
+                    if not is_open:
+                        server.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(BlockingIOError):
+                if not outward and server in ready:
+                    outward += server.recv(RELAY_BYTES)
+                    if not outward:
+                        return
+            for sink, waiting in ((server, inward), (caller.socket, outward)):
+                with contextlib.suppress(BlockingIOError):
+                    if waiting:
+                        del waiting[: sink.send(waiting, socket.MSG_NOSIGNAL)]
+
+
+def _ready(*wanted: tuple[socket.socket, bool, bool]) -> set[socket.socket]:
+    """Wait for any of these sockets, each to be read, or to be written to."""
+    poller = select.poll()
+    by_number = {}
+    for one, reads, writes in wanted:
+        # A socket of which nothing is wanted would still report that its other end is closed.
+        if events := (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0):
+            poller.register(one, events)
+            by_number[one.fileno()] = one
+    return {by_number[number] for number, _ in poller.poll()}
