@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::session::doorbell::JobBell;
 use sealane_engine::session::endpoint::{
-    Endpoint, EndpointConfig, EndpointError, StartConfig, State,
+    Endpoint, EndpointConfig, EndpointError, StartConfig, State, random_seed,
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::path_report::PathReport;
@@ -208,7 +208,11 @@ impl SessionEndpoint {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
         let units = Units::falling(&units)
             .ok_or_else(|| PyValueError::new_err("units: some that fall are needed"))?;
-        let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };
+        let keys = SessionKeys {
+            send: take_key(send_key)?,
+            receive: take_key(receive_key)?,
+            token_seed: random_seed()?,
+        };
         let start = StartConfig {
             peer_addresses: parse_addresses(&peer_addresses)?,
             connection_id_local,

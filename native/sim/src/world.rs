@@ -547,7 +547,11 @@ impl End {
         config.validate()?;
         // Keys of a world in which nobody listens: only their being different matters.
         let secret = |direction: u64| Secret::extract(&direction.to_be_bytes(), b"simulation");
-        let keys = SessionKeys { send: secret(end), receive: secret(1 - end) };
+        let keys = SessionKeys {
+            send: secret(end),
+            receive: secret(1 - end),
+            token_seed: [end as u8; 32],
+        };
         Ok(Self {
             session: Session::new(config, &keys, 0),
             memory: WatchedMemory::new(scenario),

@@ -84,6 +84,13 @@ pub enum EndpointError {
     System(#[from] io::Error),
 }
 
+/// A seed for [`SessionKeys::token_seed`]. Fails if the system has no random numbers.
+pub fn random_seed() -> io::Result<[u8; 32]> {
+    let mut seed = [0; 32];
+    let length = rustix::rand::getrandom(&mut seed[..], rustix::rand::GetRandomFlags::empty())?;
+    (length == seed.len()).then_some(seed).ok_or_else(|| io::ErrorKind::Interrupted.into())
+}
+
 /// What the job's process gets, by SCM_RIGHTS.
 #[derive(Debug)]
 pub struct JobDescriptors {

@@ -62,7 +62,11 @@ impl End {
             payload: PayloadMode::Real,
         };
         let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
-        let keys = SessionKeys { send: secret(index), receive: secret(1 - index) };
+        let keys = SessionKeys {
+            send: secret(index),
+            receive: secret(1 - index),
+            token_seed: [index as u8; 32],
+        };
         Self {
             session: Session::new(config, &keys, 0),
             lanes: Lanes::new([(udp, peer)]),

@@ -155,11 +155,20 @@ impl SessionConfig {
     }
 }
 
-/// The secrets of both directions, for key epoch 0. The peer has them the other way round.
-#[derive(Debug, Clone)]
+/// The secrets of a session's end: those of both directions, for key epoch 0, which the peer has the
+/// other way round, and one of its own.
+#[derive(Clone)]
 pub struct SessionKeys {
     /// Protects what this end sends.
     pub send: Secret,
     /// Protects what this end receives.
     pub receive: Secret,
+    /// Random, known to this end alone: tokens of challenges are drawn from it.
+    pub token_seed: [u8; 32],
+}
+
+impl std::fmt::Debug for SessionKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SessionKeys").finish_non_exhaustive()
+    }
 }

@@ -223,13 +223,14 @@ impl Control {
             self.write_credit(out, end - reserved, halves, now);
         }
         self.write_slices(out, end - reserved, halves.receiver);
-        let Path { challenges, rtt, .. } = &mut paths[path];
+        let is_asking = paths[path].challenges.due().is_some_and(|due| due <= now);
         if let Some(bytes) = answered_bytes {
             // It may be larger than what the path carries: no challenge is lost with it.
             out.resize(out.len().max(start + bytes), 0);
-        } else if challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
-            let token = halves.packet_number;
+        } else if is_asking && self.close.is_none() {
+            let token = paths.new_token();
             Frame::PathChallenge { token }.encode(out);
+            let Path { challenges, rtt, .. } = &mut paths[path];
             if let Some(unit_bytes) = challenges.sent(token, rtt.timeout(), now) {
                 out.resize(out.len().max(start + packet::control_bytes_max(unit_bytes)), 0);
             }
@@ -392,8 +393,6 @@ pub struct Halves<'a> {
     pub sender: &'a Sender,
     /// Messages coming in.
     pub receiver: &'a Receiver,
-    /// Number of the packet being written, on its path.
-    pub packet_number: u64,
     /// Whether a path is validated.
     pub is_established: bool,
     /// Smoothed round trip, or a guess.

@@ -16,6 +16,7 @@ use super::paths::PathId;
 use super::receiver::{Outcome, Receiver, StreamEnd, Unit};
 use super::requests::Memory;
 use super::sender::Sender;
+use super::unproven::Unproven;
 use super::{Session, State, frame, layout, packet};
 
 impl Session {
@@ -41,6 +42,10 @@ impl Session {
         heard.arrived.add(arrival.ecn);
         heard.packet_received(header.packet_number, now);
         self.is_elsewhere = arrival.source == Source::Elsewhere;
+        if self.is_elsewhere {
+            heard.unproven = Unproven::default();
+        }
+        heard.unproven.received(plaintext.len() as u64);
         self.packet_received(path, header, plaintext, memory, now);
         if self.is_elsewhere {
             self.paths[path].search(self.units.units(), now);
@@ -245,7 +250,11 @@ impl Session {
     }
 
     fn response_received(&mut self, path: PathId, token: u64, now: Nanos) {
-        match self.paths[path].challenges.answered(token, now) {
+        let answer = self.paths[path].challenges.answered(token, now);
+        if answer.is_some() {
+            self.paths[path].unproven.proven();
+        }
+        match answer {
             None | Some(Answer::Small) => {}
             Some(Answer::TooNarrow) => self.abandon(path, CloseReason::PathMtu, now),
             Some(Answer::Alive(_)) => self.path_answered(path),

@@ -46,6 +46,7 @@ mod sender;
 mod statistics;
 mod stream;
 mod units;
+mod unproven;
 
 #[cfg(test)]
 mod tests;
@@ -220,7 +221,7 @@ impl Session {
             plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
             control: Control::default(),
-            paths: Paths::new(&config, units.units(), choice, congestion, now),
+            paths: Paths::new(&config, units.units(), choice, congestion, keys.token_seed, now),
             units,
             pacer: Pace::of(&config).pacer(now),
             departed: PathId(0),

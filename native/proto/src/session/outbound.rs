@@ -124,7 +124,7 @@ impl Session {
             return anywhere.map(|at| (at, None));
         }
         let bound = self.paths.iter().filter_map(|(id, path)| {
-            path.control_due(now).map(|at| (at.max(path.paced_at()), Some(id)))
+            path.control_due(now).map(|at| (at.max(self.paths.control_open_at(id)), Some(id)))
         });
         let anywhere = anywhere.into_iter().chain(self.units.due());
         bound.chain(anywhere.map(|at| (at, None))).min_by_key(|(at, _)| *at)
@@ -144,7 +144,6 @@ impl Session {
             units: &mut self.units,
             sender: &self.sender,
             receiver: &self.receiver,
-            packet_number: self.protection.next_packet_number(path),
             is_established: self.state == State::Established,
             srtt: self.paths.srtt().unwrap_or(CHALLENGE_INTERVAL),
             timeout: self.paths.timeout(),

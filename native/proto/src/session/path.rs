@@ -17,6 +17,7 @@ use super::pacing::Pacer;
 use super::probes::{Probe, Probes};
 use super::rtt::RoundTrip;
 use super::units::Units;
+use super::unproven::Unproven;
 
 /// Answers to the peer's challenges that may wait.
 const RESPONSES_MAX: usize = 8;
@@ -129,6 +130,8 @@ pub struct Path {
     pub peer_losses: LossCounts,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
+    /// What was exchanged with its address until that has answered.
+    pub unproven: Unproven,
     packets_sent: u64,
     wire_bytes_sent: u64,
     /// If it may be given less than the session's rate.
@@ -160,6 +163,7 @@ impl Path {
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
             packets_reported: 0,
+            unproven: Unproven::default(),
             packets_sent: 0,
             wire_bytes_sent: 0,
             pacer: None,

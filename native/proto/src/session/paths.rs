@@ -3,6 +3,9 @@
 
 use std::ops::{Index, IndexMut};
 
+use rand_chacha::ChaCha20Rng;
+use rand_core::{Rng, SeedableRng};
+
 use crate::link::Nanos;
 
 use super::config::{Detection, SessionConfig};
@@ -11,6 +14,7 @@ use super::path::{Pace, Path};
 use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
 use super::units::Units;
+use super::unproven::Budget;
 
 /// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
 /// as many are there to take the place of those that fail.
@@ -73,6 +77,10 @@ pub struct Paths {
     slowest: Option<Nanos>,
     /// Whose report comes first in the next control packet.
     first_told: usize,
+    /// What may be sent to addresses that have not answered.
+    budget: Budget,
+    /// Draws the tokens of challenges, which nobody knows who doesn't receive them.
+    tokens: ChaCha20Rng,
 }
 
 impl Paths {
@@ -83,12 +91,27 @@ impl Paths {
         units: Units,
         choice: Box<dyn PathChoice>,
         congestion: Box<dyn Congestion>,
+        token_seed: [u8; 32],
         now: Nanos,
     ) -> Self {
+        let largest = units.iter().next().unwrap_or(config.unit_bytes);
+        let budget = Budget::new(
+            SessionConfig { unit_bytes: largest, ..*config }.packet_bytes_max(),
+            config.paths,
+        );
         let all = (0..config.paths).map(|_| Path::new(config.reordering, units, now)).collect();
         let pace = Pace::of(config);
-        let mut paths =
-            Self { all, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
+        let mut paths = Self {
+            all,
+            choice,
+            congestion,
+            pace,
+            heard: PathId(0),
+            slowest: None,
+            first_told: 0,
+            budget,
+            tokens: ChaCha20Rng::from_seed(token_seed),
+        };
         paths.adopt_allowances(now);
         paths
     }
@@ -196,8 +219,22 @@ impl Paths {
 
     /// A packet leaves on a path.
     pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
-        self[path].sent(number, wire_bytes, now);
+        let known = &mut self.all[path.index()];
+        self.budget.sent(&mut known.unproven, wire_bytes, now);
+        known.sent(number, wire_bytes, now);
         self.congestion.sent(path, wire_bytes, now);
+    }
+
+    /// When a control packet that has to take this path may leave.
+    #[must_use]
+    pub fn control_open_at(&self, path: PathId) -> Nanos {
+        let known = &self[path];
+        known.paced_at().max(self.budget.open_at(&known.unproven))
+    }
+
+    /// A token for a challenge that leaves now: nobody can guess it.
+    pub fn new_token(&mut self) -> u64 {
+        self.tokens.next_u64()
     }
 
     /// The peer was heard on a path.
@@ -323,7 +360,7 @@ mod tests {
         let units = Units::fixed(config.unit_bytes);
         let choice = Box::new(RoundRobin::default());
         let congestion = Box::new(MandatoryRate::new(config.rate_bytes_per_second, config.paths));
-        let mut paths = Paths::new(&config, units, choice, congestion, 0);
+        let mut paths = Paths::new(&config, units, choice, congestion, [0; 32], 0);
         paths.heard(PathId(1));
         assert_eq!(paths.for_control(false), PathId(1), "none is validated yet");
         paths[PathId(0)].validated();

@@ -218,7 +218,7 @@ mod tests {
             payload: PayloadMode::Real,
         };
         let secret = |byte| Secret::take(&mut [byte; 32]);
-        let keys = |a, b| SessionKeys { send: secret(a), receive: secret(b) };
+        let keys = |a, b| SessionKeys { send: secret(a), receive: secret(b), token_seed: [0; 32] };
         let a = Protection::new(&config(1, 2), &keys(1, 2));
         (a, Protection::new(&config(2, 1), &keys(2, 1)))
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sealane_proto::aead::{AeadKey, Secret};
 use sealane_proto::link::Nanos;
-use sealane_proto::session::frame::{AbortReason, ENDED, Frame, push_credit_length};
+use sealane_proto::session::frame::{AbortReason, ENDED, Frame, Frames, push_credit_length};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PathCounts, PathId,
@@ -84,20 +84,27 @@ struct World {
     keys: [AeadKey; 2],
     /// The path that the peer's packets take.
     path: PathId,
+    /// And where they come from.
+    source: Source,
     /// By path.
     next_packet_numbers: [u64; PATHS as usize],
     /// Requests without a completion, by user data; true: receives.
     waiting: BTreeMap<u64, bool>,
     next_user_data: u64,
     is_closed: bool,
+    /// What protects the session's own packets in the first epoch, and the first token in them.
+    own_key: AeadKey,
+    token: Option<u64>,
+    /// Bytes that have left.
+    sent_bytes: usize,
 }
 
 /// Plays a script; the counters at its end.
 pub fn run(script: &[u8]) -> SessionStatistics {
     let mut script = Script(script);
     let mut world = World::new();
-    // The token of a challenge is the number of its packet.
-    world.control(&[Frame::PathResponse { token: 0 }]);
+    let token = world.token.expect("a challenge leaves at once");
+    world.control(&[Frame::PathResponse { token }]);
     assert!(world.session.is_established());
     while !script.0.is_empty() && !world.is_closed {
         world.step(&mut script);
@@ -133,15 +140,23 @@ impl World {
         };
         let second = first.derive("sealane session next epoch", &1_u64.to_be_bytes());
         let mut world = Self {
-            session: Session::new(config, &SessionKeys { send: secret(1), receive: secret(2) }, 0),
+            session: Session::new(
+                config,
+                &SessionKeys { send: secret(1), receive: secret(2), token_seed: [3; 32] },
+                0,
+            ),
             memory: Guarded { bytes: vec![0x5a; MEMORY_BYTES], open: BTreeMap::new() },
             now: 0,
             keys: [key(&first, 0), key(&second, 1)],
             path: PathId(0),
+            source: Source::Path,
             next_packet_numbers: [0; PATHS as usize],
             waiting: BTreeMap::new(),
             next_user_data: 0,
             is_closed: false,
+            own_key: key(&secret(1), 0),
+            token: None,
+            sent_bytes: 0,
         };
         world.pump();
         world
@@ -192,7 +207,7 @@ impl World {
     }
 
     fn deliver(&mut self, datagram: &mut [u8]) {
-        let arrival = Arrival { path: self.path, source: Source::Path, ecn: Ecn::Ect0 };
+        let arrival = Arrival { path: self.path, source: self.source, ecn: Ecn::Ect0 };
         self.session.receive(datagram, arrival, &mut self.memory, self.now);
     }
 
@@ -342,11 +357,26 @@ impl World {
     }
 
     /// Pulls all outputs: a bounded number at any one time.
+    /// The token of the challenge in a packet of the session, if it has one.
+    fn token_in(&self, datagram: &mut [u8]) -> Option<u64> {
+        let (header, start) = Header::decode(datagram).ok()?;
+        let (aad, sealed) = datagram.split_at_mut(start);
+        let plaintext = self.own_key.open_in_place(header.nonce(), aad, sealed).ok()?;
+        Frames::new(plaintext, PATHS).flatten().find_map(|frame| match frame {
+            Frame::PathChallenge { token } => Some(token),
+            _ => None,
+        })
+    }
+
     fn pump(&mut self) {
         self.session.handle_timeout(self.now);
         let mut out = Vec::new();
         let mut count = 0;
         while self.session.next_transmit(&self.memory, self.now, &mut out) {
+            self.sent_bytes += out.len();
+            if self.token.is_none() {
+                self.token = self.token_in(&mut out);
+            }
             out.clear();
             count += 1;
             assert!(count <= DATAGRAMS_PER_INSTANT_MAX, "no end of packets");
@@ -369,4 +399,51 @@ impl World {
         }
         assert!(self.memory.bytes[..MEMORY_BYTES / 2].iter().all(|byte| *byte == 0x5a));
     }
+}
+
+#[test]
+fn who_does_not_receive_challenges_establishes_nothing() {
+    let mut world = World::new();
+    let mut tokens: Vec<u64> = (0..64).collect();
+    tokens.push(!world.token.unwrap());
+    for token in tokens {
+        world.control(&[Frame::PathResponse { token }]);
+        world.pump();
+    }
+    assert!(!world.session.is_established());
+    // Nor does the right answer, on another path.
+    let token = world.token.unwrap();
+    world.path = PathId(1);
+    world.control(&[Frame::PathResponse { token }]);
+    assert!(!world.session.is_established());
+    world.path = PathId(0);
+    world.control(&[Frame::PathResponse { token }]);
+    assert!(world.session.is_established());
+}
+
+#[test]
+fn an_address_that_answers_nothing_gets_little() {
+    let mut world = World::new();
+    // What came from where the peer was before counts for nothing.
+    for _ in 0..200 {
+        world.packet(Kind::Control, &[0; 256], 0);
+    }
+    world.source = Source::Elsewhere;
+    world.control(&[Frame::Ping]);
+    world.source = Source::Path;
+    world.sent_bytes = 0;
+    // The peer lives on a little, so that the session does: 40 bytes a second.
+    for _ in 0..600 {
+        world.now += 100_000_000;
+        world.pump();
+        if world.now.is_multiple_of(1_000_000_000) {
+            world.control(&[Frame::Ping]);
+        }
+    }
+    assert!(!world.is_closed && !world.session.is_established());
+    let datagram = usize::from(UNIT as u16) + 100;
+    // Ten and one for each path, one a second, and thrice what came.
+    let allowed = (10 + usize::from(PATHS) + 60) * datagram + 3 * 60 * 60;
+    assert!(world.sent_bytes < allowed, "{} of {allowed}", world.sent_bytes);
+    assert!(world.sent_bytes > allowed / 3, "challenges go on: {}", world.sent_bytes);
 }

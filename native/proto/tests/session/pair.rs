@@ -79,7 +79,15 @@ pub fn config(index: u64) -> SessionConfig {
 
 pub fn end_with(index: u64, now: Nanos, config: SessionConfig) -> Session {
     let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
-    Session::new(config, &SessionKeys { send: secret(index), receive: secret(1 - index) }, now)
+    Session::new(
+        config,
+        &SessionKeys {
+            send: secret(index),
+            receive: secret(1 - index),
+            token_seed: [index as u8; 32],
+        },
+        now,
+    )
 }
 
 pub fn send(offset: u64, length: u64) -> SendRequest {

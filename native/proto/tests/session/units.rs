@@ -13,7 +13,11 @@ const OVERHEAD: usize = 59;
 
 fn end(index: u64, units: &[u16]) -> Session {
     let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
-    let keys = SessionKeys { send: secret(index), receive: secret(1 - index) };
+    let keys = SessionKeys {
+        send: secret(index),
+        receive: secret(1 - index),
+        token_seed: [index as u8; 32],
+    };
     let units = Units::falling(units).unwrap();
     Session::searching(config(index), units, index == 0, &keys, 0)
 }
