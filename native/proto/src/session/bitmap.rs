@@ -1,5 +1,10 @@
 //! Bits of the units of one message.
 
+use std::ops::Range;
+
+/// Clear words that are told with what is set around them: no more than another slice would take.
+const GAP_WORDS: usize = 2;
+
 /// A fixed number of bits with a count of those set and a cursor to the first that is not.
 #[derive(Debug, Clone)]
 pub struct Bitmap {
@@ -101,11 +106,27 @@ impl Bitmap {
         self.count_with(start, end, |index, word| word & !other.words[index])
     }
 
-    /// One more than the last set bit.
+    /// The first bits from `start` (a multiple of 8) on that are set, from a multiple of 8 to one past
+    /// a set bit, with gaps in between of less than [`GAP_WORDS`] words; `None` if there is none. So
+    /// what it takes to tell all pieces grows with the bits that are set, not with their places.
     #[must_use]
-    pub fn set_end(&self) -> u32 {
-        let last = self.words.iter().rposition(|word| *word != 0);
-        last.map_or(0, |index| index as u32 * 64 + 64 - self.words[index].leading_zeros())
+    pub fn piece(&self, start: u32) -> Option<Range<u32>> {
+        let first = (start / 64) as usize;
+        let word = |index: usize| {
+            let mask = if index == first { u64::MAX << (start % 64) } else { u64::MAX };
+            self.words[index] & mask
+        };
+        let begin = (first..self.words.len()).find(|index| word(*index) != 0)?;
+        let mut last = begin;
+        for index in begin + 1..self.words.len() {
+            if self.words[index] != 0 {
+                last = index;
+            } else if index - last > GAP_WORDS {
+                break;
+            }
+        }
+        let set_at = begin as u32 * 64 + (word(begin).trailing_zeros() & !7);
+        Some(set_at..last as u32 * 64 + 64 - word(last).leading_zeros())
     }
 
     fn count_with(&self, start: u32, end: u32, pick: impl Fn(usize, u64) -> u64) -> u32 {
@@ -194,8 +215,6 @@ mod tests {
             prop_assert_eq!(bitmap.is_full(), ones == naive.len());
             let first = naive.iter().position(|bit| !bit).unwrap_or(naive.len());
             prop_assert_eq!(bitmap.first_clear() as usize, first);
-            let end = naive.iter().rposition(|bit| *bit).map_or(0, |last| last + 1);
-            prop_assert_eq!(bitmap.set_end() as usize, end);
             let (start, end) = (range.0.min(range.1), range.0.max(range.1));
             let inside = |i: &usize| (start as usize..end as usize).contains(i);
             let expected = (0..naive.len()).filter(inside).filter(|i| naive[*i]).count();
@@ -207,6 +226,34 @@ mod tests {
             copy.merge(0, &bytes);
             prop_assert_eq!(copy.words, bitmap.words);
             prop_assert_eq!(copy.set_count, bitmap.set_count);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_have_every_set_bit_once_and_cost_what_is_set(
+            set in proptest::collection::btree_set(0_u32..100_000, 0..40), start in 0_u32..12_500,
+        ) {
+            let start = start * 8;
+            let mut bitmap = Bitmap::new(100_000);
+            let mut again = Bitmap::new(100_000);
+            for index in &set {
+                bitmap.set(*index);
+            }
+            let (mut at, mut bytes) = (start, 0);
+            while let Some(piece) = bitmap.piece(at) {
+                prop_assert!(piece.start >= at && piece.start.is_multiple_of(8));
+                let mut told = Vec::new();
+                let count = (piece.end - piece.start).div_ceil(8) as usize;
+                bitmap.extract(piece.start, count, &mut told);
+                again.merge(piece.start, &told);
+                bytes += told.len();
+                at = piece.start + 8 * count as u32;
+            }
+            let expected: Vec<u32> = set.range(start..).copied().collect();
+            let found: Vec<u32> = (0..100_000).filter(|index| again.get(*index)).collect();
+            prop_assert_eq!(found, expected);
+            prop_assert!(bytes <= 8 * (GAP_WORDS + 2) * set.len());
         }
     }
 }

@@ -155,6 +155,21 @@ impl SessionConfig {
     }
 }
 
+/// How much later than a newer packet one may arrive on a path and still be told from a repeated one,
+/// besides the configured skew: two ways through a network that differ by this much.
+const REPLAY_SKEW: Nanos = 40_000_000;
+
+impl SessionConfig {
+    /// Packet numbers behind the newest that a replay window has to tell apart: what the peer, which
+    /// has the same rate, can send while one is that late.
+    #[must_use]
+    pub fn replay_packets(&self) -> u64 {
+        let late = u128::from(self.reordering.saturating_add(REPLAY_SKEW));
+        let bytes = u128::from(self.rate_bytes_per_second) * late / 1_000_000_000;
+        u64::try_from(bytes / u128::from(self.unit_bytes)).unwrap_or(u64::MAX)
+    }
+}
+
 /// The secrets of a session's end: those of both directions, for key epoch 0, which the peer has the
 /// other way round, and one of its own.
 #[derive(Clone)]

@@ -3,6 +3,8 @@
 //! Frames repeat until what came back shows that they arrived; nothing is ever waited for twice
 //! without a timer.
 
+use std::ops::Range;
+
 use crate::link::Nanos;
 
 use super::drain::Drain;
@@ -346,13 +348,19 @@ impl Control {
                 }
             };
             let cumulative = bitmap.first_clear();
-            let set_end = bitmap.set_end();
-            let mut start = cumulative & !7;
+            let mut at = cumulative & !7;
             if message == from {
-                start = start.max(from_unit);
+                at = at.max(from_unit);
             }
+            let mut is_told = false;
             loop {
-                let wanted = set_end.saturating_sub(start).div_ceil(8) as usize;
+                let piece = bitmap.piece(at);
+                if piece.is_none() && is_told {
+                    break;
+                }
+                // Without any unit behind the cumulative ones there is that to say.
+                let Range { start, end: set_end } = piece.unwrap_or(at..at);
+                let wanted = (set_end - start).div_ceil(8) as usize;
                 let room = end.saturating_sub(out.len() + SLICE_HEADER_BYTES);
                 if room < wanted.clamp(1, 8) {
                     self.round = Some((message, start));
@@ -362,10 +370,8 @@ impl Control {
                 self.scratch.clear();
                 bitmap.extract(start, count, &mut self.scratch);
                 Frame::Slice { message, cumulative, start, bitmap: &self.scratch }.encode(out);
-                start += count as u32 * 8;
-                if start >= set_end {
-                    break;
-                }
+                is_told = true;
+                at = start + count as u32 * 8;
             }
         }
     }

@@ -10,7 +10,7 @@ use super::paths::PathId;
 use super::replay::ReplayWindow;
 
 /// One channel, which is one path: its numbers at both ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Channel {
     /// Number of the next packet: taken in [`Protection::begin`] and nowhere else. It never starts
     /// anew, so one replay window serves all epochs of a channel.
@@ -18,6 +18,13 @@ struct Channel {
     /// Number of its first packet of the sending key's epoch.
     epoch_start: u64,
     replay: ReplayWindow,
+}
+
+impl Channel {
+    fn new(config: &SessionConfig) -> Self {
+        let replay = ReplayWindow::new(config.replay_packets());
+        Self { next_packet_number: 0, epoch_start: 0, replay }
+    }
 }
 
 /// A packet whose number has been taken and whose payload is being appended.
@@ -62,7 +69,7 @@ impl Protection {
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
         Self {
-            channels: (0..config.paths).map(|_| Channel::default()).collect(),
+            channels: (0..config.paths).map(|_| Channel::new(config)).collect(),
             send: SendKeys::new(&keys.send, config.packets_per_key),
             receive: ReceiveKeys::new(&keys.receive),
             connection_id_local: config.connection_id_local,
@@ -202,25 +209,30 @@ mod tests {
     }
 
     fn pair_of(packets_per_key: u64, paths: u8) -> (Protection, Protection) {
-        let config = |connection_id_local, connection_id_peer| SessionConfig {
-            connection_id_local,
-            connection_id_peer,
-            unit_bytes: 1408,
-            ip: IpVersion::V4,
-            paths,
-            chunk_units: 1,
-            slots: 4,
-            rate_bytes_per_second: 1,
-            idle_timeout: 1,
-            reordering: 0,
-            detection: Detection::Reports,
-            packets_per_key,
-            payload: PayloadMode::Real,
-        };
+        pair_like(SessionConfig { packets_per_key, paths, ..CONFIG })
+    }
+
+    const CONFIG: SessionConfig = SessionConfig {
+        connection_id_local: 1,
+        connection_id_peer: 2,
+        unit_bytes: 1408,
+        ip: IpVersion::V4,
+        paths: 1,
+        chunk_units: 1,
+        slots: 4,
+        rate_bytes_per_second: 1,
+        idle_timeout: 1,
+        reordering: 0,
+        detection: Detection::Reports,
+        packets_per_key: PACKETS_PER_KEY,
+        payload: PayloadMode::Real,
+    };
+
+    fn pair_like(config: SessionConfig) -> (Protection, Protection) {
         let secret = |byte| Secret::take(&mut [byte; 32]);
         let keys = |a, b| SessionKeys { send: secret(a), receive: secret(b), token_seed: [0; 32] };
-        let a = Protection::new(&config(1, 2), &keys(1, 2));
-        (a, Protection::new(&config(2, 1), &keys(2, 1)))
+        let other = SessionConfig { connection_id_local: 2, connection_id_peer: 1, ..config };
+        (Protection::new(&config, &keys(1, 2)), Protection::new(&other, &keys(2, 1)))
     }
 
     fn pair() -> (Protection, Protection) {
@@ -301,6 +313,21 @@ mod tests {
         assert_eq!(refused(&datagram, false), Refusal::Replayed);
         datagram[21] = 1;
         assert_eq!(refused(&datagram, false), Refusal::Forged);
+    }
+
+    #[test]
+    fn a_fast_session_opens_what_was_overtaken_by_as_much_as_it_may() {
+        let rate_bytes_per_second = 12_500_000_000;
+        let fast = SessionConfig { rate_bytes_per_second, reordering: 20_000_000, ..CONFIG };
+        let late = fast.replay_packets();
+        assert_eq!(late, rate_bytes_per_second / 1000 * 60 / 1408);
+        let (mut a, mut b) = pair_like(fast);
+        let old = sealed(&mut a);
+        a.channels[0].next_packet_number = late;
+        let new = sealed(&mut a);
+        assert!(open(&mut b, &new).is_ok());
+        assert!(open(&mut b, &old).is_ok());
+        assert_eq!(open(&mut b, &old), Err(Refusal::Replayed));
     }
 
     #[test]

@@ -1,27 +1,38 @@
 //! Replay window of one (key epoch, channel), after RFC 6479: a ring of words that only moves forward.
 
-/// Words of the ring; a power of two.
-const WORDS: u64 = 128;
-/// Packet numbers below the newest that are still told apart. Older ones are refused.
-/// Room for the reordering of two paths that differ by 40 ms at 2 Gbit/s.
-pub const REPLAY_WINDOW_PACKETS: u64 = (WORDS - 1) * 64;
+/// Words of the smallest and of the largest ring, powers of two: 1 KiB, and 128 KiB.
+const WORDS_MIN: u64 = 128;
+const WORDS_MAX: u64 = 1 << 14;
 
 /// Packet numbers seen.
 #[derive(Debug)]
 pub struct ReplayWindow {
-    words: [u64; WORDS as usize],
+    /// As many as a power of two.
+    words: Box<[u64]>,
     /// One more than the newest number seen.
     end: u64,
 }
 
-impl Default for ReplayWindow {
-    /// Nothing seen.
-    fn default() -> Self {
-        Self { words: [0; WORDS as usize], end: 0 }
-    }
-}
-
 impl ReplayWindow {
+    /// Nothing seen. At least the `packets` numbers below the newest are told apart, but no more than
+    /// a million; older ones are refused.
+    #[must_use]
+    pub fn new(packets: u64) -> Self {
+        let words = (packets.div_ceil(64) + 1).clamp(WORDS_MIN, WORDS_MAX).next_power_of_two();
+        Self { words: vec![0; words as usize].into(), end: 0 }
+    }
+
+    /// Packet numbers below the newest that are still told apart.
+    #[must_use]
+    pub fn packets(&self) -> u64 {
+        (self.words.len() as u64 - 1) * 64
+    }
+
+    fn word(&mut self, word: u64) -> &mut u64 {
+        let mask = self.words.len() - 1;
+        &mut self.words[word as usize & mask]
+    }
+
     /// Whether this packet number may still be accepted. Changes nothing, so it may be asked of
     /// a packet that is not authentic yet.
     #[must_use]
@@ -29,10 +40,11 @@ impl ReplayWindow {
         if number >= self.end {
             return true;
         }
-        if self.end - number > REPLAY_WINDOW_PACKETS {
+        if self.end - number > self.packets() {
             return false;
         }
-        self.words[(number / 64 % WORDS) as usize] & (1 << (number % 64)) == 0
+        let mask = self.words.len() - 1;
+        self.words[(number / 64) as usize & mask] & (1 << (number % 64)) == 0
     }
 
     /// Marks an authentic packet's number as seen; false if it was not fresh.
@@ -44,12 +56,12 @@ impl ReplayWindow {
             // The word of `end` itself is only partly used, so clearing starts behind it.
             let first = self.end.div_ceil(64);
             let last = number / 64;
-            for word in first..=last.min(first + WORDS - 1) {
-                self.words[(word % WORDS) as usize] = 0;
+            for word in first..=last.min(first + self.words.len() as u64 - 1) {
+                *self.word(word) = 0;
             }
             self.end = number + 1;
         }
-        self.words[(number / 64 % WORDS) as usize] |= 1 << (number % 64);
+        *self.word(number / 64) |= 1 << (number % 64);
         true
     }
 }
@@ -60,14 +72,13 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The definition: a set of all numbers, and the newest.
-    #[derive(Default)]
-    struct Naive(BTreeSet<u64>);
+    /// The definition: a set of all numbers, and the newest; and how far below it one may be.
+    struct Naive(BTreeSet<u64>, u64);
 
     impl Naive {
         fn accept(&mut self, number: u64) -> bool {
             let end = self.0.last().map_or(0, |newest| newest + 1);
-            number + REPLAY_WINDOW_PACKETS >= end && self.0.insert(number)
+            number + self.1 >= end && self.0.insert(number)
         }
     }
 
@@ -75,9 +86,11 @@ mod tests {
         #[test]
         fn agrees_with_the_naive_model(
             steps in proptest::collection::vec((any::<bool>(), 0_u64..20_000), 1..300),
+            packets in 0_u64..20_000,
         ) {
-            let mut window = ReplayWindow::default();
-            let mut naive = Naive::default();
+            let mut window = ReplayWindow::new(packets);
+            prop_assert!(window.packets() >= packets);
+            let mut naive = Naive(BTreeSet::new(), window.packets());
             let mut newest = 0_u64;
             for (is_forward, distance) in steps {
                 let number = if is_forward {
@@ -96,11 +109,15 @@ mod tests {
 
     #[test]
     fn the_window_is_as_wide_as_promised() {
-        const { assert!(REPLAY_WINDOW_PACKETS >= 4096) };
-        let mut window = ReplayWindow::default();
-        assert!(window.accept(1_000_000));
-        assert!(window.is_fresh(1_000_001 - REPLAY_WINDOW_PACKETS));
-        assert!(!window.is_fresh(1_000_000 - REPLAY_WINDOW_PACKETS));
-        assert!(!window.accept(u64::MAX));
+        let widths = [0, 8128, 8129, 100_000, u64::MAX].map(|packets| {
+            let mut window = ReplayWindow::new(packets);
+            let width = window.packets();
+            assert!(window.accept(10_000_000));
+            assert!(window.is_fresh(10_000_001 - width));
+            assert!(!window.is_fresh(10_000_000 - width));
+            assert!(!window.accept(u64::MAX));
+            width
+        });
+        assert_eq!(widths, [8128, 8128, 16_320, 131_008, 1_048_512]);
     }
 }
