@@ -1,12 +1,13 @@
-//! Replay window of one (key epoch, channel), after RFC 6479: a ring of words that only moves forward.
+//! Replay window of one (key epoch, channel), like RFC 6479: a ring of words that only moves
+//! forward.
 
-/// Words of the ring; a power of two.
+/// Words of the ring, a power of two.
 const WORDS: u64 = 128;
-/// Packet numbers below the newest that are still told apart. Older ones are refused.
-/// Room for the reordering of two paths that differ by 40 ms at 2 Gbit/s.
+/// Width of the window below the newest packet number; older numbers are refused. Enough for the
+/// reordering of two paths that differ by 40 ms at 2 Gbit/s.
 pub const REPLAY_WINDOW_PACKETS: u64 = (WORDS - 1) * 64;
 
-/// Packet numbers seen.
+/// The packet numbers seen.
 #[derive(Debug)]
 pub struct ReplayWindow {
     words: [u64; WORDS as usize],
@@ -15,15 +16,15 @@ pub struct ReplayWindow {
 }
 
 impl Default for ReplayWindow {
-    /// Nothing seen.
+    /// Starts with no number seen.
     fn default() -> Self {
         Self { words: [0; WORDS as usize], end: 0 }
     }
 }
 
 impl ReplayWindow {
-    /// Whether this packet number may still be accepted. Changes nothing, so it may be asked of
-    /// a packet that is not authentic yet.
+    /// Whether this packet number may still be accepted. It changes nothing, so it may be used for
+    /// packets that are not authenticated yet.
     #[must_use]
     pub fn is_fresh(&self, number: u64) -> bool {
         if number >= self.end {
@@ -41,7 +42,7 @@ impl ReplayWindow {
             return false;
         }
         if number >= self.end {
-            // The word of `end` itself is only partly used, so clearing starts behind it.
+            // The word of `end` itself is partly used, so clearing starts with the next one.
             let first = self.end.div_ceil(64);
             let last = number / 64;
             for word in first..=last.min(first + WORDS - 1) {
