@@ -1,4 +1,4 @@
-//! What comes of an authentic packet.
+//! Processing of authentic packets.
 
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
@@ -32,7 +32,7 @@ impl Session {
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
             self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
-            // What left into the silence says nothing of sizes.
+            // Losses during the silence say nothing about packet sizes.
             self.paths.iter_mut().for_each(|(_, path)| path.narrow.forget());
         }
         self.statistics.packets_received += 1;
@@ -92,7 +92,7 @@ impl Session {
             Outcome::Completed => self.control.message_ended(now),
             Outcome::TooLong => self.refresh_notices(now),
             Outcome::Late => {
-                // An uncoded message has ended with all of its units, unless one end gave it up.
+                // An uncoded message has ended with all its units, unless one end aborted it.
                 if unit.k == 0 {
                     self.paths[path].gaps.duplicate();
                 }
@@ -207,8 +207,8 @@ impl Session {
         }
     }
 
-    /// The newest packet of a path that the peer has, as told on another or the same one, and for
-    /// how long, unless that is longer than can be said.
+    /// Processes the newest packet of a path that the peer has, reported on the same or another
+    /// path, and how long the peer has had it, unless that is too long to encode.
     fn newest_received(
         &mut self,
         (on, path): (PathId, PathId),
@@ -263,7 +263,7 @@ impl Session {
         }
     }
 
-    /// The peer says which unit the session has.
+    /// Processes the session's unit as sent by the peer.
     fn unit_told(&mut self, unit_bytes: u16, now: Nanos) {
         if !self.units.has(unit_bytes) {
             self.statistics.malformed += 1;
@@ -276,7 +276,8 @@ impl Session {
         self.validate_paths();
     }
 
-    /// The session has a unit: what counts in it begins, nothing of it has been used.
+    /// Sets the session's unit. Sender and receiver start over with it; they have not been used
+    /// yet.
     fn decide_unit(&mut self, unit_bytes: u16, now: Nanos) {
         self.units.decided(unit_bytes, now);
         self.config.unit_bytes = unit_bytes;
@@ -287,7 +288,7 @@ impl Session {
         self.paths.unit_decided(&self.config, now);
     }
 
-    /// Takes into use what is known to carry the session's unit.
+    /// Validates the paths that are known to carry the session's unit.
     fn validate_paths(&mut self) {
         if !self.units.is_decided() {
             return;
@@ -315,7 +316,7 @@ impl Session {
         self.paths.measured();
     }
 
-    /// A path will not do: the others have to, if there are any.
+    /// Abandons a path that is unusable; if it was the last one, the session ends.
     fn abandon(&mut self, path: PathId, reason: CloseReason, now: Nanos) {
         let is_last = self.paths.iter().all(|(id, other)| id == path || other.is_abandoned());
         if is_last {
