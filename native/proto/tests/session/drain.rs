@@ -1,4 +1,4 @@
-//! The orderly end: nothing new is sent, what is under way ends at both ends, then both close.
+//! The orderly end: nothing new is sent, sends in progress end at both ends, then both close.
 
 use sealane_proto::session::{CloseReason, CompletionStatus, Event, PostError, StreamRequest};
 
@@ -14,7 +14,7 @@ fn is_over(pair: &Pair) -> bool {
     pair.events.iter().all(has_closed)
 }
 
-/// Whether each end has it that the drain was the peer's.
+/// Whether each end regards the drain as requested by its peer.
 fn by_peer(pair: &Pair) -> [bool; 2] {
     let by_peer = |events: &Vec<Event>| {
         let Some(Event::Closed { by_peer, .. }) = events.last() else { panic!("{events:?}") };
