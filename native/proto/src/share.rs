@@ -421,24 +421,24 @@ mod tests {
                 let next = self.flows.iter().enumerate().map(|(index, (.., at))| (*at, index));
                 let Some((now, index)) = next.min().filter(|(at, _)| *at < end) else { return };
                 self.flows[index].2 = self.work(index, now);
-                while let Some(told) = self.rate.next_granted() {
-                    let told = self.flows.iter_mut().find(|(id, ..)| *id == told).unwrap();
-                    told.2 = told.2.min(now + told.1.latency);
+                while let Some(granted) = self.rate.next_granted() {
+                    let granted = self.flows.iter_mut().find(|(id, ..)| *id == granted).unwrap();
+                    granted.2 = granted.2.min(now + granted.1.latency);
                 }
             }
         }
 
         fn work(&mut self, index: usize, now: Nanos) -> Nanos {
             let (id, load, _) = self.flows[index];
-            let mut unsaid = 0;
+            let mut unreported = 0;
             while load.backlog > self.sent[index] {
-                match self.rate.ask(id, unsaid, now) {
+                match self.rate.ask(id, unreported, now) {
                     Answer::Wait(at) => return at.max(now + 1) + load.latency,
-                    Answer::Granted(allowance) => unsaid = allowance.div_ceil(PACKET) * PACKET,
+                    Answer::Granted(allowance) => unreported = allowance.div_ceil(PACKET) * PACKET,
                 }
-                self.sent[index] += unsaid;
+                self.sent[index] += unreported;
             }
-            self.rate.rest(id, unsaid, now);
+            self.rate.rest(id, unreported, now);
             Nanos::MAX
         }
 

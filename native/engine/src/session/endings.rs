@@ -26,7 +26,7 @@ pub(super) fn of_permit(reason: &str) -> &'static str {
 }
 
 /// The close code sent to the peer for the daemon's reason.
-pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {
+pub(super) fn close_code(reason: &str, is_draining: bool) -> CloseReason {
     match reason {
         REASON_PEER_REVOKED => CloseReason::Revoked,
         REASON_BARRED => CloseReason::Barred,

@@ -445,7 +445,7 @@ mod tests {
         daemon.chunk_landed(0, 0);
         assert!(!daemon.take_chunk_wake());
         job.wake_for_chunks(true);
-        assert!(!daemon.take_chunk_wake(), "that was told already");
+        assert!(!daemon.take_chunk_wake(), "the job was already notified of that");
         daemon.chunk_landed(0, 1);
         assert!(daemon.take_chunk_wake());
         assert!(!daemon.take_chunk_wake());

@@ -81,7 +81,7 @@ pub struct Control {
     notices: Repeat,
     notices_made: u64,
     /// Notices that earlier packets of the current round contained.
-    notices_said: usize,
+    notices_written: usize,
     lost_runs: Vec<(u64, u32)>,
     drain: Drain,
     close: Option<(u8, Repeat)>,
@@ -130,10 +130,10 @@ impl Control {
     pub fn notices_changed(&mut self, made: u64, is_any: bool, now: Nanos) {
         if !is_any {
             self.notices.stop();
-            self.notices_said = 0;
+            self.notices_written = 0;
         } else if made > self.notices_made {
             self.notices.now(now);
-            self.notices_said = 0;
+            self.notices_written = 0;
         }
         self.notices_made = made;
     }
@@ -205,14 +205,14 @@ impl Control {
         if paths[path].probe.take().is_some_and(|probe| probe != Probe::Quiet) {
             Frame::Ping.encode(out);
         }
-        for told in paths.in_turn() {
-            let Some((newest, at)) = paths[told].newest else { continue };
+        for reported in paths.in_turn() {
+            let Some((newest, at)) = paths[reported].newest else { continue };
             if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
                 break;
             }
             let age_nanos = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
-            let counts = paths[told].arrived;
-            Frame::PathCounts { path: told, newest, age_nanos, counts }.encode(out);
+            let counts = paths[reported].arrived;
+            Frame::PathCounts { path: reported, newest, age_nanos, counts }.encode(out);
         }
         let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES + DRAINING_BYTES;
         if self.close.is_none() {
@@ -301,14 +301,14 @@ impl Control {
             return;
         }
         let notices = halves.sender.notices().chain(halves.receiver.notices());
-        for frame in notices.skip(self.notices_said) {
+        for frame in notices.skip(self.notices_written) {
             if out.len() + STREAM_END_BYTES_MAX > end {
                 return;
             }
             frame.encode(out);
-            self.notices_said += 1;
+            self.notices_written += 1;
         }
-        self.notices_said = 0;
+        self.notices_written = 0;
         self.notices.again(halves.timeout, now);
     }
 

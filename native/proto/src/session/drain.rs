@@ -19,7 +19,7 @@ pub struct Drain {
     /// Whether all sends of the peer have ended.
     is_peer_done: bool,
     /// When to send the frame.
-    saying: Repeat,
+    notice: Repeat,
 }
 
 impl Drain {
@@ -41,13 +41,13 @@ impl Drain {
         let begins = self.is_asked.is_none();
         if begins {
             self.is_asked = Some(is_asked);
-            self.saying.now(now);
+            self.notice.now(now);
         }
         begins
     }
 
     /// Processes the peer's frame.
-    pub fn peer_said(&mut self, is_done: bool) {
+    pub fn peer_reported(&mut self, is_done: bool) {
         self.is_peer_done |= is_done;
     }
 
@@ -56,7 +56,7 @@ impl Drain {
     pub fn update(&mut self, has_sends: bool, now: Nanos) -> bool {
         if self.is_draining() && !has_sends && !self.is_done {
             self.is_done = true;
-            self.saying.now(now);
+            self.notice.now(now);
         }
         self.is_done && self.is_peer_done
     }
@@ -64,14 +64,14 @@ impl Drain {
     /// When a control packet has to carry the frame.
     #[must_use]
     pub fn due(&self) -> Option<Nanos> {
-        self.saying.due()
+        self.notice.due()
     }
 
     /// Appends the frame if it is due. It is repeated after a time-out until the session closes.
     pub fn write(&mut self, out: &mut Vec<u8>, timeout: Nanos, now: Nanos) {
-        if self.saying.due().is_some_and(|due| due <= now) {
+        if self.notice.due().is_some_and(|due| due <= now) {
             Frame::Draining { is_done: self.is_done }.encode(out);
-            self.saying.again(timeout, now);
+            self.notice.again(timeout, now);
         }
     }
 }

@@ -188,16 +188,16 @@ impl Session {
                 self.paths[path].challenge_received(token, plaintext_bytes);
                 self.control.acknowledge_now(now);
             }
-            Frame::PathCounts { path: told, newest, age_nanos, counts } => {
+            Frame::PathCounts { path: reported, newest, age_nanos, counts } => {
                 let age = (age_nanos < u32::MAX).then_some(age_nanos.into());
-                self.newest_received((path, told), newest, age, now);
-                self.counts_received(told, counts, now);
+                self.newest_received((path, reported), newest, age, now);
+                self.counts_received(reported, counts, now);
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
-            Frame::Unit { unit_bytes } => self.unit_told(unit_bytes, now),
+            Frame::Unit { unit_bytes } => self.unit_announced(unit_bytes, now),
             Frame::Draining { is_done } => {
-                self.control.drain_mut().peer_said(is_done);
+                self.control.drain_mut().peer_reported(is_done);
                 self.begin_drain(true, now);
             }
             Frame::Close { code } => {
@@ -264,7 +264,7 @@ impl Session {
     }
 
     /// Processes the session's unit as sent by the peer.
-    fn unit_told(&mut self, unit_bytes: u16, now: Nanos) {
+    fn unit_announced(&mut self, unit_bytes: u16, now: Nanos) {
         if !self.units.has(unit_bytes) {
             self.statistics.malformed += 1;
             return;
@@ -272,7 +272,7 @@ impl Session {
         if !self.units.is_decided() {
             self.decide_unit(unit_bytes, now);
         }
-        self.units.told(now);
+        self.units.announced(now);
         self.validate_paths();
     }
 

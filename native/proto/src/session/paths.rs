@@ -73,7 +73,7 @@ pub struct Paths {
     /// The largest smoothed round-trip time of the usable paths; `None` before the first sample.
     slowest: Option<Nanos>,
     /// The path whose report comes first in the next control packet.
-    first_told: usize,
+    first_reported: usize,
 }
 
 impl Paths {
@@ -88,8 +88,15 @@ impl Paths {
     ) -> Self {
         let all = (0..config.paths).map(|_| Path::new(config.reordering, units, now)).collect();
         let pace = Pace::of(config);
-        let mut paths =
-            Self { all, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
+        let mut paths = Self {
+            all,
+            choice,
+            congestion,
+            pace,
+            heard: PathId(0),
+            slowest: None,
+            first_reported: 0,
+        };
         paths.adopt_allowances(now);
         paths
     }
@@ -221,8 +228,8 @@ impl Paths {
     /// soon.
     pub fn in_turn(&mut self) -> impl Iterator<Item = PathId> + use<> {
         let count = self.all.len();
-        let first = self.first_told;
-        self.first_told = (first + 1) % count;
+        let first = self.first_reported;
+        self.first_reported = (first + 1) % count;
         (first..first + count).map(move |index| PathId((index % count) as u8))
     }
 

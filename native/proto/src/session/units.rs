@@ -122,7 +122,7 @@ impl UnitSearch {
 
     /// Records that the peer has sent the unit, which is already known here. For the deciding end
     /// that is the confirmation; the other end confirms it.
-    pub fn told(&mut self, now: Nanos) {
+    pub fn announced(&mut self, now: Nanos) {
         if self.decides {
             self.notice.stop();
         } else {
@@ -185,14 +185,14 @@ mod tests {
         assert_eq!(decider.take_notice(30, 5), Some(1408));
         assert_eq!(decider.take_notice(30, 34), None);
         assert_eq!(decider.take_notice(30, 35), Some(1408));
-        decider.told(40);
+        decider.announced(40);
         assert_eq!(decider.due(), None);
         let mut other = UnitSearch::new(Units::falling(&UNITS).unwrap(), false);
         assert_eq!(other.carried(8896), None, "it does not decide");
         other.decided(1408, 5);
         assert_eq!(other.take_notice(30, 5), Some(1408));
         assert_eq!(other.due(), None);
-        other.told(50);
+        other.announced(50);
         assert_eq!(other.take_notice(30, 50), Some(1408));
     }
 }

@@ -312,7 +312,7 @@ fn a_send_cancelled_before_its_credit_ends_the_receive_that_comes() {
     let message = pair.ends[0].post_send(send(0, UNIT), pair.now).unwrap();
     pair.ends[0].cancel_send(message, pair.now).unwrap();
     pair.run_filtered(SECOND, |index, _| {
-        assert_eq!(index, 0, "nobody is told of a message that nobody expects");
+        assert_eq!(index, 0, "nothing is sent about a message without a receive");
         true
     });
     pair.ends[1].post_receive(receive(0, UNIT), pair.now).unwrap();

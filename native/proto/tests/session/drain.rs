@@ -36,7 +36,7 @@ fn what_is_under_way_arrives_before_both_ends_close() {
     assert_eq!(pair.ends[0].post_send(send(0, 1), pair.now), Err(PostError::Draining));
     pair.run(2 * DELAY);
     let refused = pair.ends[1].post_send(send(0, 1), pair.now);
-    assert_eq!(refused, Err(PostError::Draining), "the peer has been told");
+    assert_eq!(refused, Err(PostError::Draining), "the peer drains, too");
     pair.run(SECOND);
     assert!(is_over(&pair), "{:?}", pair.events);
     let is_sent_ok =
