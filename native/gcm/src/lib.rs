@@ -86,11 +86,7 @@ impl Key {
         tag: &[u8; TAG_BYTES],
         plaintext: &mut [u8],
     ) -> Result<(), NotAuthentic> {
-        assert_eq!(
-            ciphertext.len(),
-            plaintext.len(),
-            "ciphertext and plaintext must be equally long"
-        );
+        assert_eq!(ciphertext.len(), plaintext.len(), "ciphertext and plaintext are equally long");
         check_lengths(aad.len(), ciphertext.len());
         if self.0.open(nonce, aad, (ciphertext, plaintext), tag) {
             return Ok(());
