@@ -905,7 +905,7 @@ class GatewayVolume:
     # The milestone that the target's next incarnation must have: 32 bytes, or empty.
     @property
     def milestone(self) -> bytes: ...
-    # The target incarnation on which everything acknowledged before is durable: only its loss can
+    # Set if everything acknowledged so far is durable: then only this incarnation of the target can
     # lose what is acknowledged from now on. None: something isn't durable, or no target is
     # connected.
     @property

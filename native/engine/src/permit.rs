@@ -12,10 +12,10 @@ use sealane_proto::link::Nanos;
 
 use crate::clock;
 
-/// Reason id of a permit that ended because it was not extended.
+/// The peer's permit expired because it was not extended.
 pub const STALE: &str = "authorization.stale";
 
-/// Reason id of a permit that was revoked for a reason not listed here.
+/// The peer's permit was revoked for a reason not listed below.
 pub const LOST: &str = "authorization.lost";
 
 /// Reason ids of refusals that are reported unchanged.

@@ -89,9 +89,9 @@ pub fn coefficient(parity: usize, data: usize) -> u8 {
 }
 
 /// The coefficients that restore missing data symbols from the `present` ones and as many `parity`
-/// symbols as are `missing`, all different. The code evaluates a polynomial of k coefficients at k
-/// + m points, up to a factor at each; Lagrange's formula over the known points gives the value at
-/// another.
+/// symbols as are `missing`, all different. The code evaluates a polynomial of k coefficients at
+/// k + m points, up to a factor at each; Lagrange's formula over the known points gives the value
+/// at another.
 #[derive(Debug)]
 pub struct Restoration {
     /// Points and the logarithms of their factors, for missing and for known symbols.

@@ -74,28 +74,28 @@ pub fn pdu_reader(data: &[u8]) {
 
 fn pieces(limits: PduLimits, bytes: &[u8], step: usize) -> (String, Vec<u8>) {
     let mut reader = PduReader::new(limits);
-    let (mut told, mut data) = (String::new(), Vec::new());
+    let (mut found, mut data) = (String::new(), Vec::new());
     for mut input in bytes.chunks(step) {
         loop {
             match reader.next(&mut input) {
                 Ok(None) => break,
                 Ok(Some(Piece::Header(header, bytes))) => {
                     assert!(bytes <= limits.data_max);
-                    write!(told, "{header:?} {bytes};").expect("a string grows");
+                    write!(found, "{header:?} {bytes};").expect("a string grows");
                 }
                 Ok(Some(Piece::Data(part))) => data.extend_from_slice(part),
                 Ok(Some(Piece::End(is_intact))) => {
-                    write!(told, "{is_intact};").expect("a string grows");
+                    write!(found, "{is_intact};").expect("a string grows");
                 }
                 Err(error) => {
-                    write!(told, "{error}").expect("a string grows");
+                    write!(found, "{error}").expect("a string grows");
                     assert!(reader.header().len() <= 128);
-                    return (told, data);
+                    return (found, data);
                 }
             }
         }
     }
-    (told, data)
+    (found, data)
 }
 
 /// A sealed sector opens if and only if nothing was changed, and both checks of its form agree.

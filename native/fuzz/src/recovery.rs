@@ -176,7 +176,7 @@ fn open_again<F: Opened>(data: &[u8]) {
     match open() {
         Ok(opened) => {
             let Ok(found) = entries(&opened) else {
-                assert!(is_changed, "a leaf page that nobody changed");
+                assert!(is_changed, "an unchanged leaf page is refused");
                 return;
             };
             assert!(is_changed || found == before);

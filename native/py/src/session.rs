@@ -204,7 +204,7 @@ impl SessionEndpoint {
         permit: Option<&Permit>,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
-        let units = Units::falling(&units).ok_or_else(|| {
+        let units = Units::descending(&units).ok_or_else(|| {
             PyValueError::new_err("units must be at least one, in descending order")
         })?;
         let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };

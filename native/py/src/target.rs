@@ -273,8 +273,8 @@ impl Namespace {
     }
 
     fn contains(&self, milestone: &[u8]) -> PyResult<bool> {
-        let told = milestone_of("milestone", milestone)?;
-        Ok(told.is_none_or(|told| self.namespace.contains(&told)))
+        let reported = milestone_of("milestone", milestone)?;
+        Ok(reported.is_none_or(|reported| self.namespace.contains(&reported)))
     }
 
     #[pyo3(signature = (*, iops=0, bytes_per_second=0, read_iops=0, write_iops=0,

@@ -130,8 +130,8 @@ impl Ring {
             }
             let next = &self.sites[(number + 1) % sites];
             let received = next.receives.iter().map(|receive| length(&receive.range));
-            let is_rising = site.ranges().all(|range| range.start <= range.end);
-            if !is_rising || !site.lengths().eq(received) {
+            let is_ascending = site.ranges().all(|range| range.start <= range.end);
+            if !is_ascending || !site.lengths().eq(received) {
                 return Err(RingError::Unequal(number));
             }
             let end = site.ranges().map(|range| range.end).max().unwrap_or(0);

@@ -10,10 +10,10 @@ pub(super) const REASON_JOB_GONE: &str = "session.job.gone";
 /// There was not enough memory for the session.
 pub(super) const REASON_RESOURCES: &str = "session.endpoint.resources";
 
-/// The daemon says that the peer may no longer act.
+/// The daemon ended the session because the peer may no longer act.
 const REASON_PEER_REVOKED: &str = "session.peer.revoked";
 
-/// The daemon says that this end may no longer act.
+/// The daemon ended the session because this end may no longer act.
 const REASON_BARRED: &str = "session.closed.barred";
 
 /// The close reason for a session whose permit ended with `reason`.

@@ -204,7 +204,7 @@ mod tests {
             });
             received.unwrap().unwrap();
         }
-        assert_eq!(seen, [2, 0], "the one behind the last comes first");
+        assert_eq!(seen, [2, 0], "the one after the last read comes first");
         let from = sender.local_addr().unwrap();
         assert_eq!(lanes.peers().collect::<Vec<_>>(), [nobody, nobody, from]);
     }

@@ -218,9 +218,9 @@ impl JobRing {
 
     /// Puts a submission on the ring and returns its handle; the caller rings the doorbell.
     ///
-    /// The operations whose completion was not read stay fewer than the entries, and without
-    /// commands fewer by a further [`COMMAND_ENTRIES`], so that a command finds room and the daemon
-    /// takes it.
+    /// A command can be posted while fewer operations than the ring's entries have an unread
+    /// completion, any other operation only while there are [`COMMAND_ENTRIES`] fewer. So a command
+    /// always finds room, and the daemon takes it.
     pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let entry = submission.encode();
         Submission::parse(&entry, self.layout.region_bytes).map_err(PostRefused::Invalid)?;
@@ -380,7 +380,7 @@ mod tests {
             daemon.take().unwrap().unwrap();
             daemon.complete(&done(number));
         }
-        assert!(!daemon.is_full(), "nobody has looked");
+        assert!(!daemon.is_full(), "it has not been checked yet");
         assert_eq!(daemon.take().unwrap(), None);
         assert!(daemon.is_full());
         assert_eq!(job.post(&send(3)), Err(PostRefused::Retry));

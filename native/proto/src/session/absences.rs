@@ -51,7 +51,7 @@ mod tests {
         assert_eq!(absences.extend(5, 20), 35, "interrupted once");
         assert_eq!(absences.extend(5, 26), 46, "over 15 of it, then 10 away, 10, 5 away, 1");
         assert_eq!(absences.extend(25, 10), 40, "begun while away");
-        assert_eq!(absences.extend(50, 10), 60, "begun behind them");
+        assert_eq!(absences.extend(50, 10), 60, "begun after them");
     }
 
     #[test]

@@ -160,7 +160,7 @@ mod tests {
 
     fn searching(units: &[u16]) -> Challenges {
         let mut challenges = Challenges::default();
-        challenges.search(Units::falling(units).unwrap(), 0);
+        challenges.search(Units::descending(units).unwrap(), 0);
         challenges
     }
 

@@ -300,7 +300,7 @@ pub fn lost_runs(runs: &[u8]) -> impl Iterator<Item = (u64, u64)> + '_ {
 }
 
 /// Whether runs are ascending, so that each packet number is looked up once.
-fn are_rising(runs: &[u8]) -> bool {
+fn are_ascending(runs: &[u8]) -> bool {
     let mut before = None;
     lost_runs(runs).all(|(start, end)| {
         let is_next = start < end && before.is_none_or(|before| before < start);
@@ -392,7 +392,7 @@ impl<'a> Frames<'a> {
                 let path = self.path()?;
                 let count = self.number(2)? as usize;
                 let runs = self.take(count * LOST_RUN_BYTES)?;
-                if !are_rising(runs) {
+                if !are_ascending(runs) {
                     return Err(Malformed);
                 }
                 Frame::Losses { path, runs }

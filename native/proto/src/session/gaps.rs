@@ -19,8 +19,8 @@ const WINDOW_SHARE: u64 = 64;
 const WINDOW_MIN: Nanos = 100_000;
 /// The window before a round-trip time is known.
 const WINDOW_INITIAL: Nanos = 1_000_000;
-/// Consecutive confirmed losses after which the window returns to its initial size (RFC 8985 §7.4:
-/// 16).
+/// Lost runs without a late arrival after which the window returns to its initial size (RFC 8985
+/// §7.4: 16).
 const CALM_RUNS: u32 = 16;
 /// How often a loss is reported, each time in a different acknowledgement round.
 const REPORTS: u8 = 4;

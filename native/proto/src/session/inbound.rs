@@ -27,7 +27,7 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) {
-        let Some(path) = self.paths.named(header.channel) else { return };
+        let Some(path) = self.paths.with_channel(header.channel) else { return };
         self.last_received = now;
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {

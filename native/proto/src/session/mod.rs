@@ -290,7 +290,8 @@ impl Session {
         if matches!(self.state, State::Closing | State::Closed) {
             return false;
         }
-        let path = packet::channel_of(datagram).and_then(|channel| self.paths.named(channel));
+        let path =
+            packet::channel_of(datagram).and_then(|channel| self.paths.with_channel(channel));
         if path.is_some_and(|path| path != arrival.path) {
             self.statistics.misdirected += 1;
             return false;

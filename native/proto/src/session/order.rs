@@ -155,7 +155,7 @@ mod tests {
             }
             let places = parity.iter().map(|coded| match layout.place(*coded) {
                 Place::Parity { block, index } => (block / order.breadth(), index, block),
-                Place::Data(_) => panic!("data behind parity"),
+                Place::Data(_) => panic!("data after parity"),
             });
             prop_assert!(places.is_sorted(), "groups, then rounds, then blocks");
             // Within a block units keep their order.

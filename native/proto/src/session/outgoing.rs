@@ -144,7 +144,7 @@ impl Outgoing {
     ) {
         let (user_data, started) = (self.user_data, self.started.unwrap_or(now));
         let length = self.stream().map_or(self.layout.length(), |stream| {
-            self.layout.length().min(u64::from(stream.named_units()) * self.layout.unit_bytes())
+            self.layout.length().min(u64::from(stream.announced_units()) * self.layout.unit_bytes())
         });
         let event =
             Event::SendCompleted { user_data, message: number, status, started, completed: now };

@@ -40,7 +40,7 @@ impl Default for RoundRobin {
 
 impl PathChoice for RoundRobin {
     fn choose(&mut self, open: PathSet, _now: Nanos) -> PathId {
-        self.last = open.behind(self.last).unwrap_or(self.last);
+        self.last = open.next_after(self.last).unwrap_or(self.last);
         self.last
     }
 }

@@ -53,7 +53,7 @@ impl PathSet {
 
     /// The next path after `path`, cyclically; `None` if the set is empty.
     #[must_use]
-    pub fn behind(self, path: PathId) -> Option<PathId> {
+    pub fn next_after(self, path: PathId) -> Option<PathId> {
         let later = self.0 & u32::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
         let found = if later == 0 { self.0 } else { later };
         (found != 0).then(|| PathId(found.trailing_zeros() as u8))
@@ -128,7 +128,7 @@ impl Paths {
 
     /// The path that the peer means by a channel.
     #[must_use]
-    pub fn named(&self, channel: u32) -> Option<PathId> {
+    pub fn with_channel(&self, channel: u32) -> Option<PathId> {
         (channel < u32::from(self.count())).then_some(PathId(channel as u8))
     }
 
@@ -173,7 +173,7 @@ impl Paths {
 
     /// Chooses one of the open paths for one unit.
     pub fn choose(&mut self, open: PathSet, now: Nanos) -> Option<PathId> {
-        let fallback = open.behind(PathId(PATHS_MAX - 1))?;
+        let fallback = open.next_after(PathId(PATHS_MAX - 1))?;
         let chosen = self.choice.choose(open, now);
         Some(if open.has(chosen) { chosen } else { fallback })
     }
@@ -219,7 +219,7 @@ impl Paths {
     pub fn for_control(&mut self, is_lost: bool) -> PathId {
         let usable = self.usable();
         if is_lost || !usable.has(self.heard) {
-            self.heard = usable.behind(self.heard).unwrap_or(self.heard);
+            self.heard = usable.next_after(self.heard).unwrap_or(self.heard);
         }
         self.heard
     }
@@ -306,9 +306,9 @@ mod tests {
     fn a_set_is_walked_in_a_circle() {
         let set = [1, 4, 31].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
         let walk: Vec<u8> =
-            [0, 1, 3, 4, 30, 31].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
+            [0, 1, 3, 4, 30, 31].map(|at| set.next_after(PathId(at)).unwrap().0).to_vec();
         assert_eq!(walk, [1, 4, 4, 31, 31, 1]);
-        assert_eq!(PathSet::default().behind(PathId(3)), None);
+        assert_eq!(PathSet::default().next_after(PathId(3)), None);
         assert!(set.has(PathId(4)) && !set.has(PathId(3)) && !set.is_empty());
     }
 
@@ -338,11 +338,7 @@ mod tests {
         paths[PathId(0)].validated();
         paths[PathId(2)].validated();
         paths.heard(PathId(1));
-        assert_eq!(
-            paths.for_control(false),
-            PathId(2),
-            "its challenges arrive, who knows what else"
-        );
+        assert_eq!(paths.for_control(false), PathId(2), "only its challenges are known to arrive");
         paths.heard(PathId(0));
         assert_eq!(paths.for_control(false), PathId(0));
         assert_eq!(paths.for_control(true), PathId(2), "nothing came back on the other");

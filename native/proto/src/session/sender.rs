@@ -397,7 +397,7 @@ impl Sender {
                 State::GivenUp(reason) => Some(Frame::AbortSend { message: *number, reason }),
                 _ => message.stream().map(|stream| Frame::StreamEnd {
                     message: *number,
-                    units: stream.named_units(),
+                    units: stream.announced_units(),
                     length: message.layout.length(),
                     immediate: message.immediate,
                 }),

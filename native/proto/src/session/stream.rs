@@ -23,7 +23,7 @@ pub struct Stream {
     /// Each announced unit once, with the memory announced first; the key is the span's first unit.
     sources: BTreeMap<u32, Span>,
     /// Number of units in `sources`.
-    named_units: u32,
+    announced_units: u32,
     waiting: VecDeque<Span>,
     is_ended: bool,
 }
@@ -35,7 +35,7 @@ impl Stream {
         Self {
             unit_bytes: unit_bytes.into(),
             sources: BTreeMap::new(),
-            named_units: 0,
+            announced_units: 0,
             waiting: VecDeque::new(),
             is_ended: false,
         }
@@ -46,13 +46,13 @@ impl Stream {
     /// without any change, if too many parts wait.
     pub fn add(&mut self, (unit, count): (u32, u32), offset: u64, repeats: bool) -> bool {
         let part = Span { unit, count, offset };
-        let fresh = self.unnamed(part);
+        let fresh = self.unannounced(part);
         let added = if repeats { 1 } else { fresh.len() };
         if self.waiting.len() + added > STREAM_PARTS_MAX {
             return false;
         }
         for span in &fresh {
-            self.named_units += span.count;
+            self.announced_units += span.count;
             self.remember(*span);
         }
         if repeats {
@@ -76,8 +76,8 @@ impl Stream {
 
     /// Units announced so far, each counted once.
     #[must_use]
-    pub fn named_units(&self) -> u32 {
-        self.named_units
+    pub fn announced_units(&self) -> u32 {
+        self.announced_units
     }
 
     /// The unit to send next, and the offset of its bytes.
@@ -107,13 +107,13 @@ impl Stream {
     }
 
     /// The spans of a part that were not announced before, ascending.
-    fn unnamed(&self, part: Span) -> Vec<Span> {
+    fn unannounced(&self, part: Span) -> Vec<Span> {
         let end = part.unit + part.count;
         let mut fresh = Vec::new();
         let mut at = part.unit;
         let before = self.sources.range(..=at).next_back();
-        let named = before.into_iter().chain(self.sources.range(at + 1..end));
-        for (_, span) in named {
+        let announced = before.into_iter().chain(self.sources.range(at + 1..end));
+        for (_, span) in announced {
             if span.unit > at {
                 fresh.push(self.cut(part, at, span.unit));
             }
@@ -178,7 +178,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(stream.named_units() as usize, naive.len());
+            prop_assert_eq!(stream.announced_units() as usize, naive.len());
             for unit in 0..90 {
                 prop_assert_eq!(stream.source(unit), naive.get(&unit).copied());
             }

@@ -30,11 +30,11 @@ impl Units {
 
     /// Candidates in descending order; `None` if they are not descending, or none or too many.
     #[must_use]
-    pub fn falling(units: &[u16]) -> Option<Self> {
+    pub fn descending(units: &[u16]) -> Option<Self> {
         let mut sizes = [0; UNIT_CANDIDATES_MAX];
         sizes.get_mut(..units.len())?.copy_from_slice(units);
-        let is_falling = units.windows(2).all(|pair| pair[0] > pair[1]);
-        (is_falling && units.last().is_some_and(|least| *least > 0)).then_some(Self { sizes })
+        let is_descending = units.windows(2).all(|pair| pair[0] > pair[1]);
+        (is_descending && units.last().is_some_and(|least| *least > 0)).then_some(Self { sizes })
     }
 
     /// Iterates over the units, largest first.
@@ -155,14 +155,14 @@ mod tests {
     const UNITS: [u16; 3] = [8896, 1408, 1152];
 
     fn search() -> UnitSearch {
-        UnitSearch::new(Units::falling(&UNITS).unwrap(), true)
+        UnitSearch::new(Units::descending(&UNITS).unwrap(), true)
     }
 
     #[test]
     fn candidates_fall_and_are_few() {
-        assert_eq!(Units::falling(&UNITS).unwrap().iter().collect::<Vec<_>>(), UNITS);
+        assert_eq!(Units::descending(&UNITS).unwrap().iter().collect::<Vec<_>>(), UNITS);
         for bad in [&[][..], &[1408, 1408], &[1152, 1408], &[1408, 0], &[5, 4, 3, 2, 1]] {
-            assert_eq!(Units::falling(bad), None, "{bad:?}");
+            assert_eq!(Units::descending(bad), None, "{bad:?}");
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(decider.take_notice(30, 35), Some(1408));
         decider.announced(40);
         assert_eq!(decider.due(), None);
-        let mut other = UnitSearch::new(Units::falling(&UNITS).unwrap(), false);
+        let mut other = UnitSearch::new(Units::descending(&UNITS).unwrap(), false);
         assert_eq!(other.carried(8896), None, "it does not decide");
         other.decided(1408, 5);
         assert_eq!(other.take_notice(30, 5), Some(1408));

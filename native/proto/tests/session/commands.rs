@@ -246,7 +246,11 @@ fn an_unreliable_send_is_sent_once_and_its_receive_ends_with_what_came() {
     pair.ends[0].post_send(unreliable(0, 1), pair.now).unwrap();
     pair.ends[1].post_receive(receive(0, 1), pair.now).unwrap();
     pair.run(SECOND);
-    assert_eq!(statuses(&pair.events[1])[1], (1, CompletionStatus::Ok), "whole: nobody has to ask");
+    assert_eq!(
+        statuses(&pair.events[1])[1],
+        (1, CompletionStatus::Ok),
+        "complete without a request"
+    );
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn what_is_under_way_arrives_before_both_ends_close() {
     let is_sent_ok =
         |event: &&Event| matches!(event, Event::SendCompleted { status: CompletionStatus::Ok, .. });
     let sent = pair.events.iter().flatten().filter(is_sent_ok).count();
-    assert_eq!(sent, 3, "nobody's outcome is unknown");
+    assert_eq!(sent, 3, "every outcome is known");
     assert_eq!(by_peer(&pair), [false, true]);
     assert_eq!(pair.ends[0].statistics().receives_completed, 1);
     assert_eq!(pair.ends[1].statistics().receives_completed, 2);

@@ -14,7 +14,7 @@ const OVERHEAD: usize = 59;
 fn end(index: u64, units: &[u16]) -> Session {
     let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
     let keys = SessionKeys { send: secret(index), receive: secret(1 - index) };
-    let units = Units::falling(units).unwrap();
+    let units = Units::descending(units).unwrap();
     Session::searching(config(index), units, index == 0, &keys, 0)
 }
 
