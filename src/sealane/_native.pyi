@@ -1,4 +1,4 @@
-"""Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
+"""Native engine: all per-packet and per-sector work. This stub is the contract of `native/py`."""
 
 import os
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ __version__: str
 
 @final
 class SharedLine:
-    # The rate that all sessions of a fabric share, in wire bits.
+    # The rate that all sessions of a fabric share, in bits per second on the wire.
     def __new__(cls, rate_bits_per_second: int) -> Self: ...
-    # A job with its limits: wire bits a second, receives and sends under way.
+    # Add a job with its limits: bits per second on the wire, and receives and sends in progress.
     def add_job(self, *, rate_bits_per_second: int, receives: int, sends: int) -> JobAccount: ...
 
 @final
 class JobAccount:
-    # What the sessions of one job use together. `waits` and `waited_nanos`: for their turn on the
-    # line; `receives` and `sends` are under way now.
+    # What all sessions of one job use together. `waits` and `waited_nanos` count waits for a turn
+    # on the shared line; `receives` and `sends` are those in progress now.
     def usage(self) -> dict[str, int]: ...
 
 class SessionPath(TypedDict):
@@ -32,9 +32,9 @@ class SessionPath(TypedDict):
 
 @final
 class SessionEndpoint:
-    # The daemon's handle on one session: a UDP socket for each path that it may have, sealed shared
-    # memories, worker thread.
-    # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
+    # The daemon's handle on one session: a UDP socket for each path that it may use, the sealed
+    # shared memories, and a worker thread.
+    # ValueError: a size or address is not valid; OSError: no socket, memory or thread.
     def __new__(
         cls,
         bind_addresses: list[str],
@@ -48,13 +48,14 @@ class SessionEndpoint:
     ) -> Self: ...
     @property
     def local_addresses(self) -> list[str]: ...
-    # Region, submission, completion, doorbell, call; once. The caller passes and closes them.
+    # Return the descriptors of region, submission queue, completion queue, doorbell and call (an
+    # eventfd). Can be called once; the caller passes them to the job and closes them.
     def take_job_fds(self) -> tuple[int, int, int, int, int]: ...
-    # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
-    # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
-    # memories anew: ValueError once the job has its descriptors. As many paths as there are
-    # addresses; sockets beyond those are closed. The session ends when `permit` doesn't hold; None:
-    # nobody's word ends it.
+    # Can be called once. Takes the keys over and wipes both arrays. Packets carry the largest of
+    # `units` (descending) that fits the path; None: the endpoint's unit. A unit other than the
+    # endpoint's creates new memories: ValueError once the job has its descriptors. There is one
+    # path for each address; sockets beyond those are closed. The session ends when `permit` no
+    # longer holds; None: no permit limits it.
     def start(
         self,
         *,
@@ -70,51 +71,51 @@ class SessionEndpoint:
         units: list[int] | None = None,
         permit: Permit | None = None,
     ) -> None: ...
-    # Final once it is established.
+    # Final once the session is established.
     @property
     def unit_bytes(self) -> int: ...
-    # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
-    # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
+    # Set the plan for all later sends with `auto`: rows (length_max, k, m, depth), ascending by
+    # length_max; (0, 0, 1) is selective repeat. After a ValueError the current plan stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
-    # As of the last look; empty before the start.
+    # The worker's latest report; empty before the start.
     def paths(self) -> list[SessionPath]: ...
-    # Sends nothing new at either end; closes when nothing is under way.
+    # Send nothing new at either end, and close once nothing is in progress.
     def drain(self) -> None: ...
-    # ("establishing" | "established" | "draining" | "closed", reason id); takes the notification
-    # back.
+    # Return ("establishing" | "established" | "draining" | "closed", reason id), and clear the
+    # notification that `fileno` signals.
     def state(self) -> tuple[str, str]: ...
-    # Readable when the state has changed since it was last asked.
+    # Readable when the state has changed since the last call of `state`.
     def fileno(self) -> int: ...
-    # The reason id is what `state` and the job's ring then say, unless it had ended by itself.
+    # `state` and the job's ring then report this reason id, unless the session had already ended.
     def close(self, reason: str = "session.closed.requested") -> None: ...
 
 @final
 class Permit:
-    # Until when one peer may act, shared with every thread of the engine that works for it. Begins
-    # ended.
+    # The time until which one peer may act, shared with every engine thread that works for it. A
+    # new permit has already ended.
     def __new__(cls) -> Self: ...
-    # Nanoseconds on CLOCK_BOOTTIME; an earlier time than it has changes nothing.
+    # Nanoseconds on CLOCK_BOOTTIME; a time before the current one changes nothing.
     def extend(self, until_ns: int) -> None: ...
-    # At once, whatever time it had left; the reason id is what its users then end with.
+    # End the permit at once, regardless of the time left; its users then end with this reason id.
     def take_back(self, reason: str) -> None: ...
     @property
     def holds(self) -> bool: ...
 
 @final
 class Region:
-    # Shared with the daemon; writable through the buffer protocol.
+    # The job's region, shared with the daemon; writable through the buffer protocol.
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     # `alignment` is a power of two up to 4096. MemoryError: no free range is long enough;
-    # ValueError: no such shape, element type or alignment.
+    # ValueError: the shape, element type or alignment is not valid.
     def empty(self, shape: list[int], dtype: str, alignment: int = 64) -> RegionArray: ...
-    # (offset, length) of a contiguous buffer. ValueError: it lies elsewhere.
+    # Return the (offset, length) of a contiguous buffer. ValueError: it lies outside the region.
     def locate(self, buffer: object) -> tuple[int, int]: ...
 
 @final
 class RegionArray:
-    # An array in the region, row-major; its bytes are free again when no view of it is left.
+    # A row-major array in the region; its bytes are freed once no view of it remains.
     @property
     def offset(self) -> int: ...
     @property
@@ -123,9 +124,9 @@ class RegionArray:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> str: ...
-    # bfloat16 comes as uint16.
+    # bfloat16 is exported as uint16.
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    # BufferError: another device or a copy is wanted.
+    # BufferError: the caller wants another device or a copy.
     def __dlpack__(
         self,
         *,
@@ -136,9 +137,9 @@ class RegionArray:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Element-wise, in place, on bits of bfloat16 in buffers of equal length that do not overlap; each
-# pair in single precision, rounded once. Operations: "sum", "max", "min", "product".
-# ValueError: other buffers, or no such operation.
+# Element-wise and in place, on bfloat16 bits in buffers of equal length that do not overlap; each
+# pair is computed in single precision and rounded once. Operations: "sum", "max", "min", "product".
+# ValueError: the buffers or the operation are not valid.
 def reduce_bfloat16(into: object, other: object, operation: str) -> None: ...
 def scale_bfloat16(elements: object, factor: float) -> None: ...
 
@@ -165,20 +166,21 @@ class Completion:
 
 @final
 class ChunkBitmap:
-    # A read-only buffer of a byte for each chunk of a receive, 1 where it has landed whole, in the
-    # memory that the daemon writes: it changes at any time, and is another receive's once that has
-    # the slot. Readable as long as there is a view of it.
+    # A read-only buffer with one byte for each chunk of a receive, 1 once the chunk has landed
+    # completely. It is the memory that the daemon writes: it changes at any time, and belongs to
+    # another receive once that has the slot. Readable while a view of it exists.
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    # Whether the slot is still the receive's: then what was read before is its own.
+    # Whether the slot still belongs to this receive. If so, all bytes read before are about it.
     @property
     def is_current(self) -> bool: ...
-    # What it has now; each chunk with a 1 is in the region. None if it is not current any more.
+    # Return the current bytes; every chunk with a 1 is in the region. None if it is no longer
+    # current.
     def read(self) -> bytes | None: ...
 
 @final
 class JobRing:
-    # The job's side. Takes over the five descriptors.
+    # The job's side of a session. Takes over the five descriptors.
     def __new__(
         cls,
         region_fd: int,
@@ -195,9 +197,9 @@ class JobRing:
     def slots(self) -> int: ...
     @property
     def chunk_bytes(self) -> int: ...
-    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
-    # Returns the operation's handle. BlockingIOError: the queue is full, consume completions;
-    # ValueError: never acceptable.
+    # k = m = 0: selective repeat; `depth` code blocks are interleaved; `auto`: by the plan. Returns
+    # the operation's handle. BlockingIOError: the queue is full, consume completions first;
+    # ValueError: the send can never be accepted.
     def post_send(
         self,
         *,
@@ -212,9 +214,9 @@ class JobRing:
         immediate: int | None = None,
     ) -> int: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
-    # A stream lands in the next receive of the peer, in its first `length` bytes at most. Parts and
-    # end name it by its handle, and so do the other commands; each gets a completion of its own,
-    # "refused" if there is no such operation under way.
+    # A stream lands in the peer's next receive and uses at most its first `length` bytes. Its parts
+    # and its end name it by its handle, as the other commands name their operation; each command
+    # gets its own completion, "refused" if no such operation is in progress.
     def post_stream(
         self,
         *,
@@ -230,13 +232,14 @@ class JobRing:
     def post_cancel(self, *, operation: int, user_data: int) -> int: ...
     def post_complete(self, *, receive: int, user_data: int) -> int: ...
     def post_packet_map(self, *, receive: int, chunk: int, user_data: int) -> int: ...
-    # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
+    # Never blocks. BrokenPipeError: the daemon has ended the session and no completion is left.
     def completions(self, limit: int = 64) -> list[Completion]: ...
-    # Of a receive of so many chunks; None while it waits for a slot and once a later one has that.
+    # The bitmap of a receive with this many chunks; None while the receive waits for a slot, and
+    # once a later receive has it.
     def bitmap(self, handle: int, chunk_count: int) -> ChunkBitmap | None: ...
-    # Why the session has ended: a reason id; empty while it has not, and if the fabric is gone.
+    # The reason id with which the session ended; empty while it has not, or if the fabric has gone.
     def close_reason(self) -> str: ...
-    # Whether the descriptor becomes readable also when chunks have landed.
+    # Choose whether the descriptor also becomes readable when chunks have landed.
     def wake_for_chunks(self, wanted: bool) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # Readable when there are completions or the session has ended.
@@ -245,11 +248,12 @@ class JobRing:
 
 @final
 class LinkSettings:
-    """What one direction of a link is like. Probabilities are parts per billion, per packet.
+    """Properties of one direction of a link. Probabilities are parts per billion, per packet.
 
-    `gilbert_elliott` is (p, r, loss in the bad state, in the good one) and replaces independent
-    loss; `red` is (low bytes, high bytes, probability just below high); `phantom` (drain in parts
-    per billion of the rate, cap bytes, and the same three). ValueError if that can't be.
+    `gilbert_elliott` is (p, r, loss in the bad state, loss in the good state) and replaces
+    independent loss; `red` is (low bytes, high bytes, probability just below high); `phantom` is
+    (drain in parts per billion of the rate, cap bytes, and the same three as `red`). ValueError if
+    the settings are not valid.
     """
 
     def __new__(
@@ -270,7 +274,7 @@ class LinkSettings:
     ) -> Self: ...
 
 class LinkCounters(TypedDict):
-    """What one direction of a link has done. Packets are wire packets, bytes those of IP."""
+    """Counters of one direction of a link. Packets are wire packets; bytes are those of IP."""
 
     offered_packets: int
     offered_bytes: int
@@ -285,16 +289,16 @@ class LinkCounters(TypedDict):
     duplicated_packets: int
     corrupted_packets: int
     crowded_packets: int
-    """Refused because the model's memory was full."""
+    """Dropped because the model's memory was full."""
     queued_bytes_max: int
 
 class EmulatorDirection(TypedDict):
     paths: list[LinkCounters]
     sent_packets: int
     unsent_packets: int
-    """The kernel did not take them."""
+    """Packets that the kernel did not accept."""
     slip_nanos: list[tuple[int, int]]
-    """How late packets left (rising, to a hundredth), and how many."""
+    """(lateness, packets): how late packets left, ascending, to within a hundredth."""
 
 class EmulatorReport(TypedDict):
     forward: EmulatorDirection
@@ -304,16 +308,16 @@ class EmulatorReport(TypedDict):
     oversized_packets: int
     foreign_packets: int
     local_packets: int
-    """Between hosts of one side."""
+    """Packets between hosts of one side."""
     cpu_nanos: int
 
 @final
 class Emulator:
-    # A link in real time, on a thread of its own. `forward` and `backward` have one entry for each
-    # parallel path; `outages` are (path, start ns, end ns) of the schedule. ValueError: settings
-    # that can't be; OSError: the kernel refuses.
+    # A link in real time, on its own thread. `forward` and `backward` have one entry for each
+    # parallel path; `outages` are (path, start ns, end ns) of the schedule. ValueError: the
+    # settings are not valid; OSError: an error of the kernel.
     #
-    # UDP between loopback ports: what comes to `address` goes on to `forward_to`.
+    # UDP between loopback ports: packets that arrive at `address` are sent on to `forward_to`.
     @staticmethod
     def relay(
         forward: Sequence[LinkSettings],
@@ -324,7 +328,7 @@ class Emulator:
         outages: Sequence[tuple[int, int, int]] = ...,
     ) -> Emulator: ...
     # IP packets between interfaces of the caller's network namespace; `ports` are (interface,
-    # whether on the second side, addresses of the host behind it).
+    # whether it is on the second side, addresses of the host behind it).
     @staticmethod
     def wan(
         forward: Sequence[LinkSettings],
@@ -342,10 +346,10 @@ class Emulator:
     def start_schedule(self) -> None: ...
     def stop(self) -> None: ...
 
-# Simulation.
+# Simulation
 
 class SimulationResult(TypedDict):
-    """What a simulated run showed. Times are nanoseconds of virtual time."""
+    """Result of a simulated run. Times are nanoseconds of virtual time."""
 
     completion_nanos: list[int]
     """By message: first packet sent to last acknowledgement received; -1 if it did not complete."""
@@ -353,7 +357,7 @@ class SimulationResult(TypedDict):
     trace_hash: str
     """16 hexadecimal digits, equal for equal arguments."""
     steps: int
-    """Datagrams sent and received, both ways."""
+    """Datagrams sent and received, in both directions."""
     sender: dict[str, int]
     """Session statistics of the sending end."""
     receiver: dict[str, int]
@@ -361,12 +365,12 @@ class SimulationResult(TypedDict):
     """From sender to receiver."""
     backward: LinkCounters
     foreign_units: int
-    """Units that a receiver without message numbers in its packets, with a bitmap for each slot
-    only, would have taken for units of the message that the slot holds now."""
+    """Units that a receiver with only a bitmap for each slot, and no message numbers in packets,
+    would have counted towards a later message in the same slot."""
     foreign_messages: int
-    """Messages that it would have completed with such units in them."""
+    """Messages that such a receiver would have completed with foreign units in them."""
     violations: list[str]
-    """Rules that the checkers saw broken: empty, or there is a bug."""
+    """Rules that the checkers found broken; any entry is a bug."""
 
 def simulate(
     *,
@@ -393,26 +397,26 @@ def simulate(
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
-    go out in turn; without it, selective repeat.
-    Both ends send at the rate of `forward`, which is also the way back unless that is given.
-    What arrives `reordering_nanos` later than what was sent after it is not lost. With `detection`
-    by time-out the sender heeds no reports of losses.
+    are sent interleaved; without it, selective repeat.
+    Both ends send at the rate of `forward`; `backward` defaults to the same settings.
+    A packet that arrives up to `reordering_nanos` after one that was sent later isn't taken for
+    lost. With `detection` "timeout" the sender ignores reports of losses.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
-    clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
-    time at most.
+    clean link of 400 Gbit/s with 25 ms round-trip time, 60 s idle time-out, at most one day of
+    virtual time.
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
     """
 
 class RingSimulationResult(TypedDict):
-    """What a simulated ring showed. Times are nanoseconds of virtual time."""
+    """Result of a simulated ring. Times are nanoseconds of virtual time."""
 
     completion_nanos: list[int]
-    """By operation: until the last site had all; fewer than asked for if a rule was broken."""
+    """By operation: until the last site had everything; shorter if a rule was broken."""
     sessions: list[SimulationResult]
-    """By site: the session to the next one."""
+    """By site: its session to the next one."""
     arrays: list[bytes]
-    """What the sites hold at the end; none without payload."""
+    """Contents of each site's array at the end; empty without payload."""
 
 def simulate_ring(
     *,
@@ -429,32 +433,32 @@ def simulate_ring(
     link: LinkSettings | None = None,
     detection: Literal["reports", "timeout"] = "reports",
 ) -> RingSimulationResult:
-    """Let sites around a ring do a collective operation, `repeats` times, all beginning at once.
+    """Run a collective operation around a ring of sites, `repeats` times, all starting at once.
 
-    Each site has sends (first byte, end, messages that must have arrived before) to the next and
-    receives (first byte, end, whether they are added to what is there) from the one before.
-    With `arrays`, one for each site, bytes are sealed and elements of `dtype` summed; else lengths
-    travel. All links and sessions are alike, as for `simulate`; at most `depth` messages of a
-    session are unacknowledged.
+    Each site has sends (first byte, end, messages that must have arrived before) to the next site
+    and receives (first byte, end, whether to add to what is there) from the previous one.
+    With `arrays`, one for each site, bytes are sealed and elements of `dtype` summed; otherwise
+    only lengths travel. All links and sessions have equal settings, as for `simulate`; at most
+    `depth` messages of a session are unacknowledged.
 
     Raises ValueError for a ring that cannot be run, naming the value and the range.
     """
 
-# Storage data path.
+# Storage data path
 class QueueError(Exception):
-    """A queue ended or timed out: arguments (reason id, text)."""
+    """A queue ended or timed out. Arguments: (reason id, text)."""
 
 class StatusError(Exception):
-    """A command was answered with an error: arguments (status code, LBA, text, do not retry)."""
+    """A command completed with an error. Arguments: (status code, LBA, text, do not retry)."""
 
 class DataDigestError(ValueError): ...
 
 class PduError(ValueError):
-    """A PDU breaks the rules: arguments (fatal error status, header offset, text)."""
+    """A PDU violates the protocol. Arguments: (fatal error status, header offset, text)."""
 
 @final
 class SecureQueueParameters:
-    """Keys and context of one secure queue; used up by `start_queue`. Zeroes `secret`."""
+    """Keys and context of one secure queue, consumed by `start_queue`. Zeroes `secret`."""
 
     def __new__(
         cls,
@@ -485,18 +489,18 @@ class StorageEvent:
     def detail(self) -> str: ...
 
 class StoreRefusedError(OSError):
-    """A store was refused: arguments (reason id, text)."""
+    """A store was refused. Arguments: (reason id, text)."""
 
 @final
 class StoreAnchor:
-    """The anchor of one store: what is to be anchored out, whether it was in.
+    """The anchor of one store: the caller takes each state to anchor and answers how it went.
 
-    `latest`: number and state (65 bytes) that it was advanced to last, None if never: then `base`
-    is the number that the first state follows. `every_commit`: it is advanced
-    with each flush, else with checkpoints, at the start and at the end. A flush waits
-    `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
-    this anchor knows nothing of it. StoreRefusedError `store.rolled_back`: the state isn't the one
-    of that number.
+    `latest`: the number and state (65 bytes) that were anchored last. None: none yet; the first
+    state then gets the number after `base`. With `every_commit` the anchor advances with each
+    flush, otherwise with checkpoints, at the start and at the end. A flush waits up to
+    `timeout_seconds` for the answer. `believed`: if this anchor has no record of the store, the
+    operator accepts the store as found. StoreRefusedError `store.rolled_back`: `latest` has a state
+    that does not belong to its number.
     """
 
     def __new__(
@@ -508,37 +512,39 @@ class StoreAnchor:
         timeout_seconds: float,
         believed: bool = False,
     ) -> StoreAnchor: ...
-    # Readable when `take` would find something.
+    # Readable when `take` would return something.
     def fd(self) -> int: ...
-    # The number, which grows by one, and what is to be anchored; the same again if no answer came.
+    # The next number, one higher than the last, and the state to anchor. The same pair again if no
+    # answer came.
     def take(self) -> tuple[int, bytes] | None: ...
-    # Anchored, unless it is known never to be (`lost`) or not known (`unreachable`).
+    # Report the outcome: anchored; `lost`: it never will be; `unreachable`: it is not known.
     def answer(
         self, number: int, *, lost: str | None = None, unreachable: str | None = None
     ) -> None: ...
 
-# Blocks of an NVMe namespace of 4096 + 64 bytes that nobody uses, and whether the first one's data
-# are zeros. OSError if it is another format, in use, or no namespace.
+# Return the number of blocks of an NVMe namespace (4096 + 64 bytes each), and whether the first
+# block's data are zeros. OSError if it is no namespace, is in use, or has another format.
 def examine_drive(path: str | os.PathLike[str]) -> tuple[int, bool]: ...
 
-# Takes a store off it. OSError.
+# Remove the store from a drive. OSError.
 def erase_drive(path: str | os.PathLike[str]) -> None: ...
 
-# Blocks that a new store of so many sectors takes.
+# Blocks that a new store with this many sectors takes.
 def drive_blocks(sector_count: int) -> int: ...
 
 @final
 class Namespace:
-    """A namespace of a target: a store, and who may use it when.
+    """A namespace of a target: a store with its limits, reservations, events and jobs.
 
-    `sealed`: 4160-byte blocks behind secure queues; else plain 4096-byte blocks. A sealed "file"
-    keeps freshness itself, under `secret` (32 bytes, wiped) if there is one, and as far as `anchor`
-    remembers; "memory" can't be rolled back. Without `freshness` a store keeps none.
-    `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
-    file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
-    exist. `reserves`: its file system keeps room for all of it, from its making on.
-    OSError if the store can't be had, StoreRefusedError (`store.rolled_back`,
-    `anchor.unreachable`, `sector.stale`) among them; ValueError for options that don't go together.
+    `sealed`: 4160-byte blocks behind secure queues; otherwise plain 4096-byte blocks. A sealed
+    "file" keeps freshness itself, authenticated under `secret` (32 bytes, wiped) if given, and
+    detects a rollback as far as `anchor` records; "memory" can't be rolled back. Without
+    `freshness` a store keeps none.
+    `metadata`: plain blocks of 4096 bytes with 64 bytes of metadata for the host's own use.
+    "inline" is a file laid out like a drive with 64-byte metadata. `exist` "create": the file must
+    not exist. `reserves`: its file system reserves the store's full size at creation.
+    OSError if the store can't be opened, including StoreRefusedError (`store.rolled_back`,
+    `anchor.unreachable`, `sector.stale`); ValueError for options that conflict.
     """
 
     def __new__(
@@ -560,21 +566,22 @@ class Namespace:
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
-    # Offers `block_count` blocks to queues that start from now on; a power cut leaves the old size
-    # or the new one. ValueError for fewer blocks, or a size that the store can't take; OSError: a
-    # queue or a job is running, the device has no room, or it doesn't grow.
+    # Offer `block_count` blocks to queues that start from now on; a power cut leaves either the old
+    # size or the new one. ValueError: fewer blocks, or a size that the store can't have; OSError: a
+    # queue or a job is running, the device is full, or it can't grow.
     def extend(self, block_count: int) -> None: ...
-    # How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    # Human-readable block layout of a store that keeps freshness; empty if it keeps none.
     @property
     def layout(self) -> str: ...
     @property
     def sealed(self) -> bool: ...
-    # How far the store has come: 32 bytes, or none.
+    # The state that the store has reached: 32 bytes, or empty.
     @property
     def milestone(self) -> bytes: ...
-    # Whether it has everything that was flushed when this was told. ValueError for another length.
+    # Whether the store has everything that was flushed when it reported `milestone`. ValueError for
+    # a wrong length.
     def contains(self, milestone: bytes) -> bool: ...
-    # Per second, from now on and for commands that wait; 0: no limit.
+    # Limits per second, effective at once, also for waiting commands; 0: no limit.
     def set_limits(
         self,
         *,
@@ -586,19 +593,20 @@ class Namespace:
         write_bytes_per_second: int = 0,
     ) -> None: ...
     # host_reads, host_writes, flushes, deallocations: commands; sectors_read, sectors_stored:
-    # blocks moved; sectors_written: sealed sectors that are written now; busy_ms; media_errors;
-    # refusals; reservation_conflicts; throttled; contended; events_dropped; the store's own.
+    # blocks moved; sectors_written: sealed sectors that are in the written state now; busy_ms;
+    # media_errors; refusals; reservation_conflicts; throttled; contended; events_dropped; and the
+    # store's own counters.
     def statistics(self) -> dict[str, int]: ...
     def reservation(self) -> ReservationState: ...
-    # Kind "refused": a stored sector or the store; "reservation": `reason` is the notice,
-    # `detail` the hexadecimal host identifier of the registrant to tell.
+    # Kind "refused": about a stored sector or the store; "reservation": `reason` is the notice,
+    # `detail` the hexadecimal host identifier of the registrant to notify.
     def take_events(self) -> list[StorageEvent]: ...
     def event_fd(self) -> int: ...
-    # OSError if the store can't.
+    # OSError if the store fails.
     def sync(self) -> None: ...
-    # Background jobs, one of each kind at a time: a position is a block, rates are bytes read and
-    # written (0: no limit). JobRefusedError `volume.job.running`, `volume.job.unsupported`,
-    # `store.failed`.
+    # Background jobs, at most one of each kind at a time. `position` is a block; rates count bytes
+    # read and written (0: no limit). JobRefusedError `volume.job.running`,
+    # `volume.job.unsupported`, `store.failed`.
     def start_job(
         self,
         kind: JobKind,
@@ -610,16 +618,17 @@ class Namespace:
     # JobRefusedError `volume.job.over`.
     def order_job(self, kind: JobKind, order: JobOrder) -> None: ...
     def set_job_rate(self, kind: JobKind, bytes_per_second: int) -> None: ...
-    # Those that were started, the last one of each kind.
+    # The last started job of each kind.
     def jobs(self) -> list[JobStatus]: ...
-    # Ends them where they are and waits until none of them uses the store.
+    # Interrupt the jobs and wait until none of them uses the store.
     def end_jobs(self) -> None: ...
-    # Ends the jobs; the store goes with the last queue that uses it.
+    # End the jobs; the store is closed with the last queue that uses it.
     def close(self) -> None: ...
 
-    # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
-    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; StoreRefusedError if the
-    # anchor knows of a later state; ValueError: used device.
+    # Open or create a store on a third party's plain namespace; to "create", its first 4096 bytes
+    # must be zeros. OSError: EEXIST if they aren't, ENOTCONN if the connection ended;
+    # StoreRefusedError if the anchor has a later state on record; ValueError if the device is used
+    # already.
     @staticmethod
     def on_device(
         device: RemoteDevice,
@@ -647,25 +656,25 @@ class HostQueueDescription(TypedDict):
 
 @final
 class RemoteDevice:
-    """A plain namespace of somebody else's target behind an I/O queue, for one store.
+    """A plain namespace of a third party's target behind an I/O queue, for one store.
 
-    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048, 4096, and
-    4160: there sectors lie with their metadata.
+    `timeout_seconds` applies to each command. ValueError for block sizes other than 512, 1024,
+    2048, 4096 and 4160; with 4160 each block is a sector with its metadata.
     """
 
     def __new__(
         cls, queue: HostQueueDescription, *, block_count: int, timeout_seconds: float
     ) -> RemoteDevice: ...
-    # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
+    # Remove the volume's store from the namespace, and close the device. OSError if it isn't there.
     def erase(self, volume_id: bytes) -> None: ...
     def close(self) -> None: ...
 
 @final
 class StoreOpening:
-    """How far the opening of a store is, while another thread opens it."""
+    """Progress of opening a store, readable while another thread opens it."""
 
     def __new__(cls) -> StoreOpening: ...
-    # Pages and records gone through, and how many there are as far as is known.
+    # Pages and records processed, and the total as far as it is known.
     def progress(self) -> tuple[int, int]: ...
 
 JobKind: TypeAlias = Literal["scrub", "refresh"]
@@ -673,15 +682,15 @@ JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]
 JobState: TypeAlias = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
 
 class JobRefusedError(Exception):
-    """A background job was refused: arguments (reason id, text)."""
+    """A background job was refused. Arguments: (reason id, text)."""
 
 class JobStatus(TypedDict):
-    """How far a background job is; counts since it was started.
+    """Progress of a background job; counters start with the job.
 
-    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`:
-    all that is wrong, of which `findings` has the first: (sector or None, reason id, text, whether
-    the store knows what is right); `repaired`: those of it that were written again.
-    `yields`: times it held back because commands of hosts took long.
+    `checked`: written sectors examined; `unchecked`: sectors whose leaf page is wrong; `found`:
+    number of faults; `findings`: the first of them, as (sector or None, reason id, text, whether
+    the store knows the right content); `repaired`: faults fixed by writing again.
+    `yields`: times it paused because host commands took long.
     """
 
     kind: JobKind
@@ -701,7 +710,7 @@ class JobStatus(TypedDict):
     yields: int
 
 class ReservationState(TypedDict):
-    """Reservations of a namespace; `type` 0: none; `holder` None: nobody, or all registrants."""
+    """Reservations of a namespace. `type` 0: none; `holder` None: nobody, or all registrants."""
 
     type: int
     holder: bytes | None
@@ -711,10 +720,11 @@ class ReservationState(TypedDict):
 
 @final
 class Controller:
-    """Every I/O queue of one association. `host_id` has 16 bytes.
+    """All I/O queues of one association. `host_id` has 16 bytes.
 
-    `read_only`: commands that change blocks end with Namespace is Write Protected. Its queues begin
-    and answer nothing once `permit` doesn't hold, and end; None: nothing ends them.
+    `read_only`: commands that change blocks fail with Namespace is Write Protected. Once `permit`
+    no longer holds, the queues start no command, send no response, and end; None: no permit limits
+    them.
     """
 
     def __new__(
@@ -733,7 +743,8 @@ class Controller:
     def host_nqn(self) -> str: ...
     @property
     def controller_id(self) -> int: ...
-    # (nsid, namespace, ANA state); replaces what was there, also for queues that run.
+    # Entries are (nsid, namespace, ANA state). They replace the previous ones, also for running
+    # queues.
     def set_namespaces(
         self,
         entries: Sequence[
@@ -744,8 +755,8 @@ class Controller:
             ]
         ],
     ) -> None: ...
-    # Duplicates the descriptor. Sealed namespaces are seen by secure queues only, plain ones by
-    # queues without `secure`.
+    # Duplicates the descriptor. Only secure queues see sealed namespaces; only queues without
+    # `secure` see plain ones.
     def start_queue(
         self,
         descriptor: int,
@@ -760,49 +771,50 @@ class Controller:
         success_flag: bool = False,
         secure: SecureQueueParameters | None = None,
     ) -> None: ...
-    # Since the last byte received on any of its I/O queues, or the start of the last queue.
+    # Time since the last byte received on any of its I/O queues, or since the last queue started.
     def idle_ms(self) -> int: ...
-    # Only a command whose data hasn't all arrived can be aborted. Waits for the queue's thread.
+    # Abort a command whose data hasn't all arrived yet; no other can be aborted. Waits for the
+    # queue's thread.
     def abort(self, queue_id: int, command_id: int) -> bool: ...
-    # The error log, newest first, at most 64 entries: (error count, queue id, command id, status
+    # The error log, newest first, at most 64 entries of (error count, queue id, command id, status
     # field of the completion, LBA, namespace id).
     def errors(self) -> list[tuple[int, int, int, int, int, int]]: ...
     def queues_running(self) -> int: ...
-    # Commands and PDUs that failed a check and ended their queue.
+    # Number of commands and PDUs that failed a check and so ended their queue.
     def refusals(self) -> int: ...
-    # "queue_opened", "queue_closed", and "refused" for what isn't about a stored sector.
+    # Kinds "queue_opened", "queue_closed", and "refused" for checks other than of stored sectors.
     def take_events(self) -> list[StorageEvent]: ...
     def event_fd(self) -> int: ...
-    # Stops every queue and waits until nothing is in flight: use a thread.
+    # Stop every queue and wait until nothing is in flight: call it on a thread.
     def close(self) -> None: ...
 
 class StaleAssociationError(Exception):
-    """The association of a back-end queue is over: open a newer one."""
+    """The association of a back-end queue is over; open a newer one."""
 
 class QueueClosedError(Exception):
-    """The front-end queue that a back end is for is closed."""
+    """The back end's front-end queue is closed."""
 
 @final
 class JournalPool:
-    """Room for the journals of all volumes of a gateway, beyond 1 MiB that each has of its own."""
+    """Memory shared by the journals of a gateway's volumes, beyond the 1 MiB that each has."""
 
     def __new__(cls, *, bytes_max: int) -> Self: ...
-    # Bytes that journals have of it.
+    # Bytes of the pool in use.
     @property
     def taken(self) -> int: ...
-    # Volumes that are open: each has its keys and a journal in memory.
+    # Number of open volumes; each has its keys and a journal in memory.
     @property
     def volumes(self) -> int: ...
 
 class GatewayVolume:
-    """An attached volume with its keys; reads at once, writes once it has counters.
+    """An attached volume with its keys. It can read at once, and write once it has counters.
 
-    `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
-    commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
-    `nonce_ledger`: file that every seal is noted in (tests); `fully_sealed`: an unwritten sector is
-    an error, and writing zeroes seals zeros; `read_only`: hosts may change nothing, and no counters
-    are needed. Events of kind "association_lost" ask for a newer association for every queue,
-    "rekey_due" for a queue with fresh keys in this one.
+    `command_timeout_seconds`: the target's limit for one command; `hold_seconds`: how long commands
+    wait when the back end is lost; `journal_bytes_max`: bytes of unflushed changes kept for
+    resending; `nonce_ledger`: a file that records every seal (tests); `fully_sealed`: an unwritten
+    sector is an error, and Write Zeroes seals zeros; `read_only`: hosts may not change anything,
+    and no counters are needed. Event "association_lost" asks for a newer association for all
+    queues, "rekey_due" for new queue keys within the current one.
     """
 
     def __new__(
@@ -826,15 +838,16 @@ class GatewayVolume:
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
-    # Adds the key of another epoch, from the oldest one to 255 above; the newest seals. Wipes it.
+    # Add the key of another epoch, from the oldest one up to 255 above it; the newest key seals.
+    # Wipes `key`.
     def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
-    # Puts counters, used in this order, in the place of those that no queue holds and returns
-    # these: (broker instance, start epoch, first, end).
+    # Replace all counters that no queue holds, and return the replaced ones; the new ones are used
+    # in the given order. Ranges: (broker instance, start epoch, first, end).
     def replace_counters(
         self, ranges: list[tuple[int, int, int, int]]
     ) -> list[tuple[int, int, int, int]]: ...
     def counters_remaining(self) -> int: ...
-    # Serves a front-end queue; its commands are held until it has a back end.
+    # Serve a front-end queue; its commands wait until it has a back end.
     def start_queue(
         self,
         fd: int,
@@ -849,9 +862,10 @@ class GatewayVolume:
         header_digest: bool = False,
         data_digest: bool = False,
     ) -> None: ...
-    # Gives a front-end queue its (next) back end. `confirmed`: the milestone that the target said
-    # it has; `milestone`: how far its store has come (no bytes: none). StaleAssociationError, also
-    # of another incarnation that confirmed an older milestone; QueueClosedError.
+    # Give a front-end queue its first or next back end. `confirmed`: the milestone that the target
+    # says it has; `milestone`: the state that its store has reached (empty: none).
+    # StaleAssociationError, also when another incarnation confirmed an older milestone;
+    # QueueClosedError.
     def replace_back(
         self,
         fd: int,
@@ -868,7 +882,8 @@ class GatewayVolume:
         milestone: bytes,
         secure: SecureQueueParameters,
     ) -> None: ...
-    # A load on a queue of the gateway's own, whose back end is `queue`; blocks: use a thread.
+    # Run a load on a queue of the gateway's own with `queue` as its back end. Blocks: call it on a
+    # thread.
     def run_load(
         self,
         queue: HostQueueDescription,
@@ -878,9 +893,9 @@ class GatewayVolume:
         incarnation: int,
         secure: SecureQueueParameters,
     ) -> LoadResult: ...
-    # The newest association can't be used; does nothing if that is known.
+    # Report that the newest association can't be used; does nothing if that is already known.
     def lose_association(self, detail: str) -> None: ...
-    # Ends the volume: every command ends with an error from now on.
+    # Fail the volume for good: from now on every command ends with an error.
     def fail(
         self,
         reason: Literal[
@@ -892,18 +907,20 @@ class GatewayVolume:
         ],
         detail: str,
     ) -> None: ...
-    # What the next incarnation of the target must have: 32 bytes, or none.
+    # The milestone that the target's next incarnation must have: 32 bytes, or empty.
     @property
     def milestone(self) -> bytes: ...
-    # Incarnation of the target that alone can lose what is acknowledged from now on: everything
-    # acknowledged before is durable. None: something isn't, or no target is connected.
+    # Set if everything acknowledged so far is durable: then only this incarnation of the target can
+    # lose what is acknowledged from now on. None: something isn't durable, or no target is
+    # connected.
     @property
     def settled_incarnation(self) -> int | None: ...
-    # Since the last byte from the host on any I/O queue of the association; None if it has none.
+    # Time since the last byte from the host on any I/O queue of the association; None if it has no
+    # queue.
     def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...
-    # Closes all queues, wipes the keys and gives back every buffer. Statistics and events are empty
-    # from then on; other calls raise QueueClosedError.
+    # Close all queues, wipe the keys and free every buffer. From then on statistics and events are
+    # empty, and other calls raise QueueClosedError.
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def take_events(self) -> list[StorageEvent]: ...
@@ -913,10 +930,10 @@ class GatewayVolume:
 class HostQueue:
     """A plain I/O queue of a host: whole buffers, many transfers at once, from any thread.
 
-    Calls that start a transfer return its ticket and never wait for the peer; `take_done` returns
+    Calls that start a transfer return its ticket without waiting for the peer. `take_done` returns
     the tickets of transfers that ended, each with its error (StatusError or QueueError) if it
-    failed. `event_fd` is readable while there are any. A buffer is held until its transfer was
-    taken.
+    failed; `event_fd` is readable while there are any. A buffer is held until `take_done` has
+    returned its transfer.
     """
 
     def __new__(
@@ -928,10 +945,10 @@ class HostQueue:
     def compare_and_write(self, lba: int, expected: Buffer, data: Buffer) -> int: ...
     def write_zeroes(self, lba: int, blocks: int, *, deallocate: bool = False) -> int: ...
     def verify(self, lba: int, blocks: int) -> int: ...
-    # (lba, blocks) of up to 256 ranges
+    # (lba, blocks) of up to 256 ranges.
     def deallocate(self, ranges: Sequence[tuple[int, int]]) -> int: ...
     def flush(self) -> int: ...
-    # nothing more is submitted of it, nothing more copied into its buffer
+    # Submit nothing more of the transfer, and copy nothing more into its buffer.
     def cancel(self, ticket: int) -> None: ...
     def take_done(self) -> list[tuple[int, BaseException | None]]: ...
     def event_fd(self) -> int: ...
@@ -940,7 +957,7 @@ class HostQueue:
 
 @final
 class PduHeader:
-    """The fields of a PDU header; those its type doesn't have are zero or empty."""
+    """The fields of a PDU header; fields that its type doesn't have are zero or empty."""
 
     @property
     def kind(self) -> int: ...
@@ -965,7 +982,7 @@ class PduHeader:
 
 def pdu_lengths(
     common: bytes, data_max: int, *, header_digest: bool = False, data_digest: bool = False
-) -> tuple[int, int, int]: ...  # type, bytes of header and of data, digests included
+) -> tuple[int, int, int]: ...  # type, header bytes, data bytes (with digests)
 def decode_pdu(
     header: bytes, *, header_digest: bool = False, data_digest: bool = False
 ) -> PduHeader: ...
@@ -982,14 +999,14 @@ def encode_c2h_data(
     cid: int, data: bytes, *, header_digest: bool = False, data_digest: bool = False
 ) -> bytes: ...
 
-# Quotes of the offending header what a termination request has room for.
+# Quotes as much of the offending header as fits into a termination request.
 def encode_termination(from_host: bool, code: int, offset: int, offending: bytes) -> bytes: ...
 def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
 class LoadSettings(TypedDict):
-    """What a load does: `depth` commands of `io_bytes` outstanding on each queue for `seconds`."""
+    """What a load does: on each queue, `depth` commands of `io_bytes` at once for `seconds`."""
 
     is_write: bool
     is_random: bool
@@ -1000,7 +1017,7 @@ class LoadSettings(TypedDict):
     seed: int
 
 class LoadResult(TypedDict):
-    """What a load measured; `cpu_seconds` is of the load's own threads."""
+    """What a load measured; `cpu_seconds` covers only the load's own threads."""
 
     commands: int
     bytes: int

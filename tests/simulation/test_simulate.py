@@ -83,7 +83,7 @@ def test_real_payload_survives_every_fault_at_once() -> None:
         ({"count": 0}, "count is 0"),
         ({"depth": 17}, "depth is 17"),
         ({"unit_bytes": 255}, "unit_bytes is 255"),
-        ({"erasure_code": (4, 0)}, r"k: 4, m: 0, depth: 1 } is no valid"),
+        ({"erasure_code": (4, 0)}, r"k: 4, m: 0, depth: 1 } is not a valid"),
         ({"forward": fast(corrupt_parts_per_billion=1)}, "corruption needs real payload"),
     ],
 )

@@ -1,6 +1,6 @@
 //! Engine: threads, sockets, files and shared memory around the machines of `sealane-proto`.
 //!
-//! Everything that is per sector or per packet runs here, without the interpreter's lock.
+//! All per-sector and per-packet work runs here, without the GIL.
 
 pub mod clock;
 pub mod emulator;

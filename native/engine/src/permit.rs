@@ -1,9 +1,9 @@
-//! Permits: until when a peer may act here, kept where its bytes move.
+//! Permits: the time until which a peer may act, stored where its data is processed.
 //!
-//! The control plane asks the broker about a peer and moves the time; every thread that works for
-//! the peer looks at it before each batch of work. A control plane that is stopped, slow or frozen
-//! moves nothing, so the permit ends by itself. The time is on the clock that also counts while the
-//! machine is suspended ([`clock::boot_time`]); no wall clock has a part in it.
+//! The control plane asks the broker about a peer and extends the time; every thread that works for
+//! the peer checks it before each batch of work. If the control plane stops, stalls or freezes, the
+//! permit runs out. It uses the clock that continues while the machine is suspended
+//! ([`clock::boot_time`]), never wall-clock time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,13 +12,13 @@ use sealane_proto::link::Nanos;
 
 use crate::clock;
 
-/// Reason id of a permit that ended because nobody extended it.
+/// The peer's permit expired because it was not extended.
 pub const STALE: &str = "authorization.stale";
 
-/// Reason id of a permit that was taken back for a reason that isn't known here.
+/// The peer's permit was revoked for a reason not listed below.
 pub const LOST: &str = "authorization.lost";
 
-/// Reason ids of refusals that are told as they are.
+/// Reason ids of refusals that are reported unchanged.
 const REASONS: [&str; 10] = [
     "node.revoked",
     "node.superseded",
@@ -32,25 +32,25 @@ const REASONS: [&str; 10] = [
     "volume.not_found",
 ];
 
-/// Until when one peer may act, shared by all that works for it.
+/// The time until which one peer may act, shared by everything that works for it.
 ///
-/// It begins ended. One thread changes it, any number look at it.
+/// A new permit has already ended. One thread changes it; any number of threads check it.
 #[derive(Debug, Default)]
 pub struct Permit {
     /// On the clock of [`clock::boot_time`].
     until: AtomicU64,
-    /// Why it was taken back; empty: it was not.
+    /// Why it was revoked; empty if it was not.
     taken_back: Mutex<&'static str>,
 }
 
 impl Permit {
-    /// Lets the peer act until then; an earlier time than it has changes nothing.
+    /// Extends it to this time; a time before the current one changes nothing.
     pub fn extend(&self, until: Nanos) {
         *self.reason_mut() = "";
         self.until.fetch_max(until, Ordering::Release);
     }
 
-    /// Takes it back at once, whatever time it had left.
+    /// Ends it at once, regardless of the time left.
     pub fn take_back(&self, reason: &str) {
         let known = REASONS.into_iter().find(|known| *known == reason);
         *self.reason_mut() = known.unwrap_or(LOST);
@@ -63,7 +63,7 @@ impl Permit {
         clock::boot_time() < self.until.load(Ordering::Acquire)
     }
 
-    /// How long it lasts if nobody extends it; 0: it has ended.
+    /// Time left unless it is extended; 0 if it has ended.
     #[must_use]
     pub fn left(&self) -> Nanos {
         self.until.load(Ordering::Acquire).saturating_sub(clock::boot_time())

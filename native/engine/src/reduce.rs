@@ -1,7 +1,7 @@
-//! Element-wise reduction of bfloat16, which no array library of the job's needs to have: each pair is
+//! Element-wise reduction of bfloat16, so that jobs need no array library for it: each pair is
 //! widened to single precision, combined, and rounded once, to nearest even.
 
-/// How two elements become one. A NaN of either gives a NaN.
+/// How two elements are combined. If either is NaN, so is the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     /// a + b.
@@ -14,12 +14,12 @@ pub enum Reduction {
     Product,
 }
 
-/// Combines each element of `from` into the one at its place in `into`; both are bits of bfloat16.
+/// Combines each element of `from` into the corresponding one of `into`; both hold bfloat16 bits.
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn reduce_bfloat16(into: &mut [u16], from: &[u16], reduction: Reduction) {
-    assert_eq!(into.len(), from.len(), "an element for each element");
+    assert_eq!(into.len(), from.len(), "the slices must have equal lengths");
     match reduction {
         Reduction::Sum => combine(into, from, |a, b| a + b),
         Reduction::Product => combine(into, from, |a, b| a * b),
@@ -50,7 +50,7 @@ fn widen(bits: u16) -> f32 {
 #[inline]
 fn narrow(value: f32) -> u16 {
     let bits = value.to_bits();
-    // Half of the last place that stays, less one if that place is even. A NaN stays one.
+    // Adds half of the last kept place, less one if that place is even. A NaN stays a NaN.
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
     if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded as u16 }
 }
@@ -68,11 +68,7 @@ mod tests {
         assert_eq!(narrow(f32::from_bits(0x3F80_8000)), 0x3F80);
         assert_eq!(narrow(f32::from_bits(0x3F81_8000)), 0x3F82);
         assert_eq!(narrow(f32::from_bits(0x3F80_8001)), 0x3F81);
-        assert_eq!(
-            narrow(f32::MAX),
-            0x7F80,
-            "as in single precision: beyond the largest is infinite"
-        );
+        assert_eq!(narrow(f32::MAX), 0x7F80, "as in single precision, overflow gives infinity");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A UDP socket with segmentation offload both ways (UDP_SEGMENT, UDP_GRO) and room to queue.
+//! A UDP socket with segmentation offload in both directions (UDP_SEGMENT, UDP_GRO) and large
+//! buffers.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -6,29 +7,29 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
-/// Bytes of the IPv4 and UDP headers that every payload carries on the wire.
+/// Bytes of the IPv4 and UDP headers of each payload.
 pub const HEADER_BYTES: u32 = 28;
 
-/// Socket buffers we ask for: 4 MiB is 25 ms at 1.3 Gbit/s. The kernel may grant less.
+/// Requested socket buffer size: 4 MiB is 25 ms at 1.3 Gbit/s. The kernel may grant less.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Kernel limit of one GRO list.
+/// The kernel's limit for one GRO list.
 const RECEIVE_BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call; each can hold a whole GRO list. Two stay in a core's cache while
-/// they are filled, opened and copied out; with eight a receiver spends a tenth more.
+/// they are filled, opened and copied; with eight a receiver needs a tenth more time.
 const RECEIVE_BATCH: usize = 2;
 
-/// What came of a call.
+/// Result of a receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Datagrams handed over.
     pub datagrams: usize,
     /// Bytes of them.
     pub bytes: usize,
-    /// There was no more when it was looked at: another call would wait.
+    /// Nothing more had arrived; another call would find nothing.
     pub is_all: bool,
 }
 
-/// Words that SO_MEMINFO gives, at most (SK_MEMINFO_VARS of <linux/sock_diag.h>).
+/// Most words that SO_MEMINFO returns (SK_MEMINFO_VARS of <linux/sock_diag.h>).
 const MEMINFO_WORDS: usize = 9;
 
 /// A bound socket and its receive buffers.
@@ -41,7 +42,7 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// Binds to an address; port 0 takes a free one.
+    /// Binds to an address; port 0 selects a free port.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         let reference = socket2::SockRef::from(&socket);
@@ -63,12 +64,12 @@ impl Udp {
         self.socket.local_addr()
     }
 
-    /// Datagrams that one send may carry.
+    /// Most datagrams in one send.
     pub fn segments_max(&self) -> usize {
         self.state.max_gso_segments().max(1)
     }
 
-    /// Receives so far that brought something.
+    /// Number of receive calls that returned data.
     pub fn calls(&self) -> u64 {
         self.calls
     }
@@ -88,12 +89,12 @@ impl Udp {
                 &raw mut length,
             )
         };
-        // A kernel without it (before 4.12) leaves zeros.
+        // A kernel without this option (before 4.12) leaves zeros.
         if result == 0 { found[libc::SK_MEMINFO_DROPS as usize].into() } else { 0 }
     }
 
-    /// Receives once, without waiting, and hands over every datagram alone with what is known of
-    /// it: its source, its ECN field.
+    /// Receives once, without blocking, and passes each datagram separately with its metadata:
+    /// source and ECN field.
     pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], &RecvMeta)) -> io::Result<Received> {
         let mut slices: Vec<IoSliceMut<'_>> =
             self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).map(IoSliceMut::new).collect();
@@ -120,7 +121,7 @@ impl Udp {
         Ok(Received { datagrams, bytes, is_all: lists < RECEIVE_BATCH })
     }
 
-    /// Sends datagrams of `segment_bytes` each (the last may be shorter), without waiting.
+    /// Sends datagrams of `segment_bytes` each (the last may be shorter) without blocking.
     pub fn send(
         &self,
         to: SocketAddr,
@@ -151,8 +152,8 @@ impl std::fmt::Debug for Udp {
     }
 }
 
-/// Turns off the time stamps that `quinn-udp` asks for: with those of a list of datagrams its room for
-/// control messages is too small, and the ECN field is what does not fit.
+/// Turns off the time stamps that `quinn-udp` enables: with one for each datagram of a list, its
+/// buffer for control messages overflows and the ECN field is lost.
 fn refuse_time_stamps(socket: &UdpSocket) -> io::Result<()> {
     let off: libc::c_int = 0;
     // SAFETY: the descriptor is open; the kernel reads an int that lives on this stack.

@@ -1,20 +1,20 @@
-//! GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1, the generator matrix of the code, and what undoes it.
+//! GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1, the code's generator matrix, and its inversion.
 
 /// Reduction polynomial, without its highest term.
 pub const POLYNOMIAL: u8 = 0x1d;
-/// Data and parity symbols of a code together, most: each has a field element of its own, and the
-/// one left over keeps every difference of a parity's and a data symbol's element from being zero.
+/// Most data and parity symbols of a code together: each has its own field element, and the one
+/// left over makes every difference between a parity and a data element nonzero.
 pub const SYMBOLS_MAX: usize = 255;
 
-/// Powers of the generator 2, three times over, so that sums of three logarithms need no reduction;
-/// and logarithms.
+/// Powers of the generator 2, repeated three times so that sums of three logarithms need no
+/// reduction; and logarithms.
 const TABLES: ([u8; 765], [u8; 256]) = exponents_and_logarithms();
 static EXPONENTS: [u8; 765] = TABLES.0;
 static LOGARITHMS: [u8; 256] = TABLES.1;
 
-/// By factor: the 8 × 8 bit matrix that multiplies by it, as GF2P8AFFINEQB takes it.
+/// By factor: the 8 × 8 bit matrix of the multiplication, in the format of GF2P8AFFINEQB.
 pub static AFFINE: [u64; 256] = affine_matrices();
-/// By factor: its products with 0 … 15, then with 0, 16, … 240, as PSHUFB takes them.
+/// By factor: its products with 0 … 15, then with 0, 16, … 240, in the format of PSHUFB.
 pub static NIBBLES: [[u8; 32]; 256] = nibble_products();
 
 const fn double(value: u8) -> u8 {
@@ -53,7 +53,7 @@ const fn affine_matrices() -> [u64; 256] {
             let image = product(factor as u8, 1 << column);
             let mut row = 0;
             while row < 8 {
-                // The row that makes bit `row` of the product is byte 7 - row of the operand.
+                // The matrix row for bit `row` of the product is byte 7 - row of the operand.
                 let bit = (image >> row & 1) as u64;
                 matrices[factor] |= bit << ((7 - row) * 8 + column);
                 row += 1;
@@ -80,26 +80,27 @@ const fn nibble_products() -> [[u8; 32]; 256] {
     tables
 }
 
-/// What data symbol `data` is multiplied by in parity symbol `parity`: a Cauchy matrix whose columns
-/// are scaled so that the first parity is the plain sum. Every square part of it can be inverted.
-/// Row and column mean the same in every code, so a block with fewer data symbols is the same code
-/// with zeros for those it lacks. `data + parity` must be below [`SYMBOLS_MAX`].
+/// The coefficient of data symbol `data` in parity symbol `parity`: a Cauchy matrix with columns
+/// scaled so that the first parity is the plain sum. Every square submatrix is invertible. It does
+/// not depend on k or m, so a block with fewer data symbols is the same code with zeros for the
+/// others. `data + parity` must be below [`SYMBOLS_MAX`].
 pub fn coefficient(parity: usize, data: usize) -> u8 {
     exponent(log_scale(data) + 255 - logarithm(sum_parity_data(parity, data)))
 }
 
-/// What restores missing data symbols: `present` data symbols and as many `parity` symbols as are
-/// `missing`, none of them twice. The code evaluates a polynomial of k coefficients at k + m points,
-/// up to a factor at each; Lagrange's formula over the points at hand gives the value at another.
+/// The coefficients that restore missing data symbols from the `present` ones and as many `parity`
+/// symbols as are `missing`, all different. The code evaluates a polynomial of k coefficients at
+/// k + m points, up to a factor at each; Lagrange's formula over the known points gives the value
+/// at another.
 #[derive(Debug)]
 pub struct Restoration {
-    /// Points and the logarithms of the factors at them: of missing symbols, and of those at hand.
+    /// Points and the logarithms of their factors, for missing and for known symbols.
     missing: Vec<(u8, usize)>,
     known: Vec<(u8, usize)>,
 }
 
 impl Restoration {
-    /// Prepares the coefficients, in operations as many as symbols times missing symbols.
+    /// Prepares the coefficients; the work is proportional to symbols times missing symbols.
     pub fn new(present: &[usize], parity: &[usize], missing: &[usize]) -> Self {
         let lost: Vec<u8> = missing.iter().map(|i| *i as u8).collect();
         let spare: Vec<u8> = parity.iter().map(|i| (255 - i) as u8).collect();
@@ -120,7 +121,8 @@ impl Restoration {
         Self { missing: of_missing.collect(), known: of_present.chain(of_parity).collect() }
     }
 
-    /// What a symbol at hand (the present ones, then the parity) is multiplied by for a missing one.
+    /// The coefficient of a known symbol (first the present ones, then the parity) in a missing
+    /// one.
     pub fn coefficient(&self, missing: usize, known: usize) -> u8 {
         let (to, to_factor) = self.missing[missing];
         let (from, from_factor) = self.known[known];
@@ -128,24 +130,25 @@ impl Restoration {
     }
 }
 
-/// The logarithm of the product of the differences between a point and others; itself is left out.
+/// The logarithm of the product of the differences between a point and others, omitting the point
+/// itself.
 fn log_distances(point: u8, others: &[u8]) -> usize {
     let others = others.iter().filter(|other| **other != point);
     others.map(|other| logarithm(point ^ other)).sum()
 }
 
-/// The logarithm of what column `data` of the matrix is scaled by.
+/// The logarithm of the scale factor of column `data` of the matrix.
 fn log_scale(data: usize) -> usize {
     logarithm(sum_parity_data(0, data))
 }
 
-/// The difference, which is the sum, of the elements of a parity symbol (255, 254, …) and of a data
-/// symbol (0, 1, …).
+/// The difference, which equals the sum, of the elements of a parity symbol (255, 254, …) and a
+/// data symbol (0, 1, …).
 fn sum_parity_data(parity: usize, data: usize) -> u8 {
     ((255 - parity) ^ data) as u8
 }
 
-/// The logarithm of a quotient, from logarithms; below 255.
+/// The logarithm of a quotient, given logarithms; below 255.
 fn quotient(over: usize, under: usize) -> usize {
     (over + 255 - under % 255) % 255
 }
@@ -162,7 +165,7 @@ fn exponent(power: usize) -> u8 {
 mod tests {
     use super::*;
 
-    /// Multiplication as it is taught: shift and reduce.
+    /// Textbook multiplication: shift and reduce.
     fn naive_product(mut a: u8, mut b: u8) -> u8 {
         let mut product = 0;
         while b != 0 {
@@ -215,7 +218,8 @@ mod tests {
             let present: Vec<usize> = (0..k).filter(|i| !missing.contains(i)).collect();
             let restoration = Restoration::new(&present, parity, missing);
             for (row, lost) in missing.iter().enumerate() {
-                // The coefficient of every data symbol in what is computed for the lost one.
+                // The total coefficient of every data symbol in the value computed for the lost
+                // one.
                 for data in 0..k {
                     let place = present.iter().position(|i| *i == data);
                     let direct = place.map_or(0, |place| restoration.coefficient(row, place));

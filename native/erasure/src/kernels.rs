@@ -1,6 +1,6 @@
-//! Products of a coefficient matrix and symbols, with what the processor has. All unsafe code of the
-//! crate is here: calls of functions that need a processor feature, and loads and stores whose
-//! bounds one assertion in [`multiply`] covers.
+//! Products of a coefficient matrix and symbols, using the processor's features. It contains all
+//! unsafe code of the crate: calls of functions that need a processor feature, and loads and stores
+//! whose bounds are ensured by the assertions in [`multiply`].
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::wildcard_imports)] // intrinsics have a prefix of their own
@@ -10,22 +10,22 @@ use std::arch::x86_64::*;
 use crate::field::{AFFINE, NIBBLES};
 use crate::portable;
 
-/// Outputs that one pass over the sources makes, at most.
+/// Most outputs computed in one pass over the sources.
 const ROWS_MAX: usize = 8;
 
-/// A way to multiply.
+/// A multiplication method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// AVX-512 with the affine instruction of GFNI: 64 products an instruction.
+    /// AVX-512 with GFNI's affine instruction: 64 products per instruction.
     Gfni,
     /// AVX2 with two 16-entry tables for each coefficient.
     Avx2,
-    /// Shifts and sums of 64-bit words.
+    /// Shifts and XORs of 64-bit words.
     Portable,
 }
 
 impl Kernel {
-    /// Fastest first.
+    /// All kernels, fastest first.
     pub const ALL: [Self; 3] = [Self::Gfni, Self::Avx2, Self::Portable];
 
     /// Whether this processor can run it.
@@ -45,23 +45,23 @@ impl Kernel {
         }
     }
 
-    /// The fastest that this processor can run.
+    /// The fastest kernel that this processor supports.
     pub fn best() -> Self {
         let available = Self::ALL.into_iter().find(|kernel| kernel.is_available());
         available.unwrap_or(Self::Portable)
     }
 }
 
-/// Rows of a pass and the coefficients of those, source after source.
+/// Number of rows of a pass, and their coefficients, source by source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pass {
     rows: usize,
     coefficients: Vec<u8>,
-    /// All coefficients of the first row are 1.
+    /// Whether all coefficients of the first row are 1.
     first_is_sum: bool,
 }
 
-/// A coefficient matrix, cut into passes.
+/// A coefficient matrix, divided into passes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Matrix {
     passes: Vec<Pass>,
@@ -70,13 +70,13 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Replaces the matrix by one of `rows` × `columns`.
+    /// Replaces the matrix with one of `rows` × `columns`.
     pub fn fill(&mut self, rows: usize, columns: usize, entry: impl Fn(usize, usize) -> u8) {
         self.passes.clear();
         (self.rows, self.columns) = (rows, columns);
         let mut start = 0;
         while start < rows {
-            // Passes of 8, 4, 2 and 1 rows: the kernels are compiled for those.
+            // Passes of 8, 4, 2 and 1 rows, for which the kernels are compiled.
             let count = 1 << (rows - start).min(ROWS_MAX).ilog2();
             let mut coefficients = Vec::with_capacity(count * columns);
             for column in 0..columns {
@@ -89,18 +89,18 @@ impl Matrix {
     }
 }
 
-/// Writes the matrix times the sources to the outputs.
+/// Writes the product of matrix and sources to the outputs.
 ///
 /// # Panics
-/// If the matrix has another shape, the symbols are not all equally long, or the processor
-/// cannot run the kernel.
+/// If the matrix has another shape, the symbols have different lengths, or the processor doesn't
+/// support the kernel.
 pub fn multiply(kernel: Kernel, matrix: &Matrix, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
     let length = outputs.first().map_or(0, |output| output.len());
-    // Every load and store of this file relies on these.
+    // All loads and stores in this file rely on these.
     assert!(sources.iter().all(|source| source.len() == length), "sources differ in length");
     assert!(outputs.iter().all(|output| output.len() == length), "outputs differ in length");
     assert_eq!((matrix.rows, matrix.columns), (outputs.len(), sources.len()), "shape of matrix");
-    assert!(kernel.is_available(), "{kernel:?} needs another processor");
+    assert!(kernel.is_available(), "this processor does not support {kernel:?}");
     let mut rest = outputs;
     for pass in &matrix.passes {
         let (outputs, behind) = rest.split_at_mut(pass.rows);
@@ -120,9 +120,9 @@ pub fn multiply(kernel: Kernel, matrix: &Matrix, sources: &[&[u8]], outputs: &mu
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 unsafe fn gfni_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
-    // More vectors a step where fewer rows leave registers for them: each source is then read in
-    // longer runs, which is what its prefetching needs.
-    // SAFETY: as of this function; rows are outputs.len().
+    // With fewer rows, registers are free for more vectors per step: each source is then read in
+    // longer runs, which helps prefetching. SAFETY: as for this function; the number of rows is
+    // outputs.len().
     unsafe {
         match (pass.rows, pass.first_is_sum) {
             (8, false) => gfni_rows::<8, 2, false>(pass, sources, outputs),
@@ -137,11 +137,12 @@ unsafe fn gfni_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
     }
 }
 
-/// `ROWS` outputs, `WIDTH` vectors a step, the rest vector by vector under a mask.
+/// Computes `ROWS` outputs with `WIDTH` vectors per step, and the rest vector by vector under a
+/// mask.
 ///
 /// # Safety
-/// The processor has the features; sources and outputs are equally long; `ROWS` outputs; the pass
-/// has `ROWS` coefficients for each source.
+/// The processor has the features; sources and outputs have equal lengths; there are `ROWS`
+/// outputs; the pass has `ROWS` coefficients for each source.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 unsafe fn gfni_rows<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
@@ -168,10 +169,11 @@ unsafe fn gfni_rows<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
     }
 }
 
-/// One step: `WIDTH` vectors of each source from byte `at` on, those bytes that the masks name.
+/// One step: `WIDTH` vectors of each source from byte `at` on, restricted to the bytes in the
+/// masks.
 ///
 /// # Safety
-/// As [`gfni_rows`]; bytes that the masks name are inside sources and outputs.
+/// As for [`gfni_rows`]; the bytes in the masks are inside sources and outputs.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 #[inline]
@@ -187,11 +189,11 @@ unsafe fn gfni_tile<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
         let matrix = _mm512_set1_epi64(AFFINE[usize::from(factor)].cast_signed());
         _mm512_gf2p8affine_epi64_epi8::<0>(vector, matrix)
     };
-    // Two sources at a time: one instruction adds both products.
+    // Two sources at a time, so that one instruction adds both products.
     let mut pairs = sources.chunks_exact(2);
     let mut factors = pass.coefficients.chunks_exact(2 * ROWS);
     for (pair, factors) in (&mut pairs).zip(&mut factors) {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by the caller.
         let (a, b): ([_; WIDTH], [_; WIDTH]) =
             unsafe { (gfni_load(pair[0], at, masks), gfni_load(pair[1], at, masks)) };
         for row in 0..ROWS {
@@ -206,7 +208,7 @@ unsafe fn gfni_tile<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
         }
     }
     if let ([last], factors) = (pairs.remainder(), factors.remainder()) {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by the caller.
         let last: [_; WIDTH] = unsafe { gfni_load(last, at, masks) };
         for row in 0..ROWS {
             for i in 0..WIDTH {
@@ -217,14 +219,14 @@ unsafe fn gfni_tile<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
     for (sums, output) in sums.iter().zip(outputs.iter_mut()) {
         for (i, mask) in masks.into_iter().enumerate() {
             let place = output.as_mut_ptr().wrapping_add(at + i * 64).cast();
-            // SAFETY: bytes under the mask are inside the output.
+            // SAFETY: the bytes in the mask are inside the output.
             unsafe { _mm512_mask_storeu_epi8(place, mask, sums[i]) };
         }
     }
 }
 
 /// # Safety
-/// Bytes that the masks name, from byte `at` on, are inside `source`.
+/// The bytes in the masks, from byte `at` on, are inside `source`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
@@ -236,7 +238,7 @@ unsafe fn gfni_load<const WIDTH: usize>(
     let mut vectors = [_mm512_setzero_si512(); WIDTH];
     for (i, mask) in masks.into_iter().enumerate() {
         let place = source.as_ptr().wrapping_add(at + i * 64).cast();
-        // SAFETY: bytes under the mask are inside the source.
+        // SAFETY: the bytes in the mask are inside the source.
         vectors[i] = unsafe { _mm512_maskz_loadu_epi8(mask, place) };
     }
     vectors
@@ -245,7 +247,7 @@ unsafe fn gfni_load<const WIDTH: usize>(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
-    // SAFETY: as of this function; rows are outputs.len().
+    // SAFETY: as for this function; the number of rows is outputs.len().
     unsafe {
         match pass.rows {
             8 => avx2_rows::<8>(pass, sources, outputs),
@@ -256,10 +258,11 @@ unsafe fn avx2_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
     }
 }
 
-/// `ROWS` outputs, 32 bytes a step; the portable kernel does the bytes behind the last whole step.
+/// Computes `ROWS` outputs with 32 bytes per step; the portable kernel processes the remaining
+/// bytes.
 ///
 /// # Safety
-/// The processor has AVX2; sources and outputs are equally long; `ROWS` outputs.
+/// The processor has AVX2; sources and outputs have equal lengths; there are `ROWS` outputs.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2_rows<const ROWS: usize>(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
@@ -275,7 +278,7 @@ unsafe fn avx2_rows<const ROWS: usize>(pass: &Pass, sources: &[&[u8]], outputs: 
             let high = _mm256_and_si256(_mm256_srli_epi64::<4>(vector), nibble);
             for row in 0..ROWS {
                 let tables = NIBBLES[usize::from(factors[row])].as_ptr();
-                // SAFETY: both tables of 16 bytes are inside the 32.
+                // SAFETY: both tables of 16 bytes lie within the 32 bytes.
                 let (below, above) = unsafe {
                     (_mm_loadu_si128(tables.cast()), _mm_loadu_si128(tables.add(16).cast()))
                 };

@@ -1,9 +1,10 @@
 //! The erasure code of sessions: Reed–Solomon over GF(2^8) with a Cauchy matrix, systematic and MDS.
 //!
-//! Any k of k + m symbols are enough, for all k + m ≤ 255. The first parity symbol is the plain sum
-//! (XOR) of the data, so m = 1 is the XOR code; XOR codes of several groups are m = 1 blocks,
-//! interleaved. Symbols are byte strings of one length, any length. `docs/formats/session-wire.md` has the
-//! matrix. Which kernel multiplies is decided at run time and changes no byte.
+//! Any k of k + m symbols suffice, for all k + m ≤ 255. The first parity symbol is the plain sum
+//! (XOR) of the data, so m = 1 is the XOR code; XOR codes of several groups are interleaved blocks
+//! with m = 1. Symbols are byte strings of one arbitrary length. `docs/formats/session-wire.md`
+//! defines the matrix. The multiplication kernel is selected at run time and does not affect the
+//! result.
 #![deny(unsafe_code)]
 
 mod field;
@@ -17,13 +18,14 @@ pub use kernels::Kernel;
 use field::Restoration;
 use kernels::{Matrix, multiply};
 
-/// Why symbols could not be coded. Every case is a caller's mistake: the code itself cannot fail.
+/// Why symbols could not be coded. Every case is a mistake of the caller; the code itself cannot
+/// fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ErasureError {
-    /// No data or no parity symbols, more than 255 together, or symbols of different lengths.
-    #[error("invalid shape of an erasure code")]
+    /// No data or no parity symbols, more than 255 in total, or symbols of different lengths.
+    #[error("invalid number or length of symbols")]
     Shape,
-    /// An index is out of range or came twice.
+    /// An index is out of range or was given twice.
     #[error("symbol index out of range or given twice")]
     Index,
     /// Fewer parity symbols than missing data symbols.
@@ -31,11 +33,11 @@ pub enum ErasureError {
     TooFew,
 }
 
-/// Encodes and decodes. Keeps the matrices between calls.
+/// Encodes and decodes; keeps its matrices between calls.
 #[derive(Debug)]
 pub struct Coder {
     kernel: Kernel,
-    /// The matrix that made the parity last.
+    /// The most recent encoding matrix.
     encoding: Matrix,
     encoding_shape: (usize, usize),
     decoding: Matrix,
@@ -57,12 +59,13 @@ impl Coder {
         }
     }
 
-    /// A coder that uses this kernel; `None` if the processor cannot. For tests and benchmarks.
+    /// Creates a coder with this kernel, for tests and benchmarks; `None` if the processor lacks
+    /// it.
     pub fn with_kernel(kernel: Kernel) -> Option<Self> {
         kernel.is_available().then(|| Self::new(kernel))
     }
 
-    /// Writes the parity symbols of the data symbols: `k = data.len()`, `m = parity.len()`.
+    /// Computes the parity symbols of the data symbols: `k = data.len()`, `m = parity.len()`.
     pub fn encode(&mut self, data: &[&[u8]], parity: &mut [&mut [u8]]) -> Result<(), ErasureError> {
         let (k, m) = (data.len(), parity.len());
         let length = data.first().map_or(0, |symbol| symbol.len());
@@ -82,9 +85,9 @@ impl Coder {
         Ok(())
     }
 
-    /// Writes the missing data symbols. `present` and `missing` are together the k data symbols,
-    /// `parity` some parity symbols, all with their indices; as many of those with the lowest
-    /// indices are used as symbols are missing.
+    /// Computes the missing data symbols. `present` and `missing` together are the k data symbols
+    /// and `parity` the available parity symbols, each with its index. It uses as many parity
+    /// symbols as data symbols are missing, those with the lowest indices.
     pub fn decode(
         &mut self,
         present: &[(usize, &[u8])],

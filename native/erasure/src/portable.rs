@@ -1,4 +1,4 @@
-//! The kernel for processors without a fast one: multiplication by shifts, eight bytes in a word.
+//! The kernel for all other processors: multiplication by shifts, eight bytes per word.
 
 use crate::field::POLYNOMIAL;
 
@@ -7,7 +7,7 @@ const TILE_BYTES: usize = WORDS * 8;
 
 type Tile = [u64; WORDS];
 
-/// See [`crate::kernels::multiply`]; from byte `start` of each symbol on.
+/// Like [`crate::kernels::multiply`], from byte `start` of each symbol on.
 pub fn multiply(coefficients: &[u8], sources: &[&[u8]], outputs: &mut [&mut [u8]], start: usize) {
     let rows = outputs.len();
     let end = outputs.first().map_or(0, |output| output.len());
@@ -25,7 +25,7 @@ pub fn multiply(coefficients: &[u8], sources: &[&[u8]], outputs: &mut [&mut [u8]
 }
 
 /// Adds to each sum the product of `tile` and the sum's factor: the tile is doubled seven times,
-/// and goes into the sums whose factor has the bit.
+/// and added to the sums whose factor has the corresponding bit.
 fn add_products(mut tile: Tile, factors: &[u8], sums: &mut [Tile]) {
     for bit in 0..8 {
         for (factor, sum) in factors.iter().zip(sums.iter_mut()) {

@@ -1,5 +1,5 @@
-//! Writes the committed corpora: `cargo run --example seeds` in `native/fuzz`. One small file per thing
-//! a target can do, so that the fuzzer starts behind every checksum.
+//! Writes the committed corpora: `cargo run --example seeds` in `native/fuzz`. One small file for
+//! each thing a target can do, so that the fuzzer starts beyond every checksum.
 
 use std::path::Path;
 use std::{fs, io};
@@ -25,7 +25,7 @@ use sealane_proto::wire::IntoBytes;
 
 /// Opcodes by their index in the controller target's table.
 const CONTROLLER_COMMANDS: u8 = 12;
-/// Commands of the host target.
+/// Number of commands of the host target.
 const HOST_COMMANDS: u8 = 8;
 
 fn main() -> io::Result<()> {
@@ -77,7 +77,8 @@ fn main() -> io::Result<()> {
     }
     let elsewhere = [&[9, 12, 1][..], &unit(0), &[12, 0], &unit(1)].concat();
     put("session_peer", "two-paths".into(), &elsewhere)?;
-    // A submission entry written word by word, the producer moved, and the entry taken and completed.
+    // Writes a submission entry word by word, advances the producer, takes the entry and completes
+    // it.
     for opcode in 1..=8_u64 {
         let write =
             |place: u16, word: u64| [&[0][..], &place.to_le_bytes(), &word.to_le_bytes()].concat();
@@ -109,7 +110,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Pages as stores write them, one of each kind.
+/// Pages as written by stores, one of each kind.
 fn store_pages(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let keys = StoreKeys::new(&[1; 16], &[7; 32], &Authority::Device);
     let geometry = Geometry::placed(1000, Placed::ENTRIES_PER_LEAF);
@@ -143,7 +144,7 @@ fn store_pages(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::Resu
     ];
     for (kind, page) in (0..).zip(pages) {
         let end = page.0.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        // Tags are made anew.
+        // The target computes the tags again.
         let end = if end > BODY_BYTES && kind < 5 {
             page.0[..BODY_BYTES].iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
         } else {
@@ -201,7 +202,7 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
     Ok(())
 }
 
-/// One of each.
+/// One of each operation.
 fn operations() -> [Operation; 8] {
     let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 2 };
     [
@@ -216,7 +217,8 @@ fn operations() -> [Operation; 8] {
     ]
 }
 
-/// Two blocks by request or one in the capsule, the data asked for, and the end.
+/// A command with two blocks on request or one in the capsule, the requested data, and the
+/// completion.
 fn controller_script(digests: u8, command: u8, shape: u8) -> Vec<u8> {
     let blocks = if shape & 4 == 0 { 3 } else { 0 };
     let mut script = vec![digests, 255, 1, command, shape, 1, 2, blocks];
@@ -239,7 +241,7 @@ fn host_script(digests: u8, command: u8) -> Vec<u8> {
     [&[digests, 255][..], &submit, &request, &data, &respond].concat()
 }
 
-/// A key, a nonce, and so many bytes of data and additional data, none of them aligned.
+/// A key, a nonce, and unaligned data and additional data of these lengths.
 fn gcm_script(length: usize, aad_bytes: u16) -> Vec<u8> {
     let mut script = vec![7; 32 + 12];
     script.extend_from_slice(&aad_bytes.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A controller's queue against a host that may do anything.
+//! A controller's queue with a host that may do anything.
 
 use std::collections::HashMap;
 
@@ -41,7 +41,7 @@ const DEPTH: u16 = 8;
 const IN_CAPSULE_MAX: usize = 8400;
 const H2C_DATA_MAX: usize = 8320;
 
-/// Data the controller asked for and that wasn't sent yet.
+/// Data requested by the controller and not sent yet.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     cid: u16,
@@ -56,7 +56,7 @@ struct Run {
     counter: CommandCounter,
     digests: Digests,
     step: usize,
-    /// Answers of the controller.
+    /// Responses of the controller.
     answers: PduReader,
     wanted: Vec<Wanted>,
     entries: HashMap<u16, (u64, SubmissionEntry)>,
@@ -64,7 +64,7 @@ struct Run {
     received: usize,
     sent_commands: usize,
     responses: usize,
-    /// Raw bytes went in: what is outstanding can't be known any more.
+    /// Raw bytes were fed in, so the number of outstanding commands is unknown.
     is_raw: bool,
 }
 
@@ -127,7 +127,7 @@ impl Run {
         }
     }
 
-    /// A command with everything right unless the script says otherwise.
+    /// Sends a command that is valid unless the script says otherwise.
     fn command(&mut self, script: &mut Script<'_>) {
         let choice = script.byte();
         let opcode = OPCODES.get(usize::from(choice)).copied().unwrap_or(choice);
@@ -194,7 +194,7 @@ impl Run {
         assert!(!is_changed || self.received == before, "a changed command was handed out");
     }
 
-    /// Data for one of the requests, or what the script says instead.
+    /// Sends data for one of the requests, or what the script says instead.
     fn data(&mut self, script: &mut Script<'_>) {
         let choice = script.byte();
         let Some(index) = usize::from(choice & 7).checked_rem(self.wanted.len()) else { return };
@@ -238,7 +238,7 @@ impl Run {
         let command = self.handed_out.swap_remove(index);
         match (choice >> 3, command.operation) {
             (0..16, Operation::Read | Operation::FlushMilestone | Operation::Outcomes { .. }) => {
-                // A milestone, or a list of ends, comes in a block of its own.
+                // A milestone or a list of outcomes has its own block.
                 let bytes = command.blocks.max(1) as usize * block_bytes(self.key.is_some());
                 let data = self.queue.buffer(bytes);
                 self.queue.complete_read(command.slot, data);
@@ -252,7 +252,8 @@ impl Run {
         }
     }
 
-    /// Looks at what came out: commands inside their namespace, answers well formed and bounded.
+    /// Checks the output: commands lie inside their namespace, responses are well formed and
+    /// bounded.
     fn look(&mut self) {
         while let Some(event) = self.queue.next_event() {
             match event {

@@ -1,12 +1,12 @@
-//! The AES-256-GCM kernel beside a library.
+//! Compares the AES-256-GCM kernel with a library.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sealane_gcm::{Key, NONCE_BYTES, TAG_BYTES};
 
 use crate::script::Script;
 
-/// Kernel and library seal to the same bytes, whatever the key, the lengths and the alignment; what
-/// was changed opens to nothing but zeros.
+/// Kernel and library seal to the same bytes for every key, length and alignment; opening changed
+/// bytes fails and leaves zeros.
 pub fn gcm(data: &[u8]) {
     let mut script = Script::new(data);
     let secret = std::array::from_fn(|_| script.byte());

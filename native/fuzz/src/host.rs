@@ -1,4 +1,4 @@
-//! A host's queue against a controller that may do anything.
+//! A host's queue with a controller that may do anything.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +29,7 @@ struct Run {
     counter: CommandCounter,
     digests: Digests,
     step: usize,
-    /// Capsules of the host.
+    /// Capsules sent by the host.
     capsules: PduReader,
     entries: HashMap<u16, (u64, SubmissionEntry)>,
     next_tag: u64,
@@ -210,7 +210,7 @@ impl Run {
         assert!(!is_forged || self.outstanding.len() == before, "a forged completion counted");
     }
 
-    /// Looks at what came out: every command ends at most once, capsules are well formed.
+    /// Checks the output: every command ends at most once, capsules are well formed.
     fn look(&mut self) {
         while let Some(event) = self.queue.next_event() {
             match event {
@@ -239,7 +239,7 @@ impl Run {
         if self.is_failed {
             return;
         }
-        // What a read moves is never more than was asked for.
+        // A read never transfers more than was asked for.
         assert!(self.entries.values().all(|(_, entry)| entry.opcode != READ
             || entry.sgl.length.get() as usize <= TRANSFER_BLOCKS as usize * 4160));
     }

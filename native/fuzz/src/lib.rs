@@ -1,6 +1,5 @@
-//! The fuzz targets, as functions of the bytes they are given. Each one decodes its bytes into
-//! steps, so that the fuzzer gets past checksums and MACs, and asserts what must hold whatever
-//! the peer does.
+//! The fuzz targets, as functions of their input bytes. Each one decodes its input into steps, so
+//! that the fuzzer gets past checksums and MACs, and asserts what must hold regardless of the peer.
 
 mod controller;
 mod gcm;
@@ -38,30 +37,31 @@ use sealane_proto::session::PATHS_MAX;
 use sealane_proto::session::frame::Frames;
 use sealane_proto::session::packet::Header as PacketHeader;
 
-/// Blocks of the namespace.
+/// Number of blocks of the namespace.
 pub const BLOCKS: u64 = 64;
 
-/// A controller's plain queue, fed by a host that may say anything.
+/// A controller's plain queue with a host that may send anything.
 pub fn controller_queue(data: &[u8]) {
     controller::run(data, false);
 }
 
-/// A controller's secure queue, fed by a man in the middle who has the key, or changes a bit.
+/// A controller's secure queue with a man in the middle who has the key or changes a bit.
 pub fn controller_queue_secure(data: &[u8]) {
     controller::run(data, true);
 }
 
-/// A host's plain queue, fed by a controller that may say anything.
+/// A host's plain queue with a controller that may send anything.
 pub fn host_queue(data: &[u8]) {
     host::run(data, false);
 }
 
-/// A host's secure queue, fed by a man in the middle who has the key, or changes a bit.
+/// A host's secure queue with a man in the middle who has the key or changes a bit.
 pub fn host_queue_secure(data: &[u8]) {
     host::run(data, true);
 }
 
-/// The reader gives the same pieces however the stream is cut, and never more data than allowed.
+/// The reader gives the same pieces regardless of how the stream is split, and never more data than
+/// allowed.
 pub fn pdu_reader(data: &[u8]) {
     let mut script = Script::new(data);
     let digests = Digests::from_field(script.byte());
@@ -74,31 +74,31 @@ pub fn pdu_reader(data: &[u8]) {
 
 fn pieces(limits: PduLimits, bytes: &[u8], step: usize) -> (String, Vec<u8>) {
     let mut reader = PduReader::new(limits);
-    let (mut told, mut data) = (String::new(), Vec::new());
+    let (mut found, mut data) = (String::new(), Vec::new());
     for mut input in bytes.chunks(step) {
         loop {
             match reader.next(&mut input) {
                 Ok(None) => break,
                 Ok(Some(Piece::Header(header, bytes))) => {
                     assert!(bytes <= limits.data_max);
-                    write!(told, "{header:?} {bytes};").expect("a string grows");
+                    write!(found, "{header:?} {bytes};").expect("a string grows");
                 }
                 Ok(Some(Piece::Data(part))) => data.extend_from_slice(part),
                 Ok(Some(Piece::End(is_intact))) => {
-                    write!(told, "{is_intact};").expect("a string grows");
+                    write!(found, "{is_intact};").expect("a string grows");
                 }
                 Err(error) => {
-                    write!(told, "{error}").expect("a string grows");
+                    write!(found, "{error}").expect("a string grows");
                     assert!(reader.header().len() <= 128);
-                    return (told, data);
+                    return (found, data);
                 }
             }
         }
     }
-    (told, data)
+    (found, data)
 }
 
-/// A sealed sector opens exactly if nothing was changed, and both checks of its form agree.
+/// A sealed sector opens if and only if nothing was changed, and both checks of its form agree.
 pub fn sector_open(data: &[u8]) {
     let mut script = Script::new(data);
     let lba = script.word();
@@ -110,7 +110,7 @@ pub fn sector_open(data: &[u8]) {
     let sealed = block;
     while !script.is_empty() {
         let at = usize::from(script.half()) % BLOCK_BYTES;
-        // Most of what there is to decide lies in the metadata.
+        // The metadata has most of the interesting bytes.
         let at = if script.byte() & 1 == 0 { at } else { DATA_BYTES + at % 64 };
         block[at] = script.byte();
     }
@@ -127,7 +127,7 @@ pub fn sector_open(data: &[u8]) {
     }
 }
 
-/// A packet header that decodes encodes to the same bytes; frames end.
+/// A packet header that decodes encodes to the same bytes; iterating over frames ends.
 pub fn session_packet(data: &[u8]) {
     if let Ok((header, length)) = PacketHeader::decode(data) {
         let mut encoded = Vec::new();
@@ -151,13 +151,13 @@ pub fn session_packet(data: &[u8]) {
     assert!(is_valid && count <= data.len());
 }
 
-/// A fabric's session with a peer that has the keys and says anything.
+/// A fabric's session with a peer that has the keys and sends anything.
 pub fn session_peer(data: &[u8]) {
     hostile::run(data);
 }
 
-/// Whatever a job writes into its rings, the daemon's end takes valid submissions or names a fault,
-/// and every one that it takes can be completed.
+/// Regardless of what a job writes into its rings, the daemon's end takes valid submissions or
+/// reports a fault, and can complete every submission taken.
 pub fn job_ring(data: &[u8]) {
     const REGION_BYTES: u64 = 1 << 16;
     let layout = Layout { entries: 8, region_bytes: REGION_BYTES, slots: 4, chunk_bytes: 4096 };
@@ -209,7 +209,7 @@ fn lies_inside(submission: &Submission, region_bytes: u64) -> bool {
     submission.offset.checked_add(bytes).is_some_and(|end| end <= region_bytes)
 }
 
-/// An entry of a job's ring that parses names bytes inside the region and parses again.
+/// A ring entry that parses refers to bytes inside the region, and parses again after encoding.
 pub fn ring_entry(data: &[u8]) {
     let mut script = Script::new(data);
     let region_bytes = script.word();
@@ -253,7 +253,7 @@ fn namespaces(is_secure: bool, access: Access) -> Vec<NamespaceFormat> {
     vec![NamespaceFormat { nsid: 1, block_bytes, block_count: BLOCKS, commands, access }]
 }
 
-/// Sectors that are well formed as written ones; nobody opens them.
+/// Sectors with the form of written ones; they are never opened.
 fn sectors(data: &mut [u8]) {
     for block in blocks_of(data) {
         block.fill(0);
@@ -262,7 +262,7 @@ fn sectors(data: &mut [u8]) {
     }
 }
 
-/// Feeds bytes as a connection does: to their place where there is one, else in portions.
+/// Feeds bytes like a connection: directly to their place if there is one, otherwise in portions.
 fn feed(queue: &mut impl StreamSink, mut bytes: &[u8], step: usize) {
     while !bytes.is_empty() {
         let place = queue.place();

@@ -1,4 +1,4 @@
-//! Openings of a store whose device may hold anything.
+//! Opening a store whose device may hold anything.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,10 +18,10 @@ use sealane_proto::sector::{Block, FORMAT_VERSION, METADATA_BYTES, block_iv, fie
 use crate::script::Script;
 use crate::store::seal;
 
-/// Blocks that are written.
+/// Number of blocks written.
 const BLOCKS: u64 = 100;
 
-/// A device in memory, each page with its metadata.
+/// A device in memory; each page has its metadata.
 #[derive(Debug)]
 struct Device(Mutex<Vec<Block>>);
 
@@ -66,12 +66,12 @@ impl BlockFile for Device {
     }
 }
 
-/// A layout whose openings are fuzzed.
+/// A layout whose opening is fuzzed.
 trait Opened: Layout + Sized {
     const GEOMETRY: Geometry;
-    /// Writes blocks as the store does. Nothing, if room must be made first.
+    /// Writes blocks like the store. Writes nothing if room must be made first.
     fn write(map: &Map<Self>, device: &Device, lba: u64, blocks: &[u8]) -> io::Result<()>;
-    /// Whether a block reads as its entry says.
+    /// Whether a block reads as its entry states.
     fn is_readable(map: &Map<Self>, device: &Device, lba: u64, entry: &Self::Entry) -> bool;
 }
 
@@ -144,12 +144,13 @@ fn superblock<F: Opened>() -> Superblock {
     Superblock { uuid: [1; 16], seed: [7; 32], geometry: F::GEOMETRY }
 }
 
-/// A store opens, or is called damaged: and if nothing was changed, it opens as it was.
+/// A store opens or is reported as damaged; if nothing was changed, it opens with the same
+/// contents.
 pub fn store_recovery(data: &[u8]) {
     open_again::<Placed>(data);
 }
 
-/// The same of a store in place.
+/// The same for a store in place.
 pub fn store_recovery_in_place(data: &[u8]) {
     open_again::<Ivs>(data);
 }
@@ -175,7 +176,7 @@ fn open_again<F: Opened>(data: &[u8]) {
     match open() {
         Ok(opened) => {
             let Ok(found) = entries(&opened) else {
-                assert!(is_changed, "a leaf page that nobody changed");
+                assert!(is_changed, "an unchanged leaf page is refused");
                 return;
             };
             assert!(is_changed || found == before);
@@ -189,7 +190,7 @@ fn open_again<F: Opened>(data: &[u8]) {
                 assert!(is_changed || is_readable, "block {lba} is refused, and nothing changed");
             }
             drop(opened);
-            // What was taken over is whole: it opens again.
+            // The opened state is complete: it opens again.
             let again = open().expect("it was just written");
             assert!(entries(&again).expect("as before") == found);
         }
@@ -204,7 +205,7 @@ fn entries<F: Opened>(map: &Map<F>) -> io::Result<Vec<Option<F::Entry>>> {
 
 fn turn<F: Opened>(script: &mut Script<'_>, map: &Map<F>, device: &Device) {
     let (choice, spot) = (script.byte(), u64::from(script.byte()) % BLOCKS);
-    // At the end, which is in the last set.
+    // Blocks at the end, which is in the last set.
     let lba = F::GEOMETRY.block_count - BLOCKS + spot;
     let blocks = (u64::from(choice >> 3) + 1).min(F::GEOMETRY.block_count - lba).min(16);
     let outcome = match choice & 7 {
@@ -227,19 +228,19 @@ fn block(byte: u8) -> Block {
     block
 }
 
-/// Changes bytes of a page, with the right tag or without. Blocks out of place stay as they are.
+/// Changes bytes of a page, with or without updating its tag. Blocks out of place are not changed.
 fn change<F: Opened>(script: &mut Script<'_>, device: &Device) -> bool {
     let metadata_pages = F::GEOMETRY.slot(0) as usize;
     let mut held = device.held();
     let page_count = if F::IS_IN_PLACE { held.len() } else { metadata_pages };
     let (spot, how) = (usize::from(script.byte()), script.byte());
     let (at, length) = (usize::from(script.half()), usize::from(how >> 2) % 17);
-    // Half of those in place are of the blocks that are written.
+    // With blocks in place, half of the changes hit the written blocks.
     let is_block = F::IS_IN_PLACE && spot & 1 == 1;
     let number = if is_block { page_count - 1 - spot / 2 } else { spot % (page_count - 1) + 1 };
     let bytes = script.take(length);
     if how & 2 != 0 {
-        // One page in place of another: an old one, say.
+        // Replaces one page by another, for example an old one.
         held[number] = held[at % page_count];
         return true;
     }

@@ -1,11 +1,11 @@
-//! The bytes of a fuzz input as numbers; zero when they are used up.
+//! The bytes of a fuzz input as numbers; zero once they are used up.
 
-/// What is left of the input.
+/// The rest of the input.
 #[derive(Debug, Clone, Copy)]
 pub struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
-    /// The whole input.
+    /// Starts at the beginning of the input.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -15,7 +15,7 @@ impl<'a> Script<'a> {
         self.0.is_empty()
     }
 
-    /// All that is left.
+    /// Takes all the rest.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

@@ -1,4 +1,4 @@
-//! Pages of a store that keeps freshness, as it finds them on its device, which may hold anything.
+//! Pages of a store that keeps freshness, as read from a device that may hold anything.
 
 use sealane_engine::storage::stores::fresh::checkpoint::Checkpoint;
 use sealane_engine::storage::stores::fresh::keys::{Authority, BODY_BYTES, Kind, StoreKeys};
@@ -15,7 +15,7 @@ use sealane_proto::sector::{BLOCK_BYTES, Block, block_iv, field, metadata};
 
 use crate::script::Script;
 
-/// Epoch, number and nonce of log pages that are parsed alone.
+/// Epoch, number and nonce of log pages that are parsed on their own.
 const LOG: (u64, u64, [u8; 16]) = (1, 2, [3; 16]);
 const UUID: [u8; 16] = [1; 16];
 const SEED: [u8; 32] = [7; 32];
@@ -24,10 +24,10 @@ fn keys() -> StoreKeys {
     StoreKeys::new(&UUID, &SEED, &Authority::Device)
 }
 
-/// Gives a page the tag it should have.
+/// Gives a page its correct tag.
 pub(crate) fn seal(kind: Kind, page: &mut Page) {
     match kind {
-        // It carries what its own key is made of, behind magic, version and padding.
+        // It contains the inputs of its own key, after magic, version and padding.
         Kind::Superblock => {
             let uuid = *page.0[16..].first_chunk().expect("a page has 32 bytes");
             let seed = *page.0[32..].first_chunk().expect("a page has 64 bytes");
@@ -38,7 +38,7 @@ pub(crate) fn seal(kind: Kind, page: &mut Page) {
     };
 }
 
-/// A page that decodes is made of the fields that it decodes to.
+/// A page that decodes encodes to the same fields.
 pub fn store_page(data: &[u8]) {
     let mut script = Script::new(data);
     let kind = script.byte() % 8;
@@ -93,7 +93,7 @@ fn nodes(mut page: Page) {
     }
 }
 
-/// A leaf page passes under its own node and under no other one; what it tells can be told again.
+/// A leaf page is accepted under its own node and no other; its entries can be encoded again.
 fn leaf_page<F: LeafFormat>(page: Page) {
     let key = NodeKey::new(keys().tree());
     let node = key.leaf_node(9, &page.0);
@@ -107,7 +107,7 @@ fn leaf_page<F: LeafFormat>(page: Page) {
     assert_eq!(Leaf::check(&key, 9, Box::new(other.0), node).is_ok(), other == page);
 }
 
-/// A block in place is what was written last, or it is refused; its MAC doesn't leave the store.
+/// A block in place is either the one written last or refused; its MAC doesn't leave the store.
 fn block_in_place(block: Block) {
     let iv = block_iv(&block);
     let mut expected = iv;

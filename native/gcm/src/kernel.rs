@@ -1,11 +1,11 @@
-//! The kernel: four AES blocks in a register, eight registers at a time. All unsafe code of the crate
-//! is here: calls of functions that need a processor feature, and loads and stores whose bounds are
-//! those of the slices that a [`Stream`] is made of, or of the table of powers.
+//! The kernel: four AES blocks per register, eight registers at a time. It contains all unsafe code
+//! of the crate: calls of functions that need a processor feature, and loads and stores within the
+//! slices that a [`Stream`] is made of, or within the table of powers.
 //!
-//! GHASH is computed as POLYVAL, its mirror image (RFC 8452, appendix A): blocks are reversed byte by
-//! byte, the hash key is multiplied by x once, and a product is reduced in two steps of 64 bits.
-//! Products of up to 36 blocks are summed before they are reduced. While a group of blocks is
-//! encrypted, the group before it is hashed: neither waits for the other.
+//! GHASH is computed as POLYVAL, its mirror image (RFC 8452, appendix A): blocks are byte-reversed,
+//! the hash key is multiplied by x once, and a product is reduced in two steps of 64 bits. Products
+//! of up to 36 blocks are summed before reduction. While one group of blocks is encrypted, the
+//! previous one is hashed, so neither has to wait for the other.
 
 #[allow(clippy::wildcard_imports)] // intrinsics have a prefix of their own
 use std::arch::x86_64::*;
@@ -16,21 +16,22 @@ use crate::{KEY_BYTES, NONCE_BYTES, TAG_BYTES};
 
 const BLOCK_BYTES: usize = 16;
 const VECTOR_BYTES: usize = 64;
-/// Blocks of a vector.
+/// Blocks per vector.
 const LANES: usize = 4;
-/// Vectors of a group: what the latency of an AES round leaves room for.
+/// Vectors per group, chosen to hide the latency of an AES round.
 const WIDTH: usize = 8;
 const GROUP_BYTES: usize = WIDTH * VECTOR_BYTES;
-/// AES-256: 14 rounds, and the key that is added before them.
+/// AES-256: 14 rounds, plus the key that is added before them.
 const ROUND_KEYS: usize = 15;
-/// Powers of the hash key: of a group, and of a vector that holds the block of lengths.
+/// Powers of the hash key: for a group, plus a vector with the block of lengths.
 const POWERS: usize = (WIDTH + 1) * LANES;
-/// x^128 modulo the polynomial of POLYVAL, of which the upper half is x^127 + x^126 + x^121.
+/// x^128 modulo the polynomial of POLYVAL; its upper half is x^127 + x^126 + x^121.
 const POLYNOMIAL: u128 = 0xc200_0000_0000_0000_0000_0000_0000_0001;
 
 type Vectors<const N: usize> = [__m512i; N];
 
-/// The processor features that functions here are compiled for, and whether this processor has each.
+/// The processor features that functions here are compiled with, and whether this processor has
+/// them.
 fn features() -> [(&'static str, bool); 5] {
     [
         ("avx512f", is_x86_feature_detected!("avx512f")),
@@ -41,8 +42,8 @@ fn features() -> [(&'static str, bool); 5] {
     ]
 }
 
-/// The round keys, and the powers of the hash key: the greatest first, and zeros behind the first
-/// power, so that a vector can be loaded at any of them.
+/// The round keys, and the powers of the hash key in descending order, followed by zeros so that a
+/// vector can be loaded starting at any of them.
 #[repr(C, align(64))]
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct Schedule {
@@ -55,7 +56,7 @@ impl Schedule {
         Self::with(&features(), secret)
     }
 
-    /// `features` are what [`features`] found, or fewer.
+    /// `features` is the result of [`features`], possibly with some missing.
     fn with(features: &[(&str, bool)], secret: &[u8; KEY_BYTES]) -> Option<Box<Self>> {
         let is_able = features.iter().all(|(_, is_there)| *is_there);
         if !is_able {
@@ -72,8 +73,8 @@ impl Schedule {
 
     pub fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
         let into = data.as_mut_ptr();
-        // SAFETY: there is a schedule, so the processor has the features; `data` may be read and
-        // written for its length.
+        // SAFETY: a schedule exists, so the processor has the features; `data` may be read and
+        // written for its whole length.
         unsafe { bytes_of(self.pass::<true>(nonce, aad, (into, into, data.len()))) }
     }
 
@@ -90,7 +91,7 @@ impl Schedule {
         unsafe { is_equal(self.pass::<false>(nonce, aad, (into, into, data.len())), *tag) }
     }
 
-    /// Whether the tag is right. Both slices are equally long.
+    /// Whether the tag is right. Both slices have equal lengths.
     pub fn open(
         &self,
         nonce: &[u8; NONCE_BYTES],
@@ -99,14 +100,15 @@ impl Schedule {
         tag: &[u8; TAG_BYTES],
     ) -> bool {
         let length = from.len().min(into.len());
-        // SAFETY: as in `seal`; both slices have `length` bytes, and they are apart.
+        // SAFETY: as in `seal`; both slices have `length` bytes and do not overlap.
         unsafe {
             let made = self.pass::<false>(nonce, aad, (from.as_ptr(), into.as_mut_ptr(), length));
             is_equal(made, *tag)
         }
     }
 
-    /// FIPS 197 §5.2, and the powers of what the key makes of a zero block.
+    /// Expands the key (FIPS 197 §5.2) and computes the powers of the hash key, which is the
+    /// encryption of a zero block.
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     fn expand(&mut self, secret: &[u8; KEY_BYTES]) {
         let (first, second) = secret.split_at(BLOCK_BYTES);
@@ -120,7 +122,7 @@ impl Schedule {
         self.expand_pair::<0x20>(12);
         self.expand_pair::<0x40>(14);
         let mut hash_key = bytes_of(self.encrypt(_mm_setzero_si128()));
-        // Times x: the mirror image of GHASH is POLYVAL with this key.
+        // Times x: POLYVAL with this key is the mirror image of GHASH.
         let mirrored = u128::from_be_bytes(hash_key);
         hash_key = ((mirrored << 1) ^ ((mirrored >> 127) * POLYNOMIAL)).to_le_bytes();
         let mut power = hash_key;
@@ -134,7 +136,7 @@ impl Schedule {
         hash_key.zeroize();
     }
 
-    /// The round keys `at` and, if there is one, the next.
+    /// Computes round key `at` and, if there is one, the next.
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     fn expand_pair<const CONSTANT: i32>(&mut self, at: usize) {
         let [before, last] = [at - 2, at - 1].map(|index| block(self.round_keys[index]));
@@ -162,20 +164,20 @@ impl Schedule {
         _mm512_broadcast_i32x4(block(self.round_keys[round]))
     }
 
-    /// The powers from this one down, four of them; below the first they are zero.
+    /// Four powers, from this one downwards; below the first power they are zero.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     fn powers_from(&self, power: usize) -> __m512i {
         let vector: &[[u8; BLOCK_BYTES]; LANES] =
-            self.powers[POWERS - power..].first_chunk().expect("zeros lie behind the first power");
-        // SAFETY: a vector is as large as four blocks.
+            self.powers[POWERS - power..].first_chunk().expect("zeros follow the first power");
+        // SAFETY: a vector has the size of four blocks.
         unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) }
     }
 
     /// Encrypts or decrypts `length` bytes and returns the tag.
     ///
     /// # Safety
-    /// `from` may be read and `into` written for `length` bytes; they are equal or apart.
+    /// `from` may be read and `into` written for `length` bytes; they are equal or do not overlap.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     unsafe fn pass<const SEAL: bool>(
@@ -197,7 +199,7 @@ impl Schedule {
         let bits = |bytes: usize| (bytes as u64 * 8).cast_signed();
         let lengths = _mm_set_epi64x(bits(aad.len()), bits(length));
         let mut stream = Stream { schedule: self, counter, hash, from, into, left: length };
-        // SAFETY: what the caller promises.
+        // SAFETY: guaranteed by the caller.
         let hash = unsafe { stream.run::<SEAL>(lengths) };
         _mm_xor_si128(reverse_block(hash), pad)
     }
@@ -211,7 +213,7 @@ impl Schedule {
             let mut sum = Sum::zero();
             let mut carried = _mm512_zextsi128_si512(hash);
             for piece in part.chunks(VECTOR_BYTES) {
-                // SAFETY: the mask names the bytes of the piece.
+                // SAFETY: the mask covers only bytes of the piece.
                 let vector =
                     unsafe { _mm512_maskz_loadu_epi8(mask_of(piece.len()), piece.as_ptr().cast()) };
                 sum.add(_mm512_xor_si512(reverse(vector), carried), self.powers_from(power));
@@ -224,36 +226,36 @@ impl Schedule {
     }
 }
 
-/// A message being encrypted or decrypted.
+/// A message that is being encrypted or decrypted.
 struct Stream<'a> {
     schedule: &'a Schedule,
-    /// Mirrored counters of the next four blocks.
+    /// Byte-reversed counters of the next four blocks.
     counter: __m512i,
     hash: __m128i,
-    /// May be read for `left` bytes …
+    /// Readable for `left` bytes …
     from: *const u8,
-    /// … and written. They are equal or apart.
+    /// … and writable. The two are equal or do not overlap.
     into: *mut u8,
     left: usize,
 }
 
 impl Stream<'_> {
-    /// Does all of it; the hash with the lengths.
+    /// Processes the whole message and returns the hash including the lengths.
     ///
     /// # Safety
-    /// The pointers are what their fields say.
+    /// The pointers fulfil what their fields require.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     unsafe fn run<const SEAL: bool>(&mut self, lengths: __m128i) -> __m128i {
         let mut ciphertext = None;
         while self.left >= GROUP_BYTES {
-            // SAFETY: a group is left.
+            // SAFETY: a whole group is left.
             ciphertext = Some(unsafe { self.group::<SEAL>(ciphertext.as_ref()) });
         }
         if SEAL && let Some(ciphertext) = ciphertext {
             self.hash_group(&ciphertext);
         }
-        // SAFETY: so many vectors are left, the last of them perhaps not whole.
+        // SAFETY: that many vectors are left, the last one possibly partial.
         unsafe {
             match self.left.div_ceil(VECTOR_BYTES) {
                 0 => self.finish::<0, SEAL>(lengths),
@@ -269,11 +271,11 @@ impl Stream<'_> {
         }
     }
 
-    /// A whole group. Sealing hashes the ciphertext of the group before, which is at hand, and
-    /// returns this one's; opening hashes this one's.
+    /// Processes a whole group. Sealing hashes the ciphertext of the previous group, which is in
+    /// registers, and returns that of this one; opening hashes this one.
     ///
     /// # Safety
-    /// As [`Self::run`], and a group is left.
+    /// As for [`Self::run`], and a whole group is left.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     unsafe fn group<const SEAL: bool>(
@@ -281,7 +283,7 @@ impl Stream<'_> {
         before: Option<&Vectors<WIDTH>>,
     ) -> Vectors<WIDTH> {
         let (from, into) = (self.from, self.into);
-        // SAFETY: vectors of the group that is left.
+        // SAFETY: the vectors belong to the group that is left.
         let read = |i: usize| unsafe { _mm512_loadu_si512(from.add(i * VECTOR_BYTES).cast()) };
         let hashed =
             if SEAL { before.copied() } else { Some(std::array::from_fn(|i| reverse(read(i)))) };
@@ -306,7 +308,7 @@ impl Stream<'_> {
         let mut made = states;
         for (i, state) in states.into_iter().enumerate() {
             made[i] = _mm512_aesenclast_epi128(state, _mm512_xor_si512(read(i), last));
-            // SAFETY: as the reads.
+            // SAFETY: as for the reads.
             unsafe { _mm512_storeu_si512(into.add(i * VECTOR_BYTES).cast(), made[i]) };
         }
         // SAFETY: a group was left.
@@ -315,10 +317,10 @@ impl Stream<'_> {
         made.map(|vector| reverse(vector))
     }
 
-    /// What is left, `N` vectors, and the lengths.
+    /// Processes the rest, `N` vectors, and the lengths.
     ///
     /// # Safety
-    /// As [`Self::run`], and `N` vectors are left, of which the last may not be whole.
+    /// As for [`Self::run`], and `N` vectors are left, the last one possibly partial.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     unsafe fn finish<const N: usize, const SEAL: bool>(&mut self, lengths: __m128i) -> __m128i {
@@ -331,10 +333,10 @@ impl Stream<'_> {
         for (i, state) in states.into_iter().enumerate() {
             let at = i * VECTOR_BYTES;
             let mask = mask_of((left - at).min(VECTOR_BYTES));
-            // SAFETY: the mask names bytes that are left.
+            // SAFETY: the mask covers only bytes that are left.
             let read = unsafe { _mm512_maskz_loadu_epi8(mask, self.from.add(at).cast()) };
             let made = _mm512_aesenclast_epi128(state, _mm512_xor_si512(read, last));
-            // SAFETY: as the read.
+            // SAFETY: as for the read.
             unsafe { _mm512_mask_storeu_epi8(self.into.add(at).cast(), mask, made) };
             let hashed = if SEAL { _mm512_maskz_mov_epi8(mask, made) } else { read };
             let powers = self.schedule.powers_from(power);
@@ -347,7 +349,7 @@ impl Stream<'_> {
         sum.reduce()
     }
 
-    /// Counters through all rounds but the last; `beside` is done between them.
+    /// Runs the counters through all rounds but the last; `beside` is executed between the rounds.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     fn rounds<const N: usize>(&mut self, mut beside: impl FnMut(usize)) -> Vectors<N> {
@@ -382,7 +384,7 @@ impl Stream<'_> {
     }
 }
 
-/// Sums of products in each of four lanes, by the weight of their 64-bit halves.
+/// Sums of products in each of four lanes, separated by the weight of their 64-bit halves.
 struct Sum {
     low: __m512i,
     middle: __m512i,
@@ -409,11 +411,11 @@ impl Sum {
         self.middle = sum_of_three(self.middle, one, other);
     }
 
-    /// The sum of the lanes times x^-128.
+    /// The sum of the lanes, times x^-128.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
     fn reduce(self) -> __m128i {
-        // Adding a multiple of the polynomial clears the lowest 64 bits; twice.
+        // Adding a multiple of the polynomial clears the lowest 64 bits; this is done twice.
         let upper = _mm512_set1_epi64(((POLYNOMIAL >> 64) as u64).cast_signed());
         let folded = _mm512_clmulepi64_epi128::<0x00>(self.low, upper);
         let middle = sum_of_three(self.middle, folded, _mm512_shuffle_epi32::<0x4e>(self.low));
@@ -431,7 +433,7 @@ fn sum_of_three(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(a, b, c)
 }
 
-/// Each 32-bit word with those before it.
+/// Each 32-bit word XORed with all words before it.
 #[inline]
 #[target_feature(enable = "sse2")]
 fn prefix_sums(words: __m128i) -> __m128i {
@@ -457,7 +459,7 @@ fn backwards() -> __m128i {
     _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 }
 
-/// A bit for each of so many bytes, 1 to 64.
+/// A mask with a bit for each of `bytes` bytes, 1 to 64.
 #[inline]
 fn mask_of(bytes: usize) -> u64 {
     u64::MAX >> (VECTOR_BYTES - bytes)
@@ -477,7 +479,7 @@ fn bytes_of(block: __m128i) -> [u8; BLOCK_BYTES] {
     (u128::from(high.cast_unsigned()) << 64 | u128::from(low.cast_unsigned())).to_le_bytes()
 }
 
-/// In constant time.
+/// Compares in constant time.
 #[inline]
 #[target_feature(enable = "sse4.1")]
 fn is_equal(made: __m128i, tag: [u8; TAG_BYTES]) -> bool {
@@ -495,17 +497,17 @@ mod tests {
     use super::*;
     use crate::{DATA_BYTES_MAX, Key};
 
-    /// Without the padding behind the round keys.
+    /// Bytes of the schedule without the padding after the round keys.
     const SCHEDULE_BYTES: usize = (POWERS + LANES - 1 + ROUND_KEYS) * BLOCK_BYTES;
 
-    /// Counters run on as SP 800-38D's inc32 has it: over every byte, and round at 2^32, where no
-    /// message gets to.
+    /// Counters follow inc32 of SP 800-38D: they carry into every byte and wrap at 2^32, which no
+    /// message reaches.
     #[test]
     fn counters_carry_into_every_byte_and_go_round() {
         let Some(schedule) = Schedule::new(&[7; 32]) else { return };
         for start in [0x00fe, 0xffe3, 0x00ff_fff7, 0xffff_fff1_u32] {
             let mut data = vec![0; 3 * GROUP_BYTES + 100];
-            // SAFETY: there is a schedule, so the processor has the features; the pointers are of
+            // SAFETY: a schedule exists, so the processor has the features; both pointers belong to
             // one buffer of that length.
             unsafe {
                 let first = u128::from(start).to_le_bytes();
@@ -541,7 +543,8 @@ mod tests {
         assert_eq!(made, u128::to_be_bytes(0x8ea2_b7ca_5167_45bf_eafc_4990_4b49_6089));
     }
 
-    /// Whoever lacks one of the features has no schedule, and no function here uses another.
+    /// Without any one of the features there is no schedule, and no function here uses another
+    /// feature.
     #[test]
     fn a_processor_that_lacks_a_feature_gets_no_schedule() {
         let found = features();
@@ -550,7 +553,7 @@ mod tests {
             lacking[index].1 = false;
             assert!(Schedule::with(&lacking, &[7; 32]).is_none(), "{}", lacking[index].0);
         }
-        // AVX-512 is not without these.
+        // AVX-512 implies these.
         let implied = ["sse2", "ssse3", "sse4.1"];
         let uses = include_str!("kernel.rs").split("target_feature(enable = \"").skip(1);
         let names = uses.flat_map(|rest| rest.split('"').next().unwrap_or_default().split(','));
@@ -564,7 +567,8 @@ mod tests {
     fn a_dropped_schedule_is_wiped() {
         let Some(schedule) = Schedule::new(&[7; 32]) else { return };
         let mut place = MaybeUninit::new(*schedule);
-        // SAFETY: it is dropped once, and read as bytes, of which any are valid; none is padding.
+        // SAFETY: it is dropped once, and then read as bytes, for which any value is valid; there
+        // is no padding.
         let left = unsafe {
             place.assume_init_drop();
             *place.as_ptr().cast::<[u8; SCHEDULE_BYTES]>()
@@ -572,7 +576,7 @@ mod tests {
         assert_eq!(left, [0; SCHEDULE_BYTES]);
     }
 
-    /// A byte more than GCM allows, in address space alone: none of it may be written.
+    /// One byte more than GCM allows, as address space only: none of it may be written.
     fn too_long() -> Mmap {
         let length = usize::try_from(DATA_BYTES_MAX + 1).unwrap();
         let space = MmapOptions::new().len(length).no_reserve_swap().map_anon().unwrap();
@@ -584,7 +588,7 @@ mod tests {
         let Some(key) = Key::new(&[1; 32]) else { return };
         let (space, ciphertext) = (too_long(), too_long());
         let refusal = |call: &dyn Fn(&mut [u8])| {
-            // SAFETY: the pages are there and nobody else has them; a write would end this process.
+            // SAFETY: the pages are mapped and unshared; a write would end this process.
             let data =
                 unsafe { std::slice::from_raw_parts_mut(space.as_ptr().cast_mut(), space.len()) };
             let panic = catch_unwind(AssertUnwindSafe(|| call(data))).unwrap_err();

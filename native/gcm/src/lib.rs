@@ -1,11 +1,11 @@
 //! AES-256-GCM (NIST SP 800-38D) for packets and sectors: 96-bit nonces, 128-bit tags.
 //!
-//! A key is expanded once, with the powers of its hash key, and is only read from then on; a call
-//! costs what its bytes cost and some 30 ns. It runs where the processor has AVX-512 with VAES and
-//! VPCLMULQDQ; elsewhere there is no [`Key`] and the caller uses a library. Running time depends on
-//! lengths alone: there is no table and no branch that a secret chooses.
+//! A key is expanded once, together with the powers of its hash key, and then only read. A call has
+//! an overhead of some 30 ns besides the time for its bytes. It requires a processor with AVX-512,
+//! VAES and VPCLMULQDQ; on others no [`Key`] can be created, and the caller uses a library. Running
+//! time depends only on lengths: no table lookup or branch depends on a secret.
 //!
-//! Nothing here chooses a nonce: one (key, nonce) pair must never seal twice.
+//! Nothing here chooses nonces: a (key, nonce) pair must never seal twice.
 #![deny(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -25,9 +25,9 @@ pub const KEY_BYTES: usize = 32;
 pub const NONCE_BYTES: usize = 12;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
-/// Bytes of plaintext that one nonce can cover (SP 800-38D §5.2.1.1).
+/// Most bytes of plaintext for one nonce (SP 800-38D §5.2.1.1).
 pub const DATA_BYTES_MAX: u64 = (1 << 36) - 32;
-/// Bytes of additional data that a tag can cover.
+/// Most bytes of additional data for one tag.
 pub const AAD_BYTES_MAX: u64 = (1 << 61) - 1;
 
 /// The tag does not match.
@@ -35,11 +35,11 @@ pub const AAD_BYTES_MAX: u64 = (1 << 61) - 1;
 #[error("authentication failed")]
 pub struct NotAuthentic;
 
-/// An expanded key. It is wiped when it is dropped, and never printed.
+/// An expanded key. It is wiped when dropped, and never printed.
 pub struct Key(Box<Schedule>);
 
 impl Key {
-    /// Expands a key; `None` if the processor lacks what it takes.
+    /// Expands a key; `None` if the processor lacks a required feature.
     #[must_use]
     pub fn new(secret: &[u8; KEY_BYTES]) -> Option<Self> {
         Schedule::new(secret).map(Self)
@@ -55,7 +55,7 @@ impl Key {
         self.0.seal(nonce, aad, data)
     }
 
-    /// Decrypts in place. After an error `data` is zero.
+    /// Decrypts in place. After an error `data` is all zeros.
     ///
     /// # Panics
     /// As [`Self::seal`].
@@ -74,7 +74,7 @@ impl Key {
         Err(NotAuthentic)
     }
 
-    /// Decrypts `ciphertext` into `plaintext`. After an error `plaintext` is zero.
+    /// Decrypts `ciphertext` into `plaintext`. After an error `plaintext` is all zeros.
     ///
     /// # Panics
     /// If the two differ in length, and as [`Self::seal`].
@@ -113,8 +113,8 @@ mod tests {
 
     const MOST: (usize, usize) = (AAD_BYTES_MAX as usize, DATA_BYTES_MAX as usize);
 
-    /// One counter for the tag, and one for each block up to the last that 32 bits can count; both
-    /// lengths in bits fit 64 bits.
+    /// One counter for the tag, and one for each block up to the highest 32-bit value; both lengths
+    /// in bits fit 64 bits.
     #[test]
     fn lengths_end_where_a_counter_would_repeat() {
         assert_eq!(1 + DATA_BYTES_MAX / 16, u64::from(u32::MAX));

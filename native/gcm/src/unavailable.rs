@@ -1,8 +1,8 @@
-//! What stands for a key where there is no kernel: nothing.
+//! Replaces the kernel on processors that it does not support: no key can be created.
 
 use crate::{KEY_BYTES, NONCE_BYTES, TAG_BYTES};
 
-/// There is none.
+/// A type without values.
 pub enum Schedule {}
 
 impl Schedule {

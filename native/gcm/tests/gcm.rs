@@ -1,5 +1,5 @@
-//! The kernel against NIST's vectors and against a library. Where the processor cannot run it,
-//! there is nothing to test.
+//! Tests the kernel against NIST's vectors and against a library. If the processor doesn't support
+//! it, there is nothing to test.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ fn library_seal(key: &LessSafeKey, nonce: [u8; 12], aad: &[u8], data: &mut [u8])
     tag.as_ref().try_into().unwrap()
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that vary with the position.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -32,7 +32,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Seals and opens what the library seals; all ways to open.
+/// Compares sealing with the library, and opens the result in every way.
 fn compare(keys: &(Key, LessSafeKey), nonce: [u8; 12], aad: &[u8], plaintext: &[u8], at: usize) {
     let (key, library) = keys;
     let mut expected = plaintext.to_vec();
@@ -49,7 +49,7 @@ fn compare(keys: &(Key, LessSafeKey), nonce: [u8; 12], aad: &[u8], plaintext: &[
     assert_eq!(key.open_in_place(&nonce, aad, &mut buffer[before..behind], &tag), Ok(()));
     assert!(buffer[before..behind] == *plaintext);
     let untouched = buffer[..before] == rest[..before] && buffer[behind..] == rest[behind..];
-    assert!(untouched, "bytes beside the message");
+    assert!(untouched, "bytes outside the message must not change");
 }
 
 #[test]

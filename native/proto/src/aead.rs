@@ -1,8 +1,9 @@
-//! AES-256-GCM and GMAC as every layer above uses them: separate tags, explicit nonces, typed keys.
+//! AES-256-GCM and GMAC for all higher layers: separate tags, explicit nonces, typed keys.
 //!
-//! AES-256-GCM is the product's own kernel where the processor can run it, else a library's: both give
-//! the same bytes (decision 49). Nothing here chooses a nonce. Whoever holds a key owns its nonce sequence and says so at the
-//! type that wraps the key (a lease, a packet number, a command number).
+//! AES-256-GCM runs in the product's own kernel where the processor supports it, otherwise in a
+//! library; both produce the same bytes (decision 49). Nothing here chooses a nonce: the owner of a
+//! key owns its nonce sequence, documented at the type that wraps the key (a lease, a packet
+//! number, a command number).
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
@@ -16,10 +17,10 @@ pub const KEY_BYTES: usize = gcm::KEY_BYTES;
 pub const NONCE_BYTES: usize = gcm::NONCE_BYTES;
 /// Bytes of a tag or MAC.
 pub const TAG_BYTES: usize = gcm::TAG_BYTES;
-/// Bytes of the shortest truncated MAC that is ever accepted.
+/// Bytes of the shortest truncated MAC that is accepted.
 pub const TRUNCATED_MAC_BYTES: usize = 8;
 
-/// Tag or MAC does not match: the bytes must not be used.
+/// A tag or MAC does not match; the bytes must not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("authentication failed")]
 pub struct NotAuthentic;
@@ -64,7 +65,7 @@ impl Secret {
         Self::take(&mut bytes)
     }
 
-    /// The bytes, for ciphers of this crate that aren't in here.
+    /// The bytes, for this crate's ciphers in other modules.
     pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }
@@ -174,7 +175,7 @@ impl AeadKey {
         self.0.seal(nonce, aad, data)
     }
 
-    /// Decrypts a ciphertext with its tag behind it, in place; the plaintext.
+    /// Decrypts a ciphertext that is followed by its tag, in place, and returns the plaintext.
     /// After an error the contents of `sealed` are unspecified and must not be used.
     pub fn open_in_place<'a>(
         &self,
@@ -199,7 +200,7 @@ impl AeadKey {
     }
 }
 
-/// An HMAC-SHA256 key (RFC 2104): a MAC without a nonce that could be used twice.
+/// An HMAC-SHA256 key (RFC 2104): a MAC that needs no nonce.
 pub struct HmacKey(hmac::Key);
 
 impl core::fmt::Debug for HmacKey {
@@ -209,13 +210,13 @@ impl core::fmt::Debug for HmacKey {
 }
 
 impl HmacKey {
-    /// Takes the key.
+    /// Creates the key from a secret.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, &secret.0))
     }
 
-    /// The MAC of one byte that says what the message is, and the message.
+    /// The MAC over `kind`, a byte that tells kinds of messages apart, and `message`.
     ///
     /// # Panics
     /// Never: the output length is fixed.
@@ -228,7 +229,7 @@ impl HmacKey {
     }
 }
 
-/// An AES-256-GMAC key: GCM with nothing to encrypt.
+/// An AES-256-GMAC key: GCM with no plaintext.
 #[derive(Debug)]
 pub struct MacKey(Cipher);
 
@@ -248,7 +249,7 @@ impl MacKey {
         self.0.seal(nonce, message, &mut [])
     }
 
-    /// Verifies a MAC over `message`, whole or truncated to no less than 8 bytes, in constant time.
+    /// Verifies a MAC over `message`, full or truncated to at least 8 bytes, in constant time.
     pub fn verify(
         &self,
         nonce: [u8; NONCE_BYTES],
@@ -272,7 +273,7 @@ mod tests {
         Secret::take(&mut [7; KEY_BYTES])
     }
 
-    /// What this processor uses, and what others use.
+    /// The cipher that this processor uses, and the one of other processors.
     fn ciphers() -> [AeadKey; 2] {
         [AeadKey::new(&key()), AeadKey(Cipher::library(&key()))]
     }

@@ -1,4 +1,4 @@
-//! SHA-256 and comparison in constant time, as callers above need them.
+//! SHA-256 and constant-time comparison for the crates above this one.
 
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
@@ -11,7 +11,7 @@ pub fn sha256(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
     digest(&SHA256, bytes).as_ref().try_into().expect("digest length is fixed")
 }
 
-/// Whether both are equal, in a time that depends on their length alone.
+/// Whether both are equal, in time that depends only on their lengths.
 #[must_use]
 pub fn are_equal(left: &[u8], right: &[u8]) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(left, right).is_ok()

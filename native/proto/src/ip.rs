@@ -1,5 +1,5 @@
-//! What a link does to an IP packet: where it goes, which path its flow takes, congestion marks and
-//! bit errors. IPv4 (RFC 791) and IPv6 (RFC 8200) without extension headers.
+//! How a link treats an IP packet: destination, path choice for its flow, congestion marks and bit
+//! errors. IPv4 (RFC 791), and IPv6 (RFC 8200) without extension headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,24 +8,24 @@ const TCP: u8 = 6;
 /// Protocol number of UDP (RFC 768).
 const UDP: u8 = 17;
 
-/// The header fields that forwarding looks at.
+/// The header fields that forwarding uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpPacket {
-    /// Where it comes from.
+    /// Source address.
     pub source: IpAddr,
-    /// Where it goes.
+    /// Destination address.
     pub destination: IpAddr,
-    /// Protocol, or next header.
+    /// Protocol number, or IPv6 next header.
     pub protocol: u8,
-    /// Source and destination port of TCP and UDP; none in fragments and other protocols.
+    /// Source and destination port for TCP and UDP; none for fragments and other protocols.
     pub ports: Option<(u16, u16)>,
-    /// ECT(0), ECT(1) or CE (RFC 3168): it may be marked instead of dropped.
+    /// ECT(0), ECT(1) or CE (RFC 3168): the packet may be marked instead of dropped.
     pub is_ecn_capable: bool,
     header_bytes: usize,
 }
 
 impl IpPacket {
-    /// Reads the header of a packet; `None` if it is no whole, well-formed one.
+    /// Parses a packet's header; `None` if the packet is incomplete or malformed.
     #[must_use]
     pub fn parse(packet: &[u8]) -> Option<Self> {
         match packet.first()? >> 4 {
@@ -42,7 +42,7 @@ impl IpPacket {
         if header_bytes < 20 || total_bytes < header_bytes || total_bytes > packet.len() {
             return None;
         }
-        // More fragments, or an offset: only the first one has ports.
+        // "More fragments" or an offset: only the first fragment has the ports.
         let is_fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3FFF != 0;
         let body = packet.get(header_bytes..total_bytes)?;
         let address = |at: usize| -> Option<IpAddr> {
@@ -77,28 +77,29 @@ impl IpPacket {
         })
     }
 
-    /// A hash of the 5-tuple, the same for all packets of a flow.
+    /// A hash of the 5-tuple, equal for all packets of a flow.
     #[must_use]
     pub fn flow_hash(&self, salt: u64) -> u64 {
         flow_hash((self.source, self.destination), self.ports, self.protocol, salt)
     }
 
-    /// Sets congestion experienced in the packet this was parsed from; mends the IPv4 checksum.
+    /// Sets "congestion experienced" in the packet that this was parsed from, and updates the IPv4
+    /// checksum.
     pub fn mark(&self, packet: &mut [u8]) {
         match (self.source, packet) {
             (IpAddr::V4(_), packet @ [_, _, ..]) if packet.len() >= 20 => {
                 let before = [packet[0], packet[1]];
                 packet[1] |= 3;
                 let after = [packet[0], packet[1]];
-                mend(packet, 10, before, after);
+                update_checksum(packet, 10, before, after);
             }
             (IpAddr::V6(_), [_, class, ..]) => *class |= 0x30,
             _ => {}
         }
     }
 
-    /// Flips the bit behind the IP header that `chance` names. With `passes_checksum` it is a bit
-    /// of a TCP or UDP payload and the checksum is mended, as by a middlebox with a bad memory:
+    /// Flips the bit after the IP header that `chance` selects. With `passes_checksum` it is a bit
+    /// of a TCP or UDP payload, and the checksum is updated, as by a middlebox with faulty memory:
     /// only the receiving program can notice.
     pub fn corrupt(&self, packet: &mut [u8], chance: u64, passes_checksum: bool) {
         let transport = self.transport(packet).filter(|_| passes_checksum);
@@ -106,15 +107,15 @@ impl IpPacket {
         let Some(bits) = packet.len().checked_sub(body).filter(|bytes| *bytes > 0) else { return };
         let bit = ((u128::from(chance) * (bits as u128 * 8)) >> 64) as usize;
         let at = body + bit / 8;
-        // Words of the checksum begin where the transport's header does; the last may be half.
+        // Checksum words start at the transport header; the last one may be half a word.
         let word = at - (at - self.header_bytes) % 2;
         let word_at = |packet: &[u8]| [packet[word], packet.get(word + 1).copied().unwrap_or(0)];
         let before = word_at(packet);
         packet[at] ^= 1 << (bit % 8);
         let after = word_at(packet);
         if let Some(checksum_at) = transport.and_then(|transport| transport.checksum_at) {
-            mend(packet, checksum_at, before, after);
-            // A sum of zero is sent as its other form: zero means that there is none (RFC 768).
+            update_checksum(packet, checksum_at, before, after);
+            // A sum of zero is sent in its other form, because zero means "no checksum" (RFC 768).
             if self.protocol == UDP && packet[checksum_at..checksum_at + 2] == [0, 0] {
                 packet[checksum_at..checksum_at + 2].fill(0xFF);
             }
@@ -126,7 +127,7 @@ impl IpPacket {
         let header = packet.get(self.header_bytes..)?;
         if self.protocol == UDP {
             let checksum = header.get(6..8)?;
-            // Zero says that the sender made none.
+            // Zero means that the sender computed none.
             let checksum_at = (checksum != [0, 0]).then_some(self.header_bytes + 6);
             return Some(Transport { payload_at: self.header_bytes + 8, checksum_at });
         }
@@ -136,7 +137,7 @@ impl IpPacket {
     }
 }
 
-/// Where a TCP or UDP packet has what.
+/// Offsets in a TCP or UDP packet.
 #[derive(Clone, Copy)]
 struct Transport {
     payload_at: usize,
@@ -149,7 +150,7 @@ fn ports(protocol: u8, body: &[u8]) -> Option<(u16, u16)> {
     matches!(protocol, TCP | UDP).then_some((port(a, b), port(c, d)))
 }
 
-/// A hash of addresses, ports and protocol, by which a flow is given one of several paths.
+/// A hash of addresses, ports and protocol that selects one of several paths for a flow.
 #[must_use]
 pub fn flow_hash(
     (source, destination): (IpAddr, IpAddr),
@@ -174,8 +175,8 @@ pub fn flow_hash(
     words.into_iter().fold(mix(salt), |hash, word| mix(hash ^ word))
 }
 
-/// A bijection in which each bit of the result depends on all of the input: the finaliser of
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// A bijection in which each output bit depends on all input bits: the finaliser of SplitMix64
+/// (Steele, Lea and Flood 2014).
 const fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -183,8 +184,8 @@ const fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Mends an Internet checksum after one of its words changed (RFC 1624, equation 3).
-fn mend(packet: &mut [u8], checksum_at: usize, before: [u8; 2], after: [u8; 2]) {
+/// Updates an Internet checksum after one of its words changed (RFC 1624, equation 3).
+fn update_checksum(packet: &mut [u8], checksum_at: usize, before: [u8; 2], after: [u8; 2]) {
     let Some(checksum) = packet.get_mut(checksum_at..checksum_at + 2) else { return };
     let old = u16::from_be_bytes([checksum[0], checksum[1]]);
     let mut sum = u32::from(!old)
@@ -214,7 +215,7 @@ mod tests {
         (!(sum as u16)).to_be_bytes()
     }
 
-    /// A UDP packet over IPv4 with both checksums, as a host sends it.
+    /// A UDP packet over IPv4 with both checksums, as sent by a host.
     fn udp_v4(tos: u8, payload: &[u8]) -> Vec<u8> {
         let udp_bytes = (8 + payload.len()) as u16;
         let mut packet = vec![0x45, tos, 0, 0, 0, 7, 0x40, 0, 64, UDP, 0, 0];

@@ -1,4 +1,4 @@
-//! The keys of a volume by key epoch: the newest seals, every known one opens.
+//! A volume's keys by key epoch: the newest one seals; every known one opens.
 
 use crate::aead::Secret;
 use crate::nvme::Reason;
@@ -6,15 +6,15 @@ use crate::sector::{Block, DATA_BYTES, Iv, SealKey, VolumeIdentity, sector_key_e
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Key epochs of one volume that can be open at once.
+/// Key epochs of one volume that can be open at the same time.
 pub const KEY_EPOCHS_MAX: u32 = 256;
 
-/// An epoch below the oldest one, too far above it, or given before.
+/// The epoch is below the oldest one, too far above it, or already has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the key epoch is not within the volume's {KEY_EPOCHS_MAX} or has a key already")]
+#[error("the key epoch is outside the volume's {KEY_EPOCHS_MAX} epochs or already has a key")]
 pub struct BadEpoch;
 
-/// Keys are added and never taken away while the volume is attached, so readers take no lock.
+/// Keys are only added while the volume is attached, never removed, so readers take no lock.
 #[derive(Debug)]
 pub struct KeyRing {
     identity: VolumeIdentity,
@@ -25,7 +25,8 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// A ring with the key of `epoch`, which seals. Sectors of epochs before `oldest` never open.
+    /// Creates a ring with the key of `epoch`, which seals. Sectors of epochs before `oldest` never
+    /// open.
     pub fn new(
         identity: VolumeIdentity,
         oldest: u32,
@@ -40,7 +41,7 @@ impl KeyRing {
         Ok(Self { identity, oldest, first, others, newest: epoch.into() })
     }
 
-    /// Adds the key of `epoch`; it seals from now on if it is the newest.
+    /// Adds the key of `epoch`. If it is the newest, it seals from now on.
     pub fn add(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
         let slot = self.slot(epoch).filter(|_| epoch != self.first.0).ok_or(BadEpoch)?;
         slot.set(SealKey::new(secret, self.identity, epoch)).map_err(|_| BadEpoch)?;
@@ -48,23 +49,23 @@ impl KeyRing {
         Ok(())
     }
 
-    /// Seals `block` for `lba` under the newest key and returns its epoch. Consumes the IV.
+    /// Seals `block` for `lba` under the newest key and returns that key's epoch. Consumes the IV.
     pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) -> u32 {
         let newest = self.newest.load(Ordering::Acquire);
-        // `newest` moves only after its key is there; until then it is the first one's.
+        // `newest` advances only after its key is set; until then the first key is the newest.
         let (epoch, key) = self.key(newest).map_or((self.first.0, &self.first.1), |k| (newest, k));
         key.seal(iv, lba, block);
         epoch
     }
 
-    /// Opens `block` as sector `lba` under the key of its epoch; zeroes `plaintext` on an error.
+    /// Opens `block` as sector `lba` under the key of its epoch. Zeroes `plaintext` on an error.
     pub fn open(
         &self,
         lba: u64,
         block: &Block,
         plaintext: &mut [u8; DATA_BYTES],
     ) -> Result<(), Reason> {
-        // A sector that names no epoch of ours is left to any key, which says what is wrong.
+        // If the sector names an epoch without a key here, opening with any key reports the reason.
         let key = self.key(sector_key_epoch(block)).unwrap_or(&self.first.1);
         key.open(lba, block, plaintext)
     }
@@ -118,7 +119,7 @@ mod tests {
         let new = seal(&before, &mut counters);
         assert_eq!((sector_key_epoch(&old), sector_key_epoch(&new)), (1, 2));
         assert_eq!((open(&before, &old), open(&before, &new)), (Ok(()), Ok(())));
-        // An older key that is added later opens, and does not seal.
+        // An older key that is added later opens but does not seal.
         let after = ring(1, 2);
         assert_eq!(open(&after, &old), Err(Reason::SectorKeyEpoch));
         after.add(1, &secret(1)).unwrap();

@@ -1,7 +1,7 @@
-//! Protocol state machines and codecs of Sealane: no sockets, no clock, no randomness of its own.
+//! Protocol state machines and codecs of Sealane, without sockets, clocks or random sources.
 //!
-//! Time is a parameter (monotonic nanoseconds), bytes go in and come out, so the same code runs
-//! under real sockets (`sealane-engine`) and in virtual time (`sealane-sim`).
+//! Time is a parameter (monotonic nanoseconds) and bytes go in and come out, so the same code runs
+//! with real sockets (`sealane-engine`) and in virtual time (`sealane-sim`).
 #![forbid(unsafe_code)]
 
 pub mod aead;
@@ -17,7 +17,7 @@ pub mod secure_queue;
 pub mod session;
 pub mod share;
 
-/// The conversions between wire structures and bytes, for callers that hold the structures.
+/// Conversions between wire structures and bytes, for callers that hold the structures.
 pub mod wire {
     pub use zerocopy::{FromBytes, IntoBytes};
 }

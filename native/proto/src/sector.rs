@@ -1,16 +1,16 @@
-//! The sector format: 4096 bytes of ciphertext followed by 64 bytes of metadata, on disk and on
-//! the wire (`docs/formats/secure-queue.md` §1), and the only way to seal one.
+//! The sector format: 4096 bytes of ciphertext followed by 64 bytes of metadata, on disk and on the
+//! wire (`docs/formats/secure-queue.md` §1), and the only way to seal a sector.
 //!
-//! A counter has one owner, [`CounterRange`], and one place that moves it, [`CounterRange::take`].
-//! The [`Iv`] it makes can't be copied, and sealing consumes it: sealing twice with one IV can't
-//! be written down.
+//! A counter has one owner, [`CounterRange`], and advances in one place, [`CounterRange::take`].
+//! The [`Iv`] made from it can't be copied and sealing consumes it, so code that seals twice with
+//! one IV does not compile.
 
 use crate::aead::{AeadKey, NotAuthentic, Secret, TAG_BYTES};
 use crate::nvme::Reason;
 
 /// Bytes of plaintext or ciphertext in a sector.
 pub const DATA_BYTES: usize = 4096;
-/// Bytes of metadata behind the data.
+/// Bytes of metadata after the data.
 pub const METADATA_BYTES: usize = 64;
 /// Bytes of a sector with its metadata.
 pub const BLOCK_BYTES: usize = DATA_BYTES + METADATA_BYTES;
@@ -18,16 +18,16 @@ pub const BLOCK_BYTES: usize = DATA_BYTES + METADATA_BYTES;
 pub const IV_BYTES: usize = 12;
 /// Version of this format.
 pub const FORMAT_VERSION: u8 = 1;
-/// Flag (wire only): the sector was never written; everything but version, flags and MAC is zero.
+/// Flag (wire only): the sector was never written; all but version, flags and MAC is zero.
 pub const FLAG_UNWRITTEN: u8 = 0x01;
-/// Counters (AES blocks of 16 bytes) one sector consumes.
+/// Counters (AES blocks of 16 bytes) consumed by one sector.
 pub const COUNTERS_PER_SECTOR: u64 = (DATA_BYTES / 16) as u64;
 
-/// Offsets in the 64 bytes of metadata, as (start, end). The same on disk and on the wire.
+/// Offsets in the 64 bytes of metadata, as (start, end); the same on disk and on the wire.
 pub mod field {
     /// AES-GCM tag.
     pub const TAG: (usize, usize) = (0, 16);
-    /// IV, big endian: broker instance 16 bit, start epoch 24 bit, counter 56 bit.
+    /// IV, big endian: broker instance 16 bits, start epoch 24 bits, counter 56 bits.
     pub const IV: (usize, usize) = (16, 28);
     /// Disk: fast-path MAC, zero means "none". Wire: sector MAC.
     pub const MAC: (usize, usize) = (28, 44);
@@ -37,13 +37,13 @@ pub mod field {
     pub const SEQUENCE: (usize, usize) = (48, 54);
     /// Disk: keyed ciphertext checksum, zero until a log exists. Wire: zero.
     pub const CHECKSUM: (usize, usize) = (54, 62);
-    /// Wire only, of a write-if: the IV that must be the current one, zero for "unwritten".
+    /// Wire only, in a write-if: the IV that must be the current one; zero means "unwritten".
     pub const EXPECTED_IV: (usize, usize) = (48, 60);
     /// Format version.
     pub const VERSION: (usize, usize) = (62, 63);
     /// Flags.
     pub const FLAGS: (usize, usize) = (63, 64);
-    /// The table, by name, for checks from outside.
+    /// All fields by name, for external checks.
     pub const ALL: [(&str, (usize, usize)); 8] = [
         ("tag", TAG),
         ("iv", IV),
@@ -59,18 +59,18 @@ pub mod field {
 /// One block as its fields.
 pub type Block = [u8; BLOCK_BYTES];
 
-/// Bytes of one metadata field of a block.
+/// The bytes of one metadata field of a block.
 #[must_use]
 pub fn metadata(block: &Block, (start, end): (usize, usize)) -> &[u8] {
     &block[DATA_BYTES + start..DATA_BYTES + end]
 }
 
-/// Bytes of one metadata field of a block, to change.
+/// The bytes of one metadata field of a block, mutable.
 pub fn metadata_mut(block: &mut Block, (start, end): (usize, usize)) -> &mut [u8] {
     &mut block[DATA_BYTES + start..DATA_BYTES + end]
 }
 
-/// The IV a block names.
+/// The IV in a block's metadata.
 #[must_use]
 pub fn block_iv(block: &Block) -> [u8; IV_BYTES] {
     let mut iv = [0; IV_BYTES];
@@ -78,7 +78,7 @@ pub fn block_iv(block: &Block) -> [u8; IV_BYTES] {
     iv
 }
 
-/// The key epoch a block names.
+/// The key epoch in a block's metadata.
 #[must_use]
 pub fn sector_key_epoch(block: &Block) -> u32 {
     let mut epoch = [0; 4];
@@ -86,13 +86,13 @@ pub fn sector_key_epoch(block: &Block) -> u32 {
     u32::from_le_bytes(epoch)
 }
 
-/// Writes the IV that must be the current one into a block for a write-if; zero: never written.
+/// Writes the IV that must be the current one into the block of a write-if; zero: never written.
 pub fn set_expected_iv(block: &mut Block, iv: &[u8; IV_BYTES]) {
     metadata_mut(block, field::EXPECTED_IV).copy_from_slice(iv);
 }
 
-/// Takes the IV that must be the current one out of a block of a write-if and leaves zeros, as
-/// the block is stored.
+/// Returns the IV that must be the current one from the block of a write-if, and zeroes the field,
+/// as in the stored block.
 pub fn take_expected_iv(block: &mut Block) -> [u8; IV_BYTES] {
     let mut iv = [0; IV_BYTES];
     let place = metadata_mut(block, field::EXPECTED_IV);
@@ -101,21 +101,21 @@ pub fn take_expected_iv(block: &mut Block) -> [u8; IV_BYTES] {
     iv
 }
 
-/// Whether the block says that the sector was never written.
+/// Whether the block marks the sector as never written.
 #[must_use]
 pub fn is_unwritten(block: &Block) -> bool {
     metadata(block, field::FLAGS) == [FLAG_UNWRITTEN]
 }
 
-/// Makes the block say "never written": zero but for version and flag.
+/// Marks the block as never written: all zero except version and flag.
 pub fn set_unwritten(block: &mut Block) {
     block.fill(0);
     metadata_mut(block, field::VERSION).fill(FORMAT_VERSION);
     metadata_mut(block, field::FLAGS).fill(FLAG_UNWRITTEN);
 }
 
-/// Whether a block is well formed as a *written* sector: known version, no flags, an IV that is
-/// not zero, and zero where nothing is defined yet.
+/// Checks that a block is well formed as a *written* sector: known version, no flags, a nonzero IV,
+/// and zeros in undefined fields.
 pub fn check_written(block: &Block) -> Result<(), Reason> {
     let rest = (field::SEQUENCE.0, field::CHECKSUM.1);
     let well_formed = has_written_form(block) && is_zero(block, rest);
@@ -126,7 +126,8 @@ fn is_zero(block: &Block, place: (usize, usize)) -> bool {
     metadata(block, place).iter().all(|byte| *byte == 0)
 }
 
-/// What every written sector has: known version, no flags, an IV, and no MAC once it is verified.
+/// Checks what all written sectors share: known version, no flags, an IV, and a zero MAC field, as
+/// after verification.
 fn has_written_form(block: &Block) -> bool {
     metadata(block, field::VERSION) == [FORMAT_VERSION]
         && metadata(block, field::FLAGS) == [0]
@@ -134,30 +135,31 @@ fn has_written_form(block: &Block) -> bool {
         && is_zero(block, field::MAC)
 }
 
-/// The same for a block of a write-if, whose expected IV lies where sequence and checksum will.
+/// The same check for the block of a write-if, which has the expected IV in the bytes of sequence
+/// and checksum.
 pub fn check_conditional(block: &Block) -> Result<(), Reason> {
     let rest = (field::EXPECTED_IV.1, field::CHECKSUM.1);
     let well_formed = has_written_form(block) && is_zero(block, rest);
     if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
 }
 
-/// No counters are left: nothing may be sealed until a new range is leased.
+/// No counters are left; nothing can be sealed until a new range is leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the leased counters are used up")]
 pub struct Exhausted;
 
-/// A range isn't one a broker may grant.
+/// The range is not one that a broker may grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "counter range must be non-empty, start above 0 and end at or below 2^56; epoch below 2^24"
 )]
 pub struct BadRange;
 
-/// An IV that was never used. Move-only; sealing consumes it.
+/// An IV that was never used. It can only be moved, and sealing consumes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Iv([u8; IV_BYTES]);
 
-/// Counters that belong to the holder alone: a lease or a part of one. Not `Clone` on purpose.
+/// Counters that belong to this holder alone: a lease or a part of one. Deliberately not `Clone`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CounterRange {
     broker_instance: u16,
@@ -167,7 +169,7 @@ pub struct CounterRange {
 }
 
 impl CounterRange {
-    /// The range `start..end` of a lease. Counter 0 is never valid.
+    /// Creates the range `start..end` of a lease. Counter 0 is never valid.
     pub fn new(
         broker_instance: u16,
         start_epoch: u32,
@@ -180,7 +182,7 @@ impl CounterRange {
         Ok(Self { broker_instance, start_epoch, next: start, end })
     }
 
-    /// The arena and the counters left: broker instance, start epoch, first, end (exclusive).
+    /// The range's parts: broker instance, start epoch, first counter left, end (exclusive).
     #[must_use]
     pub fn into_parts(self) -> (u16, u32, u64, u64) {
         (self.broker_instance, self.start_epoch, self.next, self.end)
@@ -192,7 +194,7 @@ impl CounterRange {
         self.end - self.next
     }
 
-    /// Takes the next IV. The only place where a counter moves.
+    /// Takes the next IV. A counter advances only here.
     pub fn take(&mut self) -> Result<Iv, Exhausted> {
         if self.remaining() < COUNTERS_PER_SECTOR {
             return Err(Exhausted);
@@ -206,8 +208,8 @@ impl CounterRange {
         Ok(Iv(iv))
     }
 
-    /// Splits off at most `counters` from the front, for another thread. What is left of this
-    /// range no longer holds them.
+    /// Splits off at most `counters` from the front, for another thread; this range no longer
+    /// contains them.
     #[must_use]
     pub fn split(&mut self, counters: u64) -> Option<Self> {
         let taken = counters.min(self.remaining());
@@ -220,16 +222,16 @@ impl CounterRange {
     }
 }
 
-/// What a sector's key is bound to besides the LBA.
+/// The volume to which a sector's seal is bound, besides the LBA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeIdentity {
     /// Volume UUID.
     pub volume_id: [u8; 16],
-    /// Generation of the volume: a re-created volume never opens an older one's sectors.
+    /// Generation of the volume: a re-created volume never opens sectors of an older one.
     pub generation: u32,
 }
 
-/// The key of one volume in one key epoch.
+/// The key of one volume for one key epoch.
 #[derive(Debug)]
 pub struct SealKey {
     key: AeadKey,
@@ -240,7 +242,7 @@ pub struct SealKey {
 const AAD_BYTES: usize = 1 + 16 + 4 + 8 + 4;
 
 impl SealKey {
-    /// Takes the volume's key for `epoch`.
+    /// Creates the volume's key for `epoch`.
     #[must_use]
     pub fn new(secret: &Secret, identity: VolumeIdentity, epoch: u32) -> Self {
         Self { key: AeadKey::new(secret), identity, epoch }
@@ -256,8 +258,8 @@ impl SealKey {
         aad
     }
 
-    /// Seals the first 4096 bytes of `block` in place for `lba` and writes all of its metadata
-    /// (MAC zero). Consumes the IV.
+    /// Seals the first 4096 bytes of `block` in place for `lba` and writes all its metadata (with a
+    /// zero MAC). Consumes the IV.
     #[allow(clippy::needless_pass_by_value)] // taking the IV by value is the point
     pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) {
         let (data, meta) = block.split_at_mut(DATA_BYTES);
@@ -269,7 +271,7 @@ impl SealKey {
         meta[field::VERSION.0] = FORMAT_VERSION;
     }
 
-    /// Opens `block` as sector `lba` into `plaintext`. On an error `plaintext` is zeroed.
+    /// Opens `block` as sector `lba` into `plaintext`. Zeroes `plaintext` on an error.
     pub fn open(
         &self,
         lba: u64,

@@ -1,57 +1,59 @@
-//! One rate that many senders share: deficit round robin by wire bytes, over jobs first, then over
+//! One rate shared by many senders: deficit round robin by wire bytes, first over jobs, then over
 //! the flows of a job (decision 42).
 //!
-//! Sans-IO: flows [`SharedRate::ask`] and [`SharedRate::rest`], the caller tells those that
-//! [`SharedRate::next_granted`] names. The turn goes to the job that is furthest behind the others,
-//! and in it to the flow that is. Nothing is reserved: what nobody waits for is anybody's, and what
-//! a flow gives back goes to the next one. Being behind outlives a turn, up to [`LAG_QUANTA`]: a
-//! flow whose thread is late to ask again does not lose its place to a job with many threads.
+//! Sans-IO: flows [`SharedRate::ask`] and [`SharedRate::rest`]; the caller notifies the flows that
+//! [`SharedRate::next_granted`] returns. The turn goes to the job that is furthest behind the
+//! others, and within it to the flow that is furthest behind. Nothing is reserved: capacity that
+//! nobody waits for is open to all, and what a flow returns goes to the next one. A deficit
+//! outlives a turn, up to [`LAG_QUANTA`], so a flow whose thread is late to ask again does not lose
+//! its place to a job with many threads.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
-/// Time on the line of one grant: long beside a lock, short beside a round trip …
+/// Line time of one grant: long compared with taking a lock, short compared with a round trip …
 const QUANTUM_NANOS: Nanos = 250_000;
-/// … and two packets of a usual path at least, one list of datagrams at most.
+/// … and at least two packets of a usual path, at most one list of datagrams.
 const QUANTUM_BYTES_MIN: u64 = 3_000;
 const QUANTUM_BYTES_MAX: u64 = 65_536;
-/// What may leave at once when the line was idle: time on the line …
+/// Amount that may leave at once after the line was idle: this line time …
 const BURST_NANOS: Nanos = 1_000_000;
-/// … and at least what one session may send at once (64 packets of 1500 bytes).
+/// … and at least the burst of one session (64 packets of 1500 bytes).
 const BURST_BYTES_MIN: u64 = 96_000;
-/// How far, in quanta, a job or flow that begins to wait may be behind or ahead of the others.
+/// Furthest that a job or flow may be behind or ahead of the others when it starts to wait, in
+/// quanta.
 const LAG_QUANTA: u64 = 16;
 
-/// Names a job; given by [`SharedRate::add_job`].
+/// Identifies a job; returned by [`SharedRate::add_job`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobId(u64);
 
-/// Names a flow; given by [`SharedRate::add_flow`].
+/// Identifies a flow; returned by [`SharedRate::add_flow`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowId(u64);
 
-/// What came of asking.
+/// The answer to [`SharedRate::ask`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// So many wire bytes may go out now; a packet that begins within them may end beyond.
+    /// This many wire bytes may be sent now; a packet that starts within them may end beyond.
     Granted(u64),
-    /// Not yet. Ask again at that time, or when told.
+    /// Not yet: ask again at this time, or when notified.
     Wait(Nanos),
 }
 
-/// What a job has had.
+/// What a job has used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct JobUse {
-    /// Wire bytes that its flows sent, control packets included.
+    /// Wire bytes sent by its flows, including control packets.
     pub wire_bytes: u64,
-    /// Times that a flow of it had to wait.
+    /// How often one of its flows had to wait.
     pub waits: u64,
-    /// How long they did, together.
+    /// Total time that they waited.
     pub waited_nanos: Nanos,
 }
 
-/// A token bucket, in bytes times nanoseconds per second, so that nothing is rounded away.
+/// A token bucket in bytes times nanoseconds per second, so that nothing is rounded.
 #[derive(Debug)]
 struct Bucket {
     rate: u64,
@@ -85,7 +87,7 @@ impl Bucket {
         self.level >= scaled(bytes)
     }
 
-    /// When it will hold that much, if nobody takes anything.
+    /// When it will hold that many bytes if nothing is taken.
     fn holds_at(&self, bytes: u64) -> Nanos {
         let missing = (scaled(bytes) - self.level).max(0);
         let nanos = (missing + i128::from(self.rate) - 1) / i128::from(self.rate);
@@ -107,13 +109,13 @@ fn per(rate: u64, nanos: Nanos) -> u64 {
 
 #[derive(Debug)]
 struct Job {
-    /// The share of the rate that it may have at most, if that is less than all.
+    /// The job's own limit, if it is below the whole rate.
     ceiling: Option<Bucket>,
-    /// Bytes that it had, shifted so that those who wait are near each other.
+    /// Bytes it has had, shifted so that waiting jobs stay close to each other.
     served: u64,
-    /// Where the flow of it stood that was served last.
+    /// Value of `served` of its most recently served flow.
     floor: u64,
-    /// Flows of it that wait.
+    /// Number of its flows that wait.
     waiting: u32,
     usage: JobUse,
 }
@@ -121,23 +123,23 @@ struct Job {
 #[derive(Debug)]
 struct Flow {
     job: JobId,
-    /// As that of its job.
+    /// Like the job's `served`.
     served: u64,
     turn: Turn,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It wants nothing.
+    /// The flow wants nothing.
     Resting,
     Waiting {
         since: Nanos,
     },
-    /// It may send so much, and does not know yet.
+    /// The flow may send this many bytes but has not been notified yet.
     Granted {
         allowance: u64,
     },
-    /// It may send so much.
+    /// The flow may send this many bytes.
     Sending {
         allowance: u64,
     },
@@ -152,14 +154,14 @@ pub struct SharedRate {
     flows: BTreeMap<FlowId, Flow>,
     /// Flows that wait.
     waiting: Vec<FlowId>,
-    /// Where the job stood that was served last.
+    /// Value of `served` of the most recently served job.
     floor: u64,
     granted: VecDeque<FlowId>,
     ids: u64,
 }
 
 impl SharedRate {
-    /// A line of that many wire bytes a second, idle so far.
+    /// Creates an idle line with this rate.
     #[must_use]
     pub fn new(rate_bytes_per_second: u64) -> Self {
         let rate = rate_bytes_per_second.max(1);
@@ -177,7 +179,7 @@ impl SharedRate {
 
     // Commands.
 
-    /// Adds a job that may have `rate_bytes_per_second` at most, however idle the line is.
+    /// Adds a job that gets at most `rate_bytes_per_second`, even on an idle line.
     pub fn add_job(&mut self, rate_bytes_per_second: u64) -> JobId {
         let ceiling = Some(rate_bytes_per_second).filter(|rate| *rate < self.bucket.rate);
         let id = JobId(self.next_id());
@@ -188,15 +190,15 @@ impl SharedRate {
         id
     }
 
-    /// Removes a job whose flows are gone.
+    /// Removes a job that has no flows left.
     pub fn remove_job(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }
 
-    /// Adds a flow of that job.
+    /// Adds a flow to a job.
     ///
     /// # Panics
-    /// If there is no such job.
+    /// If the job doesn't exist.
     pub fn add_flow(&mut self, job: JobId) -> FlowId {
         let served = self.jobs[&job].floor;
         let id = FlowId(self.next_id());
@@ -204,7 +206,7 @@ impl SharedRate {
         id
     }
 
-    /// Removes a flow that has sent `wire_bytes` since it last said so.
+    /// Removes a flow. `wire_bytes`: bytes it has sent since its last report.
     pub fn remove_flow(&mut self, flow: FlowId, wire_bytes: u64, now: Nanos) {
         self.rest(flow, wire_bytes, now);
         self.flows.remove(&flow);
@@ -212,8 +214,9 @@ impl SharedRate {
 
     // Inputs.
 
-    /// A flow has packets to send, and has sent `wire_bytes` since it last said so, control packets
-    /// included: what was granted more goes back to the line, what it sent more it is ahead by.
+    /// Asks for a grant for a flow with packets to send. `wire_bytes`: bytes it has sent since its
+    /// last report, including control packets. Unused bytes of its grant return to the line; bytes
+    /// beyond the grant put it ahead of the others.
     pub fn ask(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) -> Answer {
         let Some(flow) = self.flows.get(&id) else { return Answer::Wait(Nanos::MAX) };
         let is_new = matches!(flow.turn, Turn::Resting | Turn::Sending { .. });
@@ -233,7 +236,8 @@ impl SharedRate {
         Answer::Wait(self.turn_at(id))
     }
 
-    /// A flow has nothing more to send, and has sent `wire_bytes` since it last said so.
+    /// Reports that a flow has nothing more to send. `wire_bytes`: bytes sent since its last
+    /// report.
     pub fn rest(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) {
         if let Some(flow) = self.flows.get_mut(&id) {
             if let Turn::Granted { allowance } = flow.turn {
@@ -247,14 +251,14 @@ impl SharedRate {
 
     // Outputs.
 
-    /// A flow that was granted something while another asked or settled: it is to ask again.
+    /// Returns a flow that got a grant while another one asked or reported; it must ask again.
     pub fn next_granted(&mut self) -> Option<FlowId> {
         self.granted.pop_front()
     }
 
-    // Questions.
+    // Queries.
 
-    /// What a job has had so far.
+    /// What a job has used so far.
     #[must_use]
     pub fn job_use(&self, job: JobId) -> JobUse {
         self.jobs.get(&job).map_or_else(JobUse::default, |job| job.usage)
@@ -265,7 +269,7 @@ impl SharedRate {
         self.ids
     }
 
-    /// Accounts for what was sent; a flow that has seen its grant has used it.
+    /// Accounts for the sent bytes and ends a grant that the flow knows about.
     fn settle(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let mut allowance = 0;
@@ -281,7 +285,8 @@ impl SharedRate {
         self.charge(id, ahead, allowance.saturating_sub(wire_bytes));
     }
 
-    /// Begins to wait, near the others: what was sent while nobody had to wait is owed by nobody.
+    /// Starts to wait, close to the others: bytes sent while nobody had to wait are not held
+    /// against it.
     fn join(&mut self, id: FlowId, now: Nanos) {
         let lag = LAG_QUANTA * self.quantum;
         let Some(flow) = self.flows.get_mut(&id) else { return };
@@ -295,7 +300,7 @@ impl SharedRate {
         self.waiting.push(id);
     }
 
-    /// Waits no more, whatever comes now.
+    /// Ends the flow's wait with the turn `turn`.
     fn leave(&mut self, id: FlowId, turn: Turn, now: Nanos) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Turn::Waiting { since } = flow.turn else { return };
@@ -307,7 +312,7 @@ impl SharedRate {
         }
     }
 
-    /// Gives quanta away as long as the line has any; who asks itself need not be told.
+    /// Grants quanta while the line has any; the flow that is asking needs no notification.
     fn distribute(&mut self, now: Nanos, asking: Option<FlowId>) {
         self.refill(now);
         while self.bucket.holds(self.quantum) {
@@ -331,7 +336,8 @@ impl SharedRate {
         ceilings.for_each(|ceiling| ceiling.refill(now));
     }
 
-    /// The flows that wait and may have more, by who is furthest behind: the least is next.
+    /// The waiting flows that may send, as sort keys; the smallest, which is furthest behind, is
+    /// next.
     fn turns(&self) -> impl Iterator<Item = (u64, JobId, u64, FlowId)> + '_ {
         self.waiting.iter().filter_map(|id| {
             let flow = self.flows.get(id)?;
@@ -341,7 +347,7 @@ impl SharedRate {
         })
     }
 
-    /// When a flow that waits has its turn, if those before it use theirs.
+    /// Earliest turn of a waiting flow if those before it use theirs.
     fn turn_at(&self, id: FlowId) -> Nanos {
         let Some(flow) = self.flows.get(&id) else { return Nanos::MAX };
         let Some(job) = self.jobs.get(&flow.job) else { return Nanos::MAX };
@@ -352,7 +358,7 @@ impl SharedRate {
         at.max(ceiling)
     }
 
-    /// Takes bytes from the line for a flow, and gives others back.
+    /// Takes bytes from the line for a flow, and returns others.
     fn charge(&mut self, id: FlowId, taken: u64, given: u64) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Some(job) = self.jobs.get_mut(&flow.job) else { return };
@@ -379,8 +385,8 @@ mod tests {
     const RATE: u64 = 125_000_000;
     const PACKET: u64 = 1500;
 
-    /// A flow's program: it has `backlog` bytes to send, in packets, and works `latency` after it
-    /// was told or its time came.
+    /// A flow's behaviour: it has `backlog` bytes to send, in packets, and acts `latency` after it
+    /// was notified or its time came.
     #[derive(Debug, Clone, Copy)]
     struct Load {
         job: usize,
@@ -409,30 +415,30 @@ mod tests {
             Self { rate, jobs, flows, sent }
         }
 
-        /// Lets the flows work until `end`; each is woken at its time or when it is told.
+        /// Runs the flows until `end`; each acts at its time or when it is notified.
         fn run(&mut self, end: Nanos) {
             loop {
                 let next = self.flows.iter().enumerate().map(|(index, (.., at))| (*at, index));
                 let Some((now, index)) = next.min().filter(|(at, _)| *at < end) else { return };
                 self.flows[index].2 = self.work(index, now);
-                while let Some(told) = self.rate.next_granted() {
-                    let told = self.flows.iter_mut().find(|(id, ..)| *id == told).unwrap();
-                    told.2 = told.2.min(now + told.1.latency);
+                while let Some(granted) = self.rate.next_granted() {
+                    let granted = self.flows.iter_mut().find(|(id, ..)| *id == granted).unwrap();
+                    granted.2 = granted.2.min(now + granted.1.latency);
                 }
             }
         }
 
         fn work(&mut self, index: usize, now: Nanos) -> Nanos {
             let (id, load, _) = self.flows[index];
-            let mut unsaid = 0;
+            let mut unreported = 0;
             while load.backlog > self.sent[index] {
-                match self.rate.ask(id, unsaid, now) {
+                match self.rate.ask(id, unreported, now) {
                     Answer::Wait(at) => return at.max(now + 1) + load.latency,
-                    Answer::Granted(allowance) => unsaid = allowance.div_ceil(PACKET) * PACKET,
+                    Answer::Granted(allowance) => unreported = allowance.div_ceil(PACKET) * PACKET,
                 }
-                self.sent[index] += unsaid;
+                self.sent[index] += unreported;
             }
-            self.rate.rest(id, unsaid, now);
+            self.rate.rest(id, unreported, now);
             Nanos::MAX
         }
 
@@ -467,7 +473,7 @@ mod tests {
         let late = Load { latency: 1_000_000, ..greedy(0) };
         let mut world = World::new(&[RATE; 2], &[late, greedy(1), greedy(1), greedy(1)]);
         world.run(NANOS_PER_SECOND);
-        // A grant a millisecond is what it can have at most.
+        // It can get at most one grant per millisecond.
         let quantum = world.rate.quantum as f64;
         let possible = (quantum * 1000.0 / RATE as f64).min(0.5);
         assert!(world.shares()[0] > 0.9 * possible, "{:?}", world.shares());
@@ -503,7 +509,7 @@ mod tests {
         let mut rate = SharedRate::new(RATE);
         let jobs = [rate.add_job(RATE), rate.add_job(RATE)];
         let flows = jobs.map(|job| rate.add_flow(job));
-        // The line is empty, and both wait.
+        // The line is exhausted, and both flows wait.
         while let Answer::Granted(bytes) = rate.ask(flows[0], 0, 0) {
             rate.rest(flows[0], bytes, 0);
         }
@@ -546,7 +552,8 @@ mod tests {
     }
 
     proptest! {
-        /// Never more than the rate and a burst; every flow with work is served; nothing idles.
+        /// The rate and burst are never exceeded, every flow with work is served, and the line
+        /// never idles.
         #[test]
         fn any_load_is_served_within_the_rate(
             loads in prop::collection::vec(

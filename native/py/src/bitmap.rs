@@ -1,4 +1,4 @@
-//! The live bitmap of a receive, as Python's buffer protocol has it.
+//! The live bitmap of a receive, exported through Python's buffer protocol.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use sealane_engine::session::bitmap;
 
-/// The chunks of a receive while they land: a read-only buffer of bytes, one for each chunk, in the
-/// memory that the fabric writes.
+/// The landed chunks of a receive: a read-only buffer with one byte for each chunk, in the memory
+/// that the fabric writes.
 #[pyclass(module = "sealane._native", frozen)]
 pub struct ChunkBitmap {
     bitmap: bitmap::ChunkBitmap,
@@ -35,7 +35,7 @@ impl ChunkBitmap {
         self.bitmap.len()
     }
 
-    /// Exports the bytes where they are; the mapping lives as long as any view of it.
+    /// Exports the bytes in place; they stay mapped while any view of them exists.
     #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
@@ -44,9 +44,9 @@ impl ChunkBitmap {
     ) -> PyResult<()> {
         let bitmap = &slf.get().bitmap;
         let start = bitmap.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: `view` is the interpreter's, to be filled, and keeps this object alive: with it the
-        // mapping, of which these bytes are a part. It is read-only, as the mapping is: who wants to
-        // write is refused.
+        // SAFETY: `view` belongs to the interpreter and is to be filled. It keeps this object
+        // alive, and so the mapping that contains these bytes. Like the mapping it is read-only:
+        // requests for a writable view are refused.
         let filled = unsafe {
             ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, bitmap.len().cast_signed(), 1, flags)
         };

@@ -1,4 +1,4 @@
-//! DLPack: how array libraries take each other's memory over without a copy
+//! DLPack: zero-copy exchange of memory between array libraries
 //! (<https://dmlc.github.io/dlpack/latest/>, structures of `dlpack.h` 1.0).
 
 use std::any::Any;
@@ -35,7 +35,7 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// `DLManagedTensor`: what consumers older than version 1.0 take.
+/// `DLManagedTensor`, for consumers older than version 1.0.
 #[repr(C)]
 struct Managed {
     tensor: Tensor,
@@ -43,7 +43,7 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// `DLManagedTensorVersioned`; without flags: writable, and not a copy.
+/// `DLManagedTensorVersioned`; no flags: writable, not a copy.
 #[repr(C)]
 struct ManagedVersioned {
     version: (u32, u32),
@@ -53,7 +53,7 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// What the tensor's pointers reach into; freed by the deleter.
+/// Owns the memory that the tensor's pointers refer to; freed by the deleter.
 struct Context {
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -62,13 +62,13 @@ struct Context {
 
 /// A contiguous array in memory of this process.
 pub struct Export {
-    /// First byte; valid as long as `owner` lives.
+    /// First byte; valid while `owner` lives.
     pub data: *mut u8,
     pub data_type: DataType,
-    /// Elements along each dimension, and from one to the next (row-major).
+    /// Elements along each dimension, and the distance between neighbours (row-major).
     pub shape: Vec<i64>,
     pub strides: Vec<i64>,
-    /// Kept until the consumer has done.
+    /// Kept until the consumer releases the tensor.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -114,7 +114,7 @@ fn new_capsule(py: Python<'_>, managed: *mut c_void, name: &'static CStr) -> PyR
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) }.unbind())
 }
 
-/// Destructor of a capsule: one that was consumed has another name, and is its consumer's to free.
+/// Destructor of a capsule. A consumed capsule has another name, and its consumer frees the tensor.
 unsafe extern "C" fn unused(capsule: *mut ffi::PyObject) {
     for name in [NAME, NAME_VERSIONED] {
         // SAFETY: the interpreter calls this with the capsule it destroys; a capsule of this name
@@ -128,14 +128,14 @@ unsafe extern "C" fn unused(capsule: *mut ffi::PyObject) {
 }
 
 /// # Safety
-/// `managed` is of `Export::capsule`, of the kind that the name says, and used by nobody.
+/// `managed` comes from `Export::capsule`, is of the kind that the name says, and is not in use.
 unsafe fn free(managed: *mut c_void, name: &CStr) {
     // SAFETY: as above.
     unsafe { if name == NAME { delete(managed.cast()) } else { delete_versioned(managed.cast()) } }
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: the consumer calls this once with what it was given; both boxes are of `capsule`.
+    // SAFETY: the consumer calls this once with what it was given; both boxes come from `capsule`.
     unsafe {
         let managed = Box::from_raw(managed);
         drop(Box::from_raw(managed.context.cast::<Context>()));

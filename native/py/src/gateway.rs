@@ -1,4 +1,4 @@
-//! Bindings of the gateway's side of the storage data path.
+//! Bindings of the gateway's storage data path.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -30,16 +30,16 @@ create_exception!(
     sealane._native,
     StaleAssociationError,
     PyException,
-    "The association of a back-end queue is over: open a newer one."
+    "The association of a back-end queue is over; open a newer one."
 );
 create_exception!(
     sealane._native,
     QueueClosedError,
     PyException,
-    "The front-end queue that a back end is for is closed."
+    "The back end's front-end queue is closed."
 );
 
-/// Why control may fail a volume.
+/// Reason ids with which the control plane may fail a volume.
 const FAILURES: [&str; 5] = [
     "verification.limit",
     "gateway.barred",
@@ -48,7 +48,7 @@ const FAILURES: [&str; 5] = [
     "volume.unflushed_lost",
 ];
 
-/// Registers everything of this file.
+/// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<GatewayVolume>()?;
     module.add_class::<JournalPool>()?;
@@ -60,7 +60,7 @@ fn seconds(value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(invalid)
 }
 
-/// Room for the journals of all volumes of a gateway.
+/// Memory shared by the journals of a gateway's volumes.
 #[pyclass(frozen, module = "sealane._native")]
 struct JournalPool {
     pool: EnginePool,
@@ -85,7 +85,7 @@ impl JournalPool {
     }
 }
 
-/// An attached volume, as a gateway has it; nothing of it is left once it is closed.
+/// An attached volume on a gateway; nothing of it remains once it is closed.
 #[pyclass(frozen, module = "sealane._native")]
 struct GatewayVolume {
     volume: RwLock<Option<Arc<EngineGateway>>>,
@@ -123,7 +123,9 @@ impl GatewayVolume {
         journal_pool: Option<&Bound<'_, JournalPool>>,
     ) -> PyResult<Self> {
         if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
-            return Err(invalid("commands_per_key_max must be 1 to 2^48"));
+            return Err(invalid(format!(
+                "commands_per_key_max {commands_per_key_max}; allowed: 1 to 2^48"
+            )));
         }
         let identity = VolumeIdentity { volume_id: array("volume_id", volume_id)?, generation };
         let settings = GatewaySettings {
@@ -277,7 +279,8 @@ impl GatewayVolume {
 
     fn fail(&self, reason: &str, detail: &str) -> PyResult<()> {
         let known = FAILURES.iter().find(|known| **known == reason);
-        let reason = known.ok_or_else(|| invalid("not a reason to fail a volume"))?;
+        let reason =
+            known.ok_or_else(|| invalid(format!("{reason:?} is not a reason to fail a volume")))?;
         self.open()?.fail(reason, detail);
         Ok(())
     }
@@ -289,18 +292,18 @@ impl GatewayVolume {
 
     #[getter]
     fn settled_incarnation(&self) -> Option<u64> {
-        // Of a closed volume there is none.
+        // A closed volume has none.
         self.open().ok()?.settled_incarnation()
     }
 
     fn idle_ms(&self, association: u64) -> Option<u64> {
-        // In a closed volume there is none.
+        // A closed volume has no queue.
         self.open().ok()?.idle(association).map(|nanos| nanos / 1_000_000)
     }
 
     #[pyo3(signature = (association=None))]
     fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        // Those of a closed volume are closed.
+        // The queues of a closed volume are already closed.
         if let Ok(volume) = self.open() {
             py.detach(|| volume.close_queues(association));
         }
@@ -316,12 +319,12 @@ impl GatewayVolume {
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        // Of a closed volume there are none.
+        // A closed volume has none.
         statistics(py, self.open().map(|volume| volume.statistics()).unwrap_or_default())
     }
 
     fn take_events(&self) -> Vec<StorageEvent> {
-        // Of a closed volume there are none.
+        // A closed volume has none.
         self.open().map(|volume| taken(volume.events())).unwrap_or_default()
     }
 

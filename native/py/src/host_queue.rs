@@ -13,12 +13,12 @@ use sealane_proto::nvme::pdu::Digests;
 
 use crate::storage::{duplicate, invalid, transfer_error};
 
-/// Registers everything of this file.
+/// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HostQueue>()
 }
 
-/// A connected I/O queue of a host, as `ConnectedQueue.describe()` tells it.
+/// A connected I/O queue of a host, as returned by `ConnectedQueue.describe()`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct HostQueueDescription {
@@ -39,7 +39,7 @@ impl HostQueueDescription {
         duplicate(self.descriptor)
     }
 
-    /// What the queue was connected with.
+    /// The limits that the queue was connected with.
     pub fn limits(&self) -> HostLimits {
         HostLimits {
             queue_depth: self.queue_depth,
@@ -53,10 +53,10 @@ impl HostQueueDescription {
     }
 }
 
-/// A buffer of Python's, held for as long as a transfer uses it.
+/// A Python buffer, held while a transfer uses it.
 ///
-/// Its owner may touch the bytes meanwhile, which gives it undefined contents but nothing worse:
-/// they are only ever copied, never borrowed.
+/// Its owner may change the bytes meanwhile, which makes the contents undefined but does no other
+/// harm: the bytes are only copied, never borrowed.
 #[derive(Debug)]
 struct CallerBuffer {
     export: PyBuffer<u8>,
@@ -77,7 +77,7 @@ impl CallerBuffer {
         Self::readable(export)
     }
 
-    /// Where `length` bytes at `offset` are; None if they aren't all inside.
+    /// Address of `length` bytes at `offset`; `None` if they aren't all inside.
     fn place(&self, offset: usize, length: usize) -> Option<*mut u8> {
         let is_inside = offset.checked_add(length)? <= self.export.len_bytes();
         // SAFETY: the sum is inside the exported memory, or one past its end.
@@ -93,14 +93,15 @@ impl TransferBuffer for CallerBuffer {
     fn copy_to(&self, offset: usize, into: &mut [u8]) {
         if let Some(place) = self.place(offset, into.len()) {
             // SAFETY: the export keeps the memory valid, `place` checked the bounds, and `into` is
-            // memory of the engine's own, so the two don't overlap.
+            // the engine's own memory, so the two don't overlap.
             unsafe { std::ptr::copy_nonoverlapping(place, into.as_mut_ptr(), into.len()) };
         }
     }
 
     fn copy_from(&mut self, offset: usize, data: &[u8]) {
         if let Some(place) = self.place(offset, data.len()) {
-            // SAFETY: as above; only buffers from `writable` are given to transfers that read.
+            // SAFETY: as above; only buffers from `writable` are given to transfers that read from
+            // the device.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
         }
     }

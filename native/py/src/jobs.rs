@@ -12,22 +12,22 @@ create_exception!(
     sealane._native,
     JobRefusedError,
     PyException,
-    "A background job was refused: arguments (reason id, text)."
+    "A background job was refused. Arguments: (reason id, text)."
 );
 
-/// A refusal as Python has it.
+/// Converts a job's refusal for Python.
 pub(crate) fn job_error(error: JobError) -> PyErr {
     JobRefusedError::new_err((error.id(), error.to_string()))
 }
 
-/// The kind of that name.
+/// The job kind with this name.
 pub(crate) fn kind_of(name: &str) -> PyResult<JobKind> {
     let mut kinds = [JobKind::Scrub, JobKind::Refresh].into_iter();
     let kind = kinds.find(|kind| kind.id() == name);
     kind.ok_or_else(|| invalid(format!("job {name:?}; allowed: \"scrub\", \"refresh\"")))
 }
 
-/// The order of that name.
+/// The order with this name.
 pub(crate) fn order_of(name: &str) -> PyResult<Order> {
     match name {
         "pause" => Ok(Order::Pause),
@@ -37,7 +37,7 @@ pub(crate) fn order_of(name: &str) -> PyResult<Order> {
     }
 }
 
-/// How far a job is, as Python has it.
+/// A job's progress as a dictionary.
 pub(crate) fn job_status<'py>(py: Python<'py>, job: &JobStatus) -> PyResult<Bound<'py, PyDict>> {
     let result = PyDict::new(py);
     result.set_item("kind", job.kind.id())?;

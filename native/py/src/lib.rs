@@ -1,6 +1,6 @@
-//! Python bindings: thin, one file per area. They convert arguments and release the
-//! interpreter's lock; they know no protocol.
-// Arguments arrive owned: the binding converted them from Python's objects.
+//! Python bindings: thin, one file per area. They convert arguments and release the GIL; they
+//! contain no protocol logic.
+// Arguments arrive owned: the binding has converted them from Python objects.
 #![allow(clippy::needless_pass_by_value)]
 
 use pyo3::prelude::*;

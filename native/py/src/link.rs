@@ -1,4 +1,4 @@
-//! Bindings of emulated links: settings in, addresses and counters out.
+//! Bindings of emulated links: settings in; addresses and counters out.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,14 +10,14 @@ use sealane_engine::emulator::{
 };
 use sealane_proto::link::{GilbertElliott, LinkConfig, LinkCounters, Loss, Phantom, Thresholds};
 
-/// A numeric address with a port.
+/// Parses a numeric address with a port.
 pub fn parse_address(address: &str) -> PyResult<SocketAddr> {
     address.parse().map_err(|_| {
         PyValueError::new_err(format!("{address:?} is not a numeric address with a port"))
     })
 }
 
-/// What one direction of a link is like.
+/// Properties of one direction of a link.
 #[pyclass(module = "sealane._native", frozen, from_py_object)]
 #[derive(Clone, Copy)]
 pub struct LinkSettings {
@@ -65,7 +65,11 @@ impl LinkSettings {
             Some((p, r, loss_bad, loss_good)) if loss_parts_per_billion == 0 => {
                 Loss::GilbertElliott(GilbertElliott { p, r, loss_bad, loss_good })
             }
-            Some(_) => return Err(PyValueError::new_err("independent loss or bursts, not both")),
+            Some(_) => {
+                return Err(PyValueError::new_err(
+                    "loss_parts_per_billion and gilbert_elliott exclude each other",
+                ));
+            }
             None => Loss::Independent(loss_parts_per_billion),
         };
         let phantom =

@@ -1,4 +1,4 @@
-//! The engine's load generator for Python.
+//! Bindings of the engine's load generator.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use sealane_proto::nvme::host_queue::HostLimits;
 use crate::host_queue::HostQueueDescription;
 use crate::storage::{invalid, transfer_error};
 
-/// How long nothing may be heard.
+/// Longest silence of the peer before the load fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a load does, without what it does it to.
+/// Settings of a load, without the queues that it runs on.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct LoadSettings {
@@ -30,14 +30,17 @@ impl LoadSettings {
     /// The plan for queues of these limits; `ValueError` if they can't take it.
     pub(crate) fn plan(&self, block_bytes: usize, limits: &[HostLimits]) -> PyResult<LoadPlan> {
         if self.io_bytes == 0 || !self.io_bytes.is_multiple_of(block_bytes) {
-            return Err(invalid("a load moves whole blocks of one size"));
+            return Err(invalid(format!(
+                "io_bytes {} must be a positive multiple of the block size, {block_bytes}",
+                self.io_bytes
+            )));
         }
         let fits = |limits: &HostLimits| {
             self.io_bytes <= limits.transfer_max
                 && (1..usize::from(limits.queue_depth)).contains(&self.depth)
         };
         if !limits.iter().all(fits) {
-            return Err(invalid("a load's size or depth is beyond what the queues take"));
+            return Err(invalid("io_bytes or depth exceeds the limits of a queue"));
         }
         Ok(LoadPlan {
             is_write: self.is_write,
@@ -65,14 +68,14 @@ fn run_load(
     let block_bytes = limits.first().map_or(0, |limits| limits.block_bytes);
     let is_same = limits.iter().all(|limits| limits.block_bytes == block_bytes);
     if block_bytes == 0 || !is_same {
-        return Err(invalid("a load moves whole blocks of one size"));
+        return Err(invalid("all queues of a load must have the same block size"));
     }
     let plan = settings.plan(block_bytes, &limits)?;
     let result = py.detach(|| run(queues, &plan)).map_err(transfer_error)?;
     measured(py, &result)
 }
 
-/// What was measured, as Python sees it.
+/// Converts the measurements for Python.
 pub(crate) fn measured<'py>(py: Python<'py>, result: &LoadResult) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(py);
     let microseconds = |quantile| result.latency.value_at_quantile(quantile) as f64 / 1e3;

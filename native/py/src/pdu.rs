@@ -1,5 +1,5 @@
-//! Bindings of the PDU codec, for the control side's handshakes and admin queues: the engine's
-//! own codec, so there is only one.
+//! Bindings of the engine's PDU codec, so that the control plane uses the same one for handshakes
+//! and admin queues.
 
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
@@ -17,17 +17,17 @@ create_exception!(
     sealane._native,
     PduError,
     PyValueError,
-    "A PDU breaks the rules: arguments (fatal error status, header offset, text)."
+    "A PDU violates the protocol. Arguments: (fatal error status, header offset, text)."
 );
 
 create_exception!(
     sealane._native,
     DataDigestError,
     PyValueError,
-    "The data of a PDU don't match their digest: the command fails, the connection goes on."
+    "The data of a PDU don't match their digest. The command fails; the connection continues."
 );
 
-/// Registers everything of this file.
+/// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PduHeader>()?;
     module.add("PduError", module.py().get_type::<PduError>())?;
@@ -48,7 +48,7 @@ fn refused(error: pdu::PduError) -> PyErr {
     PduError::new_err((error.code, error.offset, error.to_string()))
 }
 
-/// The fields of a PDU header; those its type doesn't have are zero or empty.
+/// The fields of a PDU header; fields that its type doesn't have are zero or empty.
 #[pyclass(frozen, get_all, module = "sealane._native")]
 #[derive(Default)]
 struct PduHeader {
@@ -60,7 +60,7 @@ struct PduHeader {
     version: u16,
     alignment: u8,
     digests: u8,
-    /// ICReq: most R2Ts minus one. ICResp: most bytes of one H2CData PDU.
+    /// ICReq: maximum number of R2Ts minus one. ICResp: maximum bytes of one H2CData PDU.
     limit: u32,
     /// Data and R2T: command id, offset, length. Termination: `cid` is the fatal error status.
     cid: u16,
@@ -74,7 +74,7 @@ fn checked(common: &[u8], limits: &PduLimits) -> PyResult<(u8, Layout)> {
     Ok((header.kind, header.check(limits).map_err(refused)?))
 }
 
-/// Type, bytes of header and of data, digests included, of the PDU whose first 8 bytes are given.
+/// Type, header bytes and data bytes (with digests) of the PDU that starts with these 8 bytes.
 #[pyfunction]
 #[pyo3(signature = (common, data_max, *, header_digest=false, data_digest=false))]
 fn pdu_lengths(
@@ -89,7 +89,7 @@ fn pdu_lengths(
     Ok((kind, layout.bytes_before_data(), layout.bytes_of_data()))
 }
 
-/// The data of a PDU without their digest, which must match if the header announces one.
+/// The data of a PDU without the digest, which must match if the header announces one.
 #[pyfunction]
 fn pdu_data<'py>(
     py: Python<'py>,
@@ -155,7 +155,7 @@ fn decode_pdu(header: &[u8], header_digest: bool, data_digest: bool) -> PyResult
     })
 }
 
-/// ICReq that asks for these digests, one R2T per command.
+/// Encodes an ICReq that asks for these digests and one R2T per command.
 #[pyfunction]
 #[pyo3(signature = (*, header_digest=false, data_digest=false))]
 fn encode_ic_req(py: Python<'_>, header_digest: bool, data_digest: bool) -> Bound<'_, PyBytes> {
@@ -170,7 +170,7 @@ fn encode_ic_req(py: Python<'_>, header_digest: bool, data_digest: bool) -> Boun
     PyBytes::new(py, request.as_bytes())
 }
 
-/// ICResp that grants these digests.
+/// Encodes an ICResp that grants these digests.
 #[pyfunction]
 #[pyo3(signature = (h2c_data_max, *, header_digest=false, data_digest=false))]
 fn encode_ic_resp(
@@ -197,11 +197,12 @@ fn encoded<'py>(py: Python<'py>, header: &[u8], data: &[u8]) -> Bound<'py, PyByt
 }
 
 fn entry<T: FromBytes>(bytes: &[u8]) -> PyResult<T> {
-    T::read_from_bytes(bytes)
-        .map_err(|_| PyValueError::new_err(format!("an entry can't have {} bytes", bytes.len())))
+    T::read_from_bytes(bytes).map_err(|_| {
+        PyValueError::new_err(format!("a queue entry can't have {} bytes", bytes.len()))
+    })
 }
 
-/// Command capsule with its in-capsule data.
+/// Encodes a command capsule with its in-capsule data.
 #[pyfunction]
 #[pyo3(signature = (submission, data, *, header_digest=false, data_digest=false))]
 fn encode_capsule_cmd<'py>(
@@ -217,7 +218,7 @@ fn encode_capsule_cmd<'py>(
     Ok(encoded(py, capsule.as_bytes(), data))
 }
 
-/// Response capsule.
+/// Encodes a response capsule.
 #[pyfunction]
 #[pyo3(signature = (completion, *, header_digest=false))]
 fn encode_capsule_resp<'py>(
@@ -231,7 +232,7 @@ fn encode_capsule_resp<'py>(
     Ok(encoded(py, capsule.as_bytes(), &[]))
 }
 
-/// One C2HData PDU that carries all data of a command.
+/// Encodes one C2HData PDU that carries all data of a command.
 #[pyfunction]
 #[pyo3(signature = (cid, data, *, header_digest=false, data_digest=false))]
 fn encode_c2h_data<'py>(
@@ -253,7 +254,7 @@ fn encode_c2h_data<'py>(
     encoded(py, header.as_bytes(), data)
 }
 
-/// Termination request of the host or of the controller, with the header at fault.
+/// Encodes a termination request of the host or the controller, with the header at fault.
 #[pyfunction]
 fn encode_termination<'py>(
     py: Python<'py>,

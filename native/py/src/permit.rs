@@ -1,11 +1,11 @@
-//! Binding of permits: until when a peer may act.
+//! Bindings of permits, which limit the time that a peer may act.
 
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use sealane_engine::permit;
 
-/// Until when one peer may act.
+/// The time until which one peer may act.
 #[pyclass(module = "sealane._native", frozen, weakref)]
 pub struct Permit(Arc<permit::Permit>);
 

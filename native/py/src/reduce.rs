@@ -19,7 +19,7 @@ impl Elements {
         }
         let elements = Self { view };
         if elements.view.len % 2 != 0 || !elements.view.buf.cast::<u16>().is_aligned() {
-            return Err(PyValueError::new_err("a buffer of aligned 16-bit elements is needed"));
+            return Err(PyValueError::new_err("the buffer must have aligned 16-bit elements"));
         }
         Ok(elements)
     }
@@ -36,7 +36,7 @@ impl Drop for Elements {
     }
 }
 
-/// Combines bfloat16 elements of `other` into those of `into`: both buffers of equal length.
+/// Combines the bfloat16 elements of `other` into those of `into`; both buffers have equal length.
 #[pyfunction]
 pub fn reduce_bfloat16(
     into: &Bound<'_, PyAny>,
@@ -48,17 +48,19 @@ pub fn reduce_bfloat16(
         "max" => Reduction::Maximum,
         "min" => Reduction::Minimum,
         "product" => Reduction::Product,
-        _ => return Err(PyValueError::new_err(format!("no reduction {operation:?}"))),
+        _ => return Err(PyValueError::new_err(format!("unknown operation {operation:?}"))),
     };
     let into = Elements::of(into, ffi::PyBUF_WRITABLE)?;
     let other = Elements::of(other, ffi::PyBUF_SIMPLE)?;
     let (a, b) = (into.view.buf.addr(), other.view.buf.addr());
     let overlaps = a < b + 2 * other.len() && b < a + 2 * into.len();
     if into.len() != other.len() || overlaps {
-        return Err(PyValueError::new_err("two buffers of equal length, apart, are needed"));
+        return Err(PyValueError::new_err(
+            "the two buffers must have equal length and not overlap",
+        ));
     }
-    // SAFETY: both are aligned, of that length, and apart (checked), and held by the buffer protocol;
-    // the interpreter's lock is kept, and nobody else writes them: the caller's contract.
+    // SAFETY: both are aligned, of that length, and disjoint (checked), and held by the buffer
+    // protocol; the GIL is held, and by the caller's contract nobody else writes them.
     let (into, other) = unsafe {
         (
             std::slice::from_raw_parts_mut(into.view.buf.cast::<u16>(), into.len()),

@@ -1,4 +1,4 @@
-//! The job's region: shared bytes, and arrays allocated in it.
+//! The job's region: shared bytes, and the arrays allocated in it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use sealane_engine::session::region::SharedMemory;
 
 use crate::dlpack::{DEVICE, DataType, Export};
 
-/// Dimensions of an array, most.
+/// Most dimensions of an array.
 const DIMENSIONS_MAX: usize = 32;
 
-/// Element types: name, DLPack's type, and the buffer protocol's format (`struct` module).
+/// Element types: name, DLPack type, and format in the buffer protocol (`struct` module).
 const ELEMENTS: &[(&str, DataType, &CStr)] = &[
     ("bool", element(6, 8), c"?"),
     ("int8", element(0, 8), c"b"),
@@ -28,7 +28,7 @@ const ELEMENTS: &[(&str, DataType, &CStr)] = &[
     ("float16", element(2, 16), c"e"),
     ("float32", element(2, 32), c"f"),
     ("float64", element(2, 64), c"d"),
-    // The buffer protocol has no such type: its bits.
+    // The buffer protocol has no bfloat16; it is exported as its bits.
     ("bfloat16", element(4, 16), c"H"),
 ];
 
@@ -36,14 +36,14 @@ const fn element(code: u8, bits: u8) -> DataType {
     DataType { code, bits, lanes: 1 }
 }
 
-/// Bytes shared with the daemon, and who uses which of them in this process.
+/// Bytes shared with the daemon, and which of them this process uses.
 #[derive(Debug)]
 pub struct RegionMemory {
     memory: Arc<SharedMemory>,
     allocator: Mutex<Allocator>,
 }
 
-/// A range that is in use as long as this lives.
+/// A range, in use until this is dropped.
 #[derive(Debug)]
 struct Allocation {
     region: Arc<RegionMemory>,
@@ -58,7 +58,7 @@ impl Drop for Allocation {
     }
 }
 
-/// The job's region: bytes shared with the daemon, through the buffer protocol.
+/// The job's region: bytes shared with the daemon, exported through the buffer protocol.
 #[pyclass(module = "sealane._native", frozen)]
 pub struct Region(Arc<RegionMemory>);
 
@@ -79,17 +79,19 @@ impl Region {
     fn empty(&self, shape: Vec<i64>, dtype: &str, alignment: u64) -> PyResult<RegionArray> {
         let Some((name, data_type, format)) = ELEMENTS.iter().find(|(name, ..)| *name == dtype)
         else {
-            return Err(PyValueError::new_err(format!("no element type {dtype:?}")));
+            return Err(PyValueError::new_err(format!("unknown element type {dtype:?}")));
         };
         let length = byte_length(&shape, *data_type)?;
         if !alignment.is_power_of_two() || alignment > 4096 {
-            return Err(PyValueError::new_err("an alignment is a power of two up to 4096"));
+            return Err(PyValueError::new_err(format!(
+                "alignment {alignment}; allowed: a power of two up to 4096"
+            )));
         }
         let mut allocator = self.0.allocator.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = allocator.allocate(length, alignment).ok_or_else(|| {
             let (free, longest) = allocator.free_bytes();
             PyMemoryError::new_err(format!(
-                "{length} bytes are wanted; {free} of the region's {} are free, {longest} of them \
+                "{length} bytes needed; {free} of the region's {} are free, {longest} of them \
                  in one piece",
                 self.0.memory.len()
             ))
@@ -99,7 +101,7 @@ impl Region {
         Ok(RegionArray::new(allocation, shape, (*name, *data_type, *format)))
     }
 
-    /// Where a contiguous buffer lies in the region: (offset, length). `ValueError` if elsewhere.
+    /// Offset and length of a contiguous buffer in the region. `ValueError` if it lies elsewhere.
     fn locate(&self, buffer: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
         let mut view = ffi::Py_buffer::new();
         // SAFETY: the view is released below; only its address and length are used.
@@ -119,7 +121,7 @@ impl Region {
             .ok_or_else(|| PyValueError::new_err("the buffer does not lie in the session's region"))
     }
 
-    /// Exports the mapping, writable; it lives as long as any view of it.
+    /// Exports the mapping, writable; it stays mapped while any view of it exists.
     #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
@@ -128,8 +130,9 @@ impl Region {
     ) -> PyResult<()> {
         let memory = &slf.get().0.memory;
         let start = memory.as_mut_ptr().cast::<c_void>();
-        // SAFETY: `view` is the interpreter's, to be filled. The mapping is `memory.len()` bytes
-        // long and is unmapped only when this object goes, which the view keeps alive.
+        // SAFETY: `view` belongs to the interpreter and is to be filled. The mapping has
+        // `memory.len()` bytes and is unmapped only when this object is dropped, which the view
+        // keeps alive.
         let filled = unsafe {
             ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, memory.len().cast_signed(), 0, flags)
         };
@@ -139,24 +142,28 @@ impl Region {
 
 fn byte_length(shape: &[i64], data_type: DataType) -> PyResult<u64> {
     if shape.len() > DIMENSIONS_MAX || shape.iter().any(|dimension| *dimension < 0) {
-        return Err(PyValueError::new_err(format!("an array can't have the shape {shape:?}")));
+        return Err(PyValueError::new_err(format!(
+            "shape {shape:?}; allowed: up to {DIMENSIONS_MAX} dimensions, none negative"
+        )));
     }
     let bytes = shape
         .iter()
         .try_fold(i64::from(data_type.bits / 8), |product, dimension| {
             product.checked_mul(*dimension)
         })
-        .ok_or_else(|| PyMemoryError::new_err(format!("an array of shape {shape:?}")))?;
+        .ok_or_else(|| {
+            PyMemoryError::new_err(format!("an array of shape {shape:?} is larger than any memory"))
+        })?;
     Ok(bytes.cast_unsigned())
 }
 
-/// An array in a session's region, row-major. The range is free again when neither it nor a view of
-/// it (buffer protocol, DLPack) is left.
+/// A row-major array in a session's region. Its range is freed once neither the array nor a view of
+/// it (buffer protocol, DLPack) remains.
 #[pyclass(module = "sealane._native", frozen)]
 pub struct RegionArray {
     allocation: Arc<Allocation>,
     shape: Vec<i64>,
-    /// From one element to the next along each dimension, in elements and in bytes.
+    /// Distance of neighbouring elements along each dimension, in elements and in bytes.
     strides: Vec<i64>,
     byte_strides: Vec<i64>,
     name: &'static str,
@@ -188,7 +195,7 @@ impl RegionArray {
 
 #[pymethods]
 impl RegionArray {
-    /// First byte in the region.
+    /// Offset of the first byte in the region.
     #[getter]
     fn offset(&self) -> u64 {
         self.allocation.offset
@@ -246,7 +253,7 @@ impl RegionArray {
         export.capsule(py, max_version)
     }
 
-    /// Exports the array with its shape and format; the range stays in use while there is a view.
+    /// Exports the array with its shape and format; the range stays in use while a view exists.
     #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
@@ -257,10 +264,10 @@ impl RegionArray {
         let start = array.data().cast::<c_void>();
         let length = array.allocation.length.cast_signed() as isize;
         let dimensions = c_int::try_from(array.shape.len())?;
-        // SAFETY: `view` is the interpreter's, to be filled, and keeps this object alive: with it
-        // the mapping, of which the range is a part, and the vectors that are pointed to, which
-        // never change. Without PyBUF_ND or PyBUF_FORMAT the fields stay as FillInfo set them:
-        // bytes in one dimension.
+        // SAFETY: `view` belongs to the interpreter and is to be filled. It keeps this object
+        // alive, and so the mapping that contains the range and the vectors pointed to, which never
+        // change. Without PyBUF_ND or PyBUF_FORMAT the fields stay as FillInfo set them: bytes in
+        // one dimension.
         unsafe {
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) != 0 {
                 return Err(PyErr::fetch(slf.py()));

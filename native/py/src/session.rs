@@ -1,4 +1,4 @@
-//! Bindings: session endpoints for the daemon, rings for the job.
+//! Bindings of session endpoints (daemon) and rings (job).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -32,7 +32,7 @@ fn endpoint_error(error: EndpointError) -> PyErr {
     }
 }
 
-/// Takes a key out of the caller's bytearray and wipes it there.
+/// Takes a key from the caller's bytearray and wipes it there.
 fn take_key(bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     let mut copy = bytes.to_vec();
     let key: &mut [u8; KEY_BYTES] = copy
@@ -42,11 +42,11 @@ fn take_key(bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     for index in 0..KEY_BYTES {
         bytes.set_item(index, 0)?;
     }
-    // The copy on the heap is wiped in place.
+    // This also wipes the copy on the heap.
     Ok(Secret::take(key))
 }
 
-/// k = m = 0 is selective repeat, and then there is nothing to interleave.
+/// The scheme of these numbers: (0, 0, 1) is selective repeat, which has nothing to interleave.
 fn scheme(k: u8, m: u8, depth: u8) -> Reliability {
     if (k, m, depth) == (0, 0, 1) {
         return Reliability::SelectiveRepeat;
@@ -141,7 +141,7 @@ impl JobAccount {
     }
 }
 
-/// One session's socket, memories and worker, in the daemon.
+/// One session's sockets, memories and worker in the daemon.
 #[pyclass(module = "sealane._native")]
 pub struct SessionEndpoint {
     endpoint: Endpoint,
@@ -206,8 +206,9 @@ impl SessionEndpoint {
         permit: Option<&Permit>,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
-        let units = Units::falling(&units)
-            .ok_or_else(|| PyValueError::new_err("units: some that fall are needed"))?;
+        let units = Units::descending(&units).ok_or_else(|| {
+            PyValueError::new_err("units must be at least one, in descending order")
+        })?;
         let keys = SessionKeys {
             send: take_key(send_key)?,
             receive: take_key(receive_key)?,
@@ -327,8 +328,8 @@ impl JobRing {
         if raw.iter().any(|fd| *fd < 0) {
             return Err(PyValueError::new_err("a descriptor is negative"));
         }
-        // SAFETY: the caller hands over open descriptors, as the stub's contract says, and uses
-        // them no more; none of them is -1.
+        // SAFETY: the stub's contract says that the caller hands over open descriptors and no
+        // longer uses them; none of them is -1.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
         let [region, submission, completion, doorbell, call] = raw.map(own);
         let job = Job::attach(region, submission, completion, JobBell { doorbell, call })?;
@@ -374,7 +375,11 @@ impl JobRing {
             (false, false, ..) => scheme(k, m, depth),
             (true, false, 0, 0) => Reliability::Auto,
             (false, true, 0, 0) => Reliability::Unreliable,
-            _ => return Err(PyValueError::new_err("a code, auto or unreliable: one of them")),
+            _ => {
+                return Err(PyValueError::new_err(
+                    "an erasure code, auto and unreliable exclude each other",
+                ));
+            }
         };
         let kind = Operation::Send { reliability, immediate };
         self.post(Submission { kind, offset, length, user_data })

@@ -1,4 +1,4 @@
-//! Binding of the simulator: a scenario in, lists and counters out.
+//! Bindings of the simulator: a scenario in; lists and counters out.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use crate::link::{LinkSettings, link_counters};
 /// A day.
 const TIME_NANOS_MAX: u64 = 86_400_000_000_000;
 
-/// Runs sessions in virtual time. See `_native.pyi`.
+/// Runs a session in virtual time. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     *,

@@ -20,16 +20,16 @@ create_exception!(
     sealane._native,
     QueueError,
     PyException,
-    "A queue ended or timed out: arguments (reason id, text)."
+    "A queue ended or timed out. Arguments: (reason id, text)."
 );
 create_exception!(
     sealane._native,
     StatusError,
     PyException,
-    "A command was answered with an error: arguments (status code, LBA, text, do not retry)."
+    "A command completed with an error. Arguments: (status code, LBA, text, do not retry)."
 );
 
-/// Registers everything of this file.
+/// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
@@ -57,18 +57,18 @@ pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(invalid("a file descriptor must not be negative"));
     }
-    // SAFETY: the descriptor is only borrowed for this call, during which the caller keeps its
-    // socket object alive; a number that isn't open makes the duplication fail with EBADF.
+    // SAFETY: the descriptor is borrowed only for this call, during which the caller keeps its
+    // socket object alive. A number that isn't open makes the duplication fail with EBADF.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }
 
 pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     let length = bytes.len();
-    bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
+    bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes; it must have {N}")))
 }
 
-/// A milestone, or none from no bytes.
+/// Decodes a milestone; empty bytes are `None`.
 pub(crate) fn milestone_of(name: &str, bytes: &[u8]) -> PyResult<Option<Milestone>> {
     if bytes.is_empty() {
         return Ok(None);
@@ -76,7 +76,7 @@ pub(crate) fn milestone_of(name: &str, bytes: &[u8]) -> PyResult<Option<Mileston
     Ok(Milestone::decode(&array(name, bytes)?))
 }
 
-/// The bytes of a milestone; none of none.
+/// Encodes a milestone; `None` is empty bytes.
 pub(crate) fn milestone_bytes(py: Python<'_>, milestone: Option<Milestone>) -> Bound<'_, PyBytes> {
     let bytes = milestone.map(|milestone| milestone.encode());
     PyBytes::new(py, bytes.as_ref().map_or(&[], |bytes| bytes))
@@ -102,7 +102,7 @@ pub(crate) fn statistics<'py>(
     Ok(result)
 }
 
-/// Keys and context of one secure queue; used up by `start_queue`.
+/// Keys and context of one secure queue, consumed by `start_queue`.
 #[pyclass(module = "sealane._native")]
 pub(crate) struct SecureQueueParameters {
     secret: Option<Secret>,
@@ -130,9 +130,10 @@ impl SecureQueueParameters {
 }
 
 impl SecureQueueParameters {
-    /// A secret makes one queue: a second one would use its nonces again.
+    /// Takes the secret. It makes only one queue: a second one would repeat its nonces.
     pub(crate) fn take(&mut self) -> PyResult<SecureQueue> {
-        let secret = self.secret.take().ok_or_else(|| invalid("queue secret is used already"))?;
+        let secret =
+            self.secret.take().ok_or_else(|| invalid("the queue's secret was already used"))?;
         Ok(SecureQueue::new(&secret, &self.context))
     }
 }
@@ -174,19 +175,19 @@ pub(crate) fn transfer_error(error: TransferError) -> PyErr {
     }
 }
 
-/// Finds which pieces occur where in a file.
+/// Finds the places of pieces in a file.
 #[pyfunction]
 fn find_pieces(py: Python<'_>, path: PathBuf, pieces: Vec<Vec<u8>>) -> PyResult<Vec<(usize, u64)>> {
     Ok(py.detach(|| pieces::find_pieces(Path::new(&path), &pieces))?)
 }
 
-/// The specification's name of a status code (type and code, without flags).
+/// The specification's name for a status code (type and code, without flags).
 #[pyfunction]
 fn status_name(code: u16) -> Option<&'static str> {
     Status::from_field(code << 1).name()
 }
 
-/// The sector format's metadata fields: name to (start, end) in the 64 bytes.
+/// Metadata fields of the sector format: name to (start, end) in the 64 bytes.
 #[pyfunction]
 fn sector_layout(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let layout = PyDict::new(py);

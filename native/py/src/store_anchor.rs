@@ -1,4 +1,4 @@
-//! Bindings of a store's anchor: what is to be anchored out, whether it was in.
+//! Bindings of a store's anchor: hands out states to anchor and takes the answers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,10 +18,10 @@ create_exception!(
     sealane._native,
     StoreRefusedError,
     PyOSError,
-    "A store was refused: arguments (reason id, text)."
+    "A store was refused. Arguments: (reason id, text)."
 );
 
-/// A store's error as Python has it.
+/// Converts a store's error for Python.
 pub(crate) fn store_error(error: io::Error) -> PyErr {
     match Refusal::of(&error) {
         Some(refusal) => StoreRefusedError::new_err((refusal.reason().id(), error.to_string())),
@@ -29,7 +29,7 @@ pub(crate) fn store_error(error: io::Error) -> PyErr {
     }
 }
 
-/// The anchor of one store, which somebody else advances.
+/// The anchor of one store; its caller advances it.
 #[pyclass(frozen, module = "sealane._native")]
 pub(crate) struct StoreAnchor(Arc<QueuedAnchor>);
 
@@ -52,7 +52,8 @@ impl StoreAnchor {
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
         let decode = |(number, bytes): (u64, Vec<u8>)| {
-            let detail = format!("what is anchored as number {number} is no state of that number");
+            let detail =
+                format!("the state anchored as number {number} does not belong to that number");
             Anchored::decode_as(number, &bytes).ok_or(Refusal::RolledBack(detail))
         };
         let latest =

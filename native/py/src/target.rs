@@ -35,7 +35,7 @@ use crate::storage::{
 };
 use crate::store_anchor::{StoreAnchor, store_error};
 
-/// Registers everything of this file.
+/// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RemoteDevice>()?;
     module.add_class::<StoreAnchor>()?;
@@ -47,13 +47,13 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Controller>()
 }
 
-/// A plain namespace of somebody else's target, for one store.
+/// A plain namespace of a third party's target, for one store.
 #[pyclass(frozen, module = "sealane._native")]
 struct RemoteDevice(Mutex<Option<Remote>>);
 
-/// What its blocks are good for.
+/// The block format decides what its blocks hold.
 enum Remote {
-    /// Pages of a store with a map.
+    /// Pages of a store that maps sectors to pages.
     Pages(Arc<EngineDevice>),
     /// Sectors with their metadata.
     Sectors(RemoteBlocks),
@@ -62,7 +62,7 @@ enum Remote {
 impl RemoteDevice {
     fn take(&self) -> PyResult<Remote> {
         let device = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        device.ok_or_else(|| invalid("the device is used or closed already"))
+        device.ok_or_else(|| invalid("the device is already used or closed"))
     }
 }
 
@@ -99,7 +99,7 @@ impl RemoteDevice {
     }
 }
 
-/// How far the opening of a store is.
+/// Progress of opening a store.
 #[pyclass(frozen, module = "sealane._native")]
 struct StoreOpening(Arc<Opening>);
 
@@ -156,7 +156,7 @@ impl Namespace {
         let secret = secret.map(|secret| take_secret("secret", secret)).transpose()?;
         let anchor = anchor.map(StoreAnchor::shared);
         if block_count == 0 {
-            return Err(invalid("a namespace has at least 1 block"));
+            return Err(invalid("block_count 0; a namespace has at least 1 block"));
         }
         let creates = creates(&exist)?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
@@ -192,7 +192,7 @@ impl Namespace {
         Ok(Self::over(namespace))
     }
 
-    /// A sealed namespace on somebody else's.
+    /// Opens or creates a sealed namespace on a third party's plain one.
     #[staticmethod]
     #[pyo3(signature = (device, *, volume_id, block_count, store_key, exist, freshness=true,
         anchor=None))]
@@ -273,8 +273,8 @@ impl Namespace {
     }
 
     fn contains(&self, milestone: &[u8]) -> PyResult<bool> {
-        let told = milestone_of("milestone", milestone)?;
-        Ok(told.is_none_or(|told| self.namespace.contains(&told)))
+        let reported = milestone_of("milestone", milestone)?;
+        Ok(reported.is_none_or(|reported| self.namespace.contains(&reported)))
     }
 
     #[pyo3(signature = (*, iops=0, bytes_per_second=0, read_iops=0, write_iops=0,
@@ -402,7 +402,7 @@ fn ana_state(name: &str) -> PyResult<AnaState> {
     })
 }
 
-/// Every I/O queue of one association.
+/// All I/O queues of one association.
 #[pyclass(frozen, module = "sealane._native")]
 #[allow(clippy::struct_field_names)] // the attributes' names are the specification's
 struct Controller {
@@ -437,7 +437,7 @@ impl Controller {
     fn set_namespaces(&self, entries: Vec<(u32, Py<Namespace>, String)>) -> PyResult<()> {
         let entries = entries.into_iter().map(|(nsid, namespace, state)| {
             if nsid == 0 || nsid == u32::MAX {
-                return Err(invalid(format!("namespace id {nsid:#x} can't be used")));
+                return Err(invalid(format!("namespace id {nsid:#x} is reserved")));
             }
             Ok((nsid, Arc::clone(&namespace.get().namespace), ana_state(&state)?))
         });

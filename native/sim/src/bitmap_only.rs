@@ -1,19 +1,19 @@
-//! What generations are for: a receiver that knows slots and nothing of the messages in them.
+//! Shows why generations are needed: a receiver that knows slots but not the messages in them.
 //!
-//! It is offered the packets that the real one gets, as from hardware whose packets carry a slot and
-//! a place (the message number modulo the slots), keeps a bitmap for each slot and clears it when
-//! the slot is posted again. A late packet of the message before then lands in the one that is there
-//! now, and the packet that belongs there is dropped as a repetition (experiment E13).
+//! It gets the same packets as the real receiver, as if from hardware whose packets carry a slot
+//! (the message number modulo the slots) and a place. It keeps a bitmap for each slot and clears it
+//! when the slot is posted again. A late packet of the previous message then lands in the current
+//! one, and the packet that belongs there is dropped as a duplicate (experiment E13).
 
 use sealane_proto::session::Reliability;
 
 use crate::Scenario;
 
-/// One block of a message; of one without a code, one unit.
+/// One block of a message; without a code, one unit.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
     arrived: u32,
-    /// Data units that have arrived, of whatever message.
+    /// Data units that have arrived, regardless of their message.
     data_arrived: u32,
     is_data_foreign: bool,
     is_parity_foreign: bool,
@@ -35,9 +35,9 @@ pub(crate) struct BitmapOnly {
     /// Data and parity units of a block.
     code: (u32, u32),
     slots: Vec<Slot>,
-    /// Units taken for those of another message.
+    /// Units counted towards another message.
     pub foreign_units: u64,
-    /// Messages that are wrong by them.
+    /// Messages that are wrong because of them.
     pub foreign_messages: u64,
 }
 
@@ -56,7 +56,7 @@ impl BitmapOnly {
         }
     }
 
-    /// A buffer is posted for a message of a known length.
+    /// A buffer is posted for a message of known length.
     pub fn posted(&mut self, message: u64, length: u64) {
         let (k, m) = self.code;
         let data_units = length.div_ceil(self.unit_bytes).max(1) as u32;
@@ -71,7 +71,7 @@ impl BitmapOnly {
         };
     }
 
-    /// A unit arrives, by its coded index.
+    /// A unit arrives, identified by its coded index.
     pub fn arrived(&mut self, message: u64, coded: u32) {
         let (k, m) = self.code;
         let index = (message % self.slots.len() as u64) as usize;
@@ -91,7 +91,7 @@ impl BitmapOnly {
         block.is_data_foreign |= is_foreign && is_data;
         block.is_parity_foreign |= is_foreign && !is_data;
         self.foreign_units += u64::from(is_foreign);
-        // Parity is looked at only where data is missing.
+        // Parity is used only where data is missing.
         let is_wrong =
             block.is_data_foreign || (block.is_parity_foreign && block.data_arrived < needed);
         if block.arrived == needed && is_wrong && !slot.is_foreign {
@@ -136,14 +136,15 @@ mod tests {
     #[test]
     fn late_parity_does_harm_only_where_it_is_decoded() {
         let code = Reliability::ErasureCoded { k: 2, m: 1, depth: 1 };
-        // Parity of the message before, and then all data: whole before the last of it.
+        // Parity of the previous message, then all data: the block is complete before the last data
+        // unit arrives.
         let mut wrong = receiver(code);
         wrong.posted(2, 512);
         for (message, unit) in [(0, 2), (2, 0), (2, 1)] {
             wrong.arrived(message, unit);
         }
         assert_eq!((wrong.foreign_units, wrong.foreign_messages), (1, 1));
-        // Data first: parity is surplus, whoever's it is.
+        // Data first: parity is surplus, regardless of its message.
         let mut right = receiver(code);
         right.posted(2, 512);
         for (message, unit) in [(2, 0), (2, 1), (0, 2)] {

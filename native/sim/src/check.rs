@@ -1,28 +1,28 @@
-//! Checkers: they watch a run from outside the machines and write down what must never happen.
+//! Checkers: they watch a run from outside the machines and record what must never happen.
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{BURST_PACKETS, CompletionStatus};
 
-/// Violations that are written down; a broken run would make millions.
+/// Most violations recorded; a broken run could cause millions.
 const VIOLATIONS_MAX: usize = 32;
 
-/// Which rule was broken.
+/// A rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// A completed receive holds exactly the bytes that were sent, and its buffer nothing else.
+    /// A completed receive holds exactly the sent bytes, and its buffer nothing else.
     PayloadEqual,
     /// No byte of a message is written twice.
     WrittenOnce,
-    /// Corrupted, repeated and late datagrams leave memory as it is.
+    /// Corrupted, repeated and late datagrams do not change memory.
     MemoryUnchanged,
-    /// Every request completes, once, with `Ok`.
+    /// Every request completes exactly once, with `Ok`.
     CompletedOnce,
-    /// No unit is sent for which the peer has not posted a receive that is long enough.
+    /// A unit is only sent if the peer has posted a receive that is long enough.
     CreditKept,
     /// No interval has more wire bytes than the rate and one burst allow.
     RateKept,
-    /// A chunk is published once, and after all of its bytes.
+    /// A chunk is published once, after all its bytes.
     ChunkLanded,
     /// The run ends within its time, and the machines make progress.
     Finished,
@@ -31,15 +31,15 @@ pub enum Rule {
 /// One broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// When, in virtual time.
+    /// Virtual time of the violation.
     pub at: Nanos,
     /// What was found.
     pub detail: String,
 }
 
-/// What was found so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub now: Nanos,
@@ -54,7 +54,8 @@ impl Findings {
     }
 }
 
-/// [`Rule::RateKept`] for one end: a bucket that leaks at the rate must never hold more than a burst.
+/// Checks [`Rule::RateKept`] for one end: a bucket that leaks at the rate must never hold more than
+/// a burst.
 #[derive(Debug)]
 pub(crate) struct RateChecker {
     rate_bytes_per_second: u64,
@@ -84,7 +85,7 @@ impl RateChecker {
     }
 }
 
-/// [`Rule::CreditKept`]: lengths of all receives posted, by message number.
+/// Checks [`Rule::CreditKept`]; holds the lengths of all posted receives by message number.
 #[derive(Debug, Default)]
 pub(crate) struct CreditChecker {
     posted: Vec<u64>,
@@ -102,14 +103,16 @@ impl CreditChecker {
             match self.posted.get(message as usize) {
                 Some(length_max) if length <= *length_max => {}
                 found => findings.add(Rule::CreditKept, || {
-                    format!("message {message} of {length} bytes sent, receive: {found:?}")
+                    format!(
+                        "message {message} of {length} bytes sent, length of its receive: {found:?}"
+                    )
                 }),
             }
         }
     }
 }
 
-/// [`Rule::CompletedOnce`] for one end.
+/// Checks [`Rule::CompletedOnce`] for one end.
 #[derive(Debug)]
 pub(crate) struct CompletionChecker {
     what: &'static str,
@@ -130,7 +133,7 @@ impl CompletionChecker {
                 self.missing -= 1;
             }
             found => findings.add(Rule::CompletedOnce, || {
-                format!("{what} {message} completed with {status:?}, before: {found:?}")
+                format!("{what} {message} completed with {status:?}, completed before: {found:?}")
             }),
         }
     }

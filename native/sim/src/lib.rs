@@ -1,6 +1,6 @@
 //! The session machines of `sealane-proto` in virtual time: event loop, path model and checkers.
 //!
-//! A [`Scenario`] decides a run completely; [`run`] returns what happened and which rules were
+//! A [`Scenario`] determines a run completely; [`run`] returns what happened and which rules were
 //! broken. Small worlds use real payload and AEAD; statistics at 400 Gbit/s use lengths only.
 #![forbid(unsafe_code)]
 

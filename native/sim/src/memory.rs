@@ -1,4 +1,4 @@
-//! The memory of one end, with a record of what was done to it.
+//! The memory of one end, with a record of all accesses that change it.
 
 use std::collections::BTreeMap;
 
@@ -6,35 +6,35 @@ use sealane_proto::session::{Memory, PayloadMode};
 
 use crate::check::{Findings, Rule};
 
-/// What fills a buffer before a message lands in it.
+/// Fills a buffer before a message lands in it.
 const CANARY: u8 = 0xa5;
-/// Slot regions are apart by this much, so that a write past a buffer's end is seen.
+/// Gap between slot regions, which reveals writes past the end of a buffer.
 const GUARD_BYTES: u64 = 64;
 
-/// A fault that a test puts between machine and memory, to see a checker find it.
+/// A fault that a test injects between machine and memory, to see whether a checker finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "tests make the checkers fail with these"))]
 pub(crate) enum Sabotage {
-    /// One bit of what is written is flipped.
+    /// Flips one bit of what is written.
     FlipBit,
-    /// Every write is made twice.
+    /// Makes every write twice.
     WriteTwice,
-    /// A byte behind each write is written too.
+    /// Also writes a byte after each write.
     WriteBeyond,
-    /// Chunks are published before the first write of their message.
+    /// Publishes chunks before the first write of their message.
     LandEarly,
-    /// A datagram that must change nothing writes a byte.
+    /// Writes a byte for a datagram that must not change anything.
     WriteOnRefused,
 }
 
-/// One message as it lands.
+/// One message that is landing.
 #[derive(Debug, Default, Clone)]
 struct Slot {
     message: u64,
     length: u64,
     units_written: Vec<bool>,
     chunks_landed: Vec<bool>,
-    /// Before, the chunk map is that of the message that had the slot last.
+    /// Before that, the chunk map belongs to the previous message in the slot.
     is_cleared: bool,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct WatchedMemory {
     stride: u64,
     bytes: Vec<u8>,
     slots: Vec<Slot>,
-    /// Bytes of messages that hold something else than their pattern.
+    /// Bytes of messages with contents other than the pattern.
     pub contents: BTreeMap<u64, Vec<u8>>,
-    /// Anything done to the memory or the chunk map so far.
+    /// Number of changes to the memory or the chunk map.
     pub changes: u64,
     pub findings: Findings,
     pub sabotage: Option<Sabotage>,
@@ -75,12 +75,12 @@ impl WatchedMemory {
         }
     }
 
-    /// Where the buffer of a message is.
+    /// Offset of a message's buffer.
     pub fn offset(&self, message: u64) -> u64 {
         message % self.slots.len() as u64 * self.stride
     }
 
-    /// Writes the bytes of a message, to be sent.
+    /// Writes the bytes of a message to send.
     pub fn fill(&mut self, message: u64, length: u64) {
         if self.payload == PayloadMode::Real {
             let (start, seed) = (self.offset(message) as usize, self.seed);
@@ -95,7 +95,7 @@ impl WatchedMemory {
         }
     }
 
-    /// Makes a buffer ready for a message of a known length.
+    /// Prepares a buffer for a message of known length.
     pub fn expect(&mut self, message: u64, length: u64) {
         let start = self.offset(message) as usize;
         if self.payload == PayloadMode::Real {
@@ -112,13 +112,13 @@ impl WatchedMemory {
         };
     }
 
-    /// Checks a message that has completed; gives its bytes, unless they are the pattern.
+    /// Checks a completed message; returns its bytes unless they are the pattern.
     pub fn verify(&mut self, message: u64, length: u64) -> Option<Vec<u8>> {
         let index = (message % self.slots.len() as u64) as usize;
         let Slot { message: expected, length: posted, ref chunks_landed, .. } = self.slots[index];
         if (message, length) != (expected, posted) {
             self.findings.add(Rule::PayloadEqual, || {
-                format!("message {message} has {length} bytes, {expected} with {posted} is due")
+                format!("message {message} has {length} bytes; expected message {expected} with {posted}")
             });
         } else if !chunks_landed.iter().all(|landed| *landed) {
             let detail = || format!("message {message} completed with chunks missing");
@@ -153,7 +153,7 @@ impl WatchedMemory {
         match slot.units_written.get_mut(unit as usize) {
             Some(written) if is_unit && !*written => *written = true,
             found => self.findings.add(Rule::WrittenOnce, || {
-                format!("{length} bytes at {within} of message {message}, before: {found:?}")
+                format!("{length} bytes written at {within} of message {message}, written before: {found:?}")
             }),
         }
     }
@@ -190,7 +190,7 @@ impl Memory for WatchedMemory {
             found => self.findings.add(Rule::ChunkLanded, || {
                 format!(
                     "chunk {chunk} of message {message}, written: {is_written}, cleared: \
-                     {is_cleared}, before: {found:?}"
+                     {is_cleared}, landed before: {found:?}"
                 )
             }),
         }
@@ -212,7 +212,7 @@ impl Memory for WatchedMemory {
     }
 }
 
-/// Byte `at` of a message: differs between messages, places and seeds.
+/// Byte `at` of a message; differs between messages, positions and seeds.
 fn pattern(seed: u64, message: u64, at: u64) -> u8 {
     let word =
         (seed ^ message.rotate_left(40)).wrapping_add(at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);

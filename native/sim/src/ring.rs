@@ -1,5 +1,5 @@
-//! A ring of sites in virtual time, each with a session to the next, that run one collective
-//! operation again and again: what each sends and receives, in order, is given.
+//! A ring of sites in virtual time, each with a session to the next, that repeatedly run one
+//! collective operation: a given sequence of sends and receives for each site.
 
 use std::ops::Range;
 
@@ -9,91 +9,92 @@ use sealane_proto::session::PayloadMode;
 use crate::scenario::{MESSAGES_MAX, Scenario, ScenarioError};
 use crate::world::{Outcome, World, drive};
 
-/// Sites of a ring, most.
+/// Most sites of a ring.
 pub const SITES_MAX: usize = 64;
-/// Operations one after the other, most.
+/// Most consecutive operations.
 pub const REPEATS_MAX: u32 = 100_000;
 
-/// Bytes of a site's array that go to the next site.
+/// Part of a site's array to send to the next site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingSend {
-    /// Where they are.
+    /// Its range.
     pub range: Range<u64>,
-    /// So many messages have to have arrived, in order, before this one may go.
+    /// Number of messages that must have arrived, in order, before this one may be sent.
     pub after: u32,
 }
 
-/// Bytes of a site's array that the site before fills.
+/// Part of a site's array to receive from the previous site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingReceive {
-    /// Where they are.
+    /// Its range.
     pub range: Range<u64>,
-    /// Whether they are combined with what is there, or take its place.
+    /// Whether the bytes are combined with the existing ones instead of replacing them.
     pub is_combined: bool,
 }
 
-/// What one site does in an operation.
+/// One site's part in an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
-    /// To the next site, in this order.
+    /// To the next site, in order.
     pub sends: Vec<RingSend>,
-    /// From the site before, in this order.
+    /// From the previous site, in order.
     pub receives: Vec<RingReceive>,
 }
 
 /// A ring and its operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ring {
-    /// Every link and session of it. Number and lengths of messages are those of the operation.
+    /// Settings of every link and session; number and lengths of messages come from the operation.
     pub session: Scenario,
-    /// What the sites do.
+    /// The sites' parts.
     pub sites: Vec<Site>,
-    /// How often. Each time all begin at once, when what was before is acknowledged everywhere.
+    /// Number of operations. All sites start one together, when everything before is acknowledged
+    /// everywhere.
     pub repeats: u32,
 }
 
-/// Combines bytes that have arrived (second) with those of a site (first), of equal length.
+/// Combines the bytes that have arrived (second) into those of a site (first), of equal length.
 pub type Combine<'a> = &'a dyn Fn(&mut [u8], &[u8]);
 
-/// What a ring showed.
+/// Result of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingOutcome {
-    /// By operation: nanoseconds until the last site had all it was to receive. Fewer than asked
-    /// for if a session broke a rule.
+    /// By operation: nanoseconds until the last site had received everything. Shorter if a session
+    /// broke a rule.
     pub completion_nanos: Vec<Nanos>,
-    /// By site: the session to the next one.
+    /// By site: its session to the next one.
     pub sessions: Vec<Outcome>,
 }
 
-/// A ring that cannot be run.
+/// Why a ring cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// A session of it cannot be.
+    /// A session of the ring is not valid.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
     /// Too few or too many sites.
-    #[error("{0} sites: 2 to {SITES_MAX} are needed")]
+    #[error("{0} sites: 2 to {SITES_MAX} are allowed")]
     Sites(usize),
     /// Too few or too many operations or messages.
     #[error(
-        "{messages} messages, {repeats} times: 1 to {MESSAGES_MAX} in all, {REPEATS_MAX} times"
+        "{messages} messages, {repeats} times: 1 to {MESSAGES_MAX} in all, up to {REPEATS_MAX} times"
     )]
     Messages {
-        /// Of a site and operation.
+        /// Messages of a site in one operation.
         messages: usize,
         /// Operations.
         repeats: u32,
     },
-    /// What one site sends the next does not receive.
-    #[error("what site {0} sends is not what the next one receives")]
+    /// A site's sends do not match the next site's receives.
+    #[error("the sends of site {0} do not match the receives of the next site")]
     Unequal(usize),
-    /// With real payload each site has an array, all equally long, in which all ranges lie.
-    #[error("site {0} has no array for what it sends and receives")]
+    /// With real payload each site needs an array that contains all its ranges.
+    #[error("site {0} has no array that contains the ranges it sends and receives")]
     Array(usize),
 }
 
-/// Runs a ring to its end. With real payload `arrays` are those of the sites, and hold what the
-/// operations made of them afterwards; without, there are none.
+/// Runs a ring to its end. With real payload, `arrays` are the sites' arrays and hold the results
+/// of the operations afterwards; otherwise it is empty.
 pub fn run_ring(
     ring: &Ring,
     arrays: &mut [Vec<u8>],
@@ -129,8 +130,8 @@ impl Ring {
             }
             let next = &self.sites[(number + 1) % sites];
             let received = next.receives.iter().map(|receive| length(&receive.range));
-            let is_rising = site.ranges().all(|range| range.start <= range.end);
-            if !is_rising || !site.lengths().eq(received) {
+            let is_ascending = site.ranges().all(|range| range.start <= range.end);
+            if !is_ascending || !site.lengths().eq(received) {
                 return Err(RingError::Unequal(number));
             }
             let end = site.ranges().map(|range| range.end).max().unwrap_or(0);
@@ -146,7 +147,7 @@ impl Ring {
     fn scenario(&self, number: usize) -> Scenario {
         let site = &self.sites[number];
         Scenario {
-            // Losses of one link say nothing of another's.
+            // Losses of different links are independent.
             seed: self.session.seed.wrapping_mul(SITES_MAX as u64).wrapping_add(number as u64),
             count: site.sends.len() as u32 * self.repeats,
             message_bytes_min: 0,
@@ -168,14 +169,14 @@ impl Site {
     }
 }
 
-/// The operations as they go on.
+/// Progress of the operations.
 struct Operations<'a> {
     ring: &'a Ring,
     arrays: &'a mut [Vec<u8>],
     combine: Combine<'a>,
-    /// When the newest operation began, if one is under way.
+    /// When the current operation started, if one is in progress.
     begun: Option<Nanos>,
-    /// By site: messages of it that have been sent, and received.
+    /// By site: number of its messages sent and received.
     progress: Vec<(usize, usize)>,
     completion_nanos: Vec<Nanos>,
 }
@@ -186,7 +187,7 @@ impl<'a> Operations<'a> {
         Self { ring, arrays, combine, begun: None, progress, completion_nanos: Vec::new() }
     }
 
-    /// Number of a message of the operation under way, in its session.
+    /// Number, in its session, of a message of the current operation.
     fn message(&self, site: usize, index: usize) -> u64 {
         (self.completion_nanos.len() * self.ring.sites[site].sends.len() + index) as u64
     }
@@ -211,7 +212,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Whether all sites are ready, and have nothing left of the operation before.
+    /// Whether all sites are ready and have nothing outstanding from the previous operation.
     fn may_begin(&self, worlds: &[World<'_>]) -> bool {
         worlds.iter().enumerate().all(|(site, world)| {
             let newest = self.message(site, 0).checked_sub(1);
@@ -219,7 +220,7 @@ impl<'a> Operations<'a> {
         })
     }
 
-    /// Takes what has arrived at a site, in order.
+    /// Processes what has arrived at a site, in order.
     fn receive(&mut self, worlds: &mut [World<'_>], site: usize) {
         let before = (site + worlds.len() - 1) % worlds.len();
         while let Some(receive) = self.ring.sites[site].receives.get(self.progress[site].1) {
@@ -239,7 +240,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Lets a site send what it may by now.
+    /// Lets a site send what it may send now.
     fn send(&mut self, worlds: &mut [World<'_>], site: usize, now: Nanos) {
         let is_real = self.ring.session.payload == PayloadMode::Real;
         let (sent, received) = &mut self.progress[site];

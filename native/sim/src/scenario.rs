@@ -1,4 +1,4 @@
-//! What a simulated world is like. A scenario and nothing else decides a run.
+//! The settings of a simulated world, which alone determine a run.
 
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
@@ -6,9 +6,9 @@ use sealane_proto::session::{
     Reliability,
 };
 
-/// Messages of a run, most: bounds the memory for their outcomes.
+/// Most messages of a run, which bounds the memory for their outcomes.
 pub const MESSAGES_MAX: u32 = 1_000_000;
-/// Bytes of either end's memory in real mode, most.
+/// Most bytes of each end's memory with real payload.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
 /// Another path between the ends.
@@ -16,33 +16,34 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
 pub struct PathLinks {
     /// From the sending to the receiving end.
     pub forward: LinkConfig,
-    /// And back.
+    /// From the receiving to the sending end.
     pub backward: LinkConfig,
     /// An interval in which both directions lose everything: start, end.
     pub blackout: Option<(Nanos, Nanos)>,
 }
 
-/// A host that runs and stops in turn: what arrives and what is due waits for it.
+/// A host that alternately runs and pauses; arrivals and timers wait during a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pauses {
-    /// From the beginning of one pause to that of the next.
+    /// From the start of one pause to the start of the next.
     pub every: Nanos,
     /// How long each is.
     pub length: Nanos,
 }
 
 impl Pauses {
-    /// When a host does what is due at an instant; the receiving end pauses half a turn later.
+    /// When a host processes what is due at an instant; the receiving end's pauses are shifted by
+    /// half a period.
     pub(crate) fn awake_at(self, end: usize, at: Nanos) -> Nanos {
         let within = (at + end as u64 * self.every / 2) % self.every;
         at + self.length.saturating_sub(within)
     }
 }
 
-/// A run: one end sends `count` messages to the other.
+/// The settings of a run: one end sends `count` messages to the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scenario {
-    /// Decides every random choice.
+    /// Determines every random choice.
     pub seed: u64,
     /// Number of messages.
     pub count: u32,
@@ -50,12 +51,12 @@ pub struct Scenario {
     pub message_bytes_min: u64,
     /// Longest message, in bytes; lengths are uniform between the two.
     pub message_bytes_max: u64,
-    /// Messages that are posted and not completed, most.
+    /// Most messages that are posted and not completed.
     pub depth: u16,
-    /// How all of them survive loss.
+    /// How their losses are recovered.
     pub reliability: Reliability,
-    /// Whether every third message goes out as a stream, in parts from its end to its start.
-    /// Streams have no code: they are sent with selective repeat.
+    /// Whether every third message is a stream, sent in parts from its end to its start. Streams
+    /// can't use a code and use selective repeat.
     pub streams: bool,
     /// Payload bytes of a unit.
     pub unit_bytes: u16,
@@ -67,57 +68,59 @@ pub struct Scenario {
     pub rate_bytes_per_second: u64,
     /// Idle timeout of the session.
     pub idle_timeout: Nanos,
-    /// Skew of the path that both ends know of, in nanoseconds.
+    /// Skew of the path that both ends know, in nanoseconds.
     pub reordering: Nanos,
-    /// How the sending end finds out what was lost.
+    /// How the sending end detects losses.
     pub detection: Detection,
-    /// Whether bytes travel.
+    /// Whether packets carry bytes.
     pub payload: PayloadMode,
-    /// From the sending to the receiving end. Corruption in real mode only.
+    /// From the sending to the receiving end. Corruption requires real payload.
     pub forward: LinkConfig,
-    /// And back.
+    /// From the receiving to the sending end.
     pub backward: LinkConfig,
     /// An interval in which both directions lose everything: start, end.
     pub blackout: Option<(Nanos, Nanos)>,
-    /// How hosts stop, both alike and at different times.
+    /// Pauses of both hosts, alike but at different times.
     pub pauses: Option<Pauses>,
-    /// Paths beside the one that the fields above describe.
+    /// Further paths besides the one described by the fields above.
     pub more_paths: Vec<PathLinks>,
-    /// Virtual time at which a run that has not finished counts as failed.
+    /// Virtual time after which an unfinished run counts as failed.
     pub time_max: Nanos,
 }
 
-/// A scenario that cannot be run.
+/// Why a scenario cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScenarioError {
-    /// The session refuses its configuration.
+    /// The session rejects its configuration.
     #[error(transparent)]
     Session(#[from] ConfigError),
     /// No messages, or too many.
-    #[error("count is {0}: from 1 to {MESSAGES_MAX}")]
+    #[error("count is {0}; allowed: 1 to {MESSAGES_MAX}")]
     Count(u32),
     /// Nothing may be posted.
-    #[error("depth is {0}: from 1 to the number of slots")]
+    #[error("depth is {0}; allowed: 1 to the number of slots")]
     Depth(u16),
     /// The range of lengths is empty or too long.
-    #[error("message_bytes from {0} to {1}: a rising range up to {MESSAGE_BYTES_MAX} is needed")]
+    #[error("message_bytes from {0} to {1}; allowed: an ascending range up to {MESSAGE_BYTES_MAX}")]
     MessageBytes(u64, u64),
     /// The messages of all slots do not fit into memory.
-    #[error("slots × message_bytes_max is {0}: at most {MEMORY_BYTES_MAX} with real payload")]
+    #[error("slots × message_bytes_max is {0}; at most {MEMORY_BYTES_MAX} with real payload")]
     Memory(u64),
     /// The code has no data or no parity units, or too many.
-    #[error("{0:?} is no valid scheme: all at least 1, {BLOCK_UNITS_MAX} units a block at most")]
+    #[error(
+        "{0:?} is not a valid scheme: each number must be at least 1, and a block has at most {BLOCK_UNITS_MAX} units"
+    )]
     Reliability(Reliability),
-    /// A link cannot be.
+    /// The configuration of a link is not valid.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// Without tags a corrupted packet cannot be told.
+    /// Without tags, corrupted packets cannot be detected.
     #[error("corruption needs real payload")]
     Corruption,
 }
 
 impl Scenario {
-    /// A small world with real payload over a clean path: 200 Mbit/s, 25 ms round trip.
+    /// A small world with real payload over a clean path: 200 Mbit/s, 25 ms round-trip time.
     #[must_use]
     pub fn small(seed: u64) -> Self {
         let path = LinkConfig::clean(200_000_000, 12_500_000, 1 << 20);
@@ -146,7 +149,7 @@ impl Scenario {
         }
     }
 
-    /// Lengths only, at 400 Gbit/s with 4 KiB units and a 25 ms round trip: the paper's figures.
+    /// Lengths only, at 400 Gbit/s with 4 KiB units and 25 ms round-trip time: the paper's figures.
     #[must_use]
     pub fn fast(seed: u64) -> Self {
         let small = Self::small(seed);

@@ -1,4 +1,4 @@
-//! Worlds that must stay whole, and checkers that must notice when they do not.
+//! Worlds that must satisfy every rule, and checkers that must notice when one does not.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
@@ -21,13 +21,13 @@ const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
 const PERCENT: u32 = 10_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Runs and insists on a whole world; a failure says how to run exactly this again.
+/// Runs a scenario and requires that no rule is broken; a failure says how to replay it.
 fn check(scenario: &Scenario) -> Outcome {
     let outcome = run(scenario).expect("a valid scenario");
     let seed = scenario.seed;
     assert!(
         outcome.violations.is_empty(),
-        "world {seed}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})\nor, if it is one of the \
+        "world {seed}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})\nor, if it is a hostile \
          hostile: SEALANE_SIM_SEED={seed} cargo test -p sealane-sim hostile",
         outcome.violations,
     );
@@ -78,7 +78,7 @@ fn hostile(seed: u64) -> Scenario {
     }
 }
 
-/// A hostile world that has the wanted trait, and enough messages for every fault to strike.
+/// A hostile world with the wanted property, and enough messages for every fault to occur.
 fn hostile_with(is_wanted: impl Fn(&Scenario) -> bool) -> Scenario {
     let found = (1000..2000).map(hostile).find(is_wanted).expect("such a world");
     Scenario { count: 60, message_bytes_max: 40_000, ..found }
@@ -116,7 +116,7 @@ fn loss_from_none_to_a_tenth_is_survived() {
     }
 }
 
-/// `SEALANE_SIM_SEED=n` runs world n only; `SEALANE_SIM_WORLDS=n` runs that many.
+/// `SEALANE_SIM_SEED=n` runs only world n; `SEALANE_SIM_WORLDS=n` runs n worlds.
 #[test]
 fn hundreds_of_hostile_worlds_stay_whole() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -179,7 +179,7 @@ fn a_shallow_buffer_is_never_overrun_at_the_agreed_rate() {
     scenario.forward.buffer_bytes = BURST_PACKETS * 1520;
     let outcome = check(&scenario);
     assert_eq!(outcome.forward.overflowed_packets, 0);
-    // A little faster than the path, and it is.
+    // Slightly faster than the path, and it is overrun.
     scenario.rate_bytes_per_second += scenario.rate_bytes_per_second / 4;
     assert!(check(&scenario).forward.overflowed_packets > 0);
 }
@@ -187,7 +187,7 @@ fn a_shallow_buffer_is_never_overrun_at_the_agreed_rate() {
 #[test]
 fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
     let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
-    let mut mended = 0;
+    let mut decoded = 0;
     let mut resent = 0;
     for seed in 0..400 {
         let mut scenario = Scenario { reliability, count: 1, depth: 1, ..Scenario::small(seed) };
@@ -195,10 +195,10 @@ fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
         scenario.message_bytes_max = 4 * 1408;
         scenario.forward.loss = Loss::Independent(30 * PERCENT);
         let outcome = check(&scenario);
-        mended += u32::from(outcome.receiver.decoded_units > 0);
+        decoded += u32::from(outcome.receiver.decoded_units > 0);
         resent += u32::from(outcome.sender.fallbacks > 0);
     }
-    assert!(mended > 100 && resent > 30, "{mended} {resent}");
+    assert!(decoded > 100 && resent > 30, "{decoded} {resent}");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn an_erasure_code_spares_the_time_out() {
 #[test]
 fn each_checker_notices_its_fault() {
     let noisy = hostile_with(|scenario| scenario.forward.corrupt_parts_per_billion > 0);
-    // Long enough to run at the rate for several bursts: what is counted twice must add up.
+    // Long enough for several bursts at the rate, so that double counting adds up.
     let noisy = Scenario { message_bytes_max: 400_000, ..noisy };
     let cases = [
         (WorldSabotage::Memory(Sabotage::FlipBit), Rule::PayloadEqual),

@@ -1,4 +1,5 @@
-//! One direction of the path in virtual time: the link with its datagrams, and which were copies.
+//! One direction of a path in virtual time: the link with its datagrams, and the detection of
+//! copies.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ pub(crate) struct Arrival {
     /// Number of the packet on this wire; copies share it.
     pub packet: u64,
     pub is_corrupted: bool,
-    /// A whole copy of it came before.
+    /// An intact copy of it has arrived before.
     pub is_copy: bool,
     pub ecn: Ecn,
     pub datagram: Vec<u8>,
@@ -19,7 +20,7 @@ pub(crate) struct Arrival {
 
 pub(crate) struct Wire {
     link: Link<(Vec<u8>, Ecn)>,
-    /// Packets with a copy, of which one has arrived whole.
+    /// Duplicated packets of which one copy has arrived intact.
     arrived_once: BTreeSet<u64>,
     spare: Vec<Vec<u8>>,
 }
@@ -44,7 +45,7 @@ impl Wire {
         self.link.next_at()
     }
 
-    /// Takes the next datagram if it has arrived.
+    /// Takes the next datagram that has arrived, if any.
     pub fn arrive(&mut self, now: Nanos) -> Option<Arrival> {
         let delivery = self.link.take(now)?;
         let (mut datagram, sent) = delivery.packet;
@@ -59,7 +60,7 @@ impl Wire {
         Some(Arrival { packet: delivery.number, is_corrupted, is_copy, ecn, datagram })
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer for reuse.
     pub fn recycle(&mut self, datagram: Vec<u8>) {
         self.spare.push(datagram);
     }

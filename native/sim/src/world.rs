@@ -1,4 +1,4 @@
-//! The event loop: two ends, two wires, one clock that jumps to whatever is next.
+//! The event loop: two ends, two wires, and one clock that jumps to the next event.
 
 use std::collections::BTreeMap;
 
@@ -19,36 +19,37 @@ use crate::memory::{Sabotage, WatchedMemory};
 use crate::scenario::{Scenario, ScenarioError};
 use crate::wire::{Arrival, Wire};
 
-/// Rounds at one instant after which a machine counts as stuck: far above a burst and its answers.
+/// Rounds at one instant after which a machine counts as stuck: far more than a burst and its
+/// answers.
 const ROUNDS_PER_INSTANT_MAX: u32 = 10_000;
 
-/// What a run showed.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// By message: nanoseconds from its first packet to the acknowledgement of the last.
-    /// `None` for one that did not complete.
+    /// By message: nanoseconds from its first packet to its last acknowledgement. `None` if it did
+    /// not complete.
     pub completion_nanos: Vec<Option<Nanos>>,
     /// Virtual time at the end.
     pub elapsed_nanos: Nanos,
-    /// Digest of everything that happened, in order: equal for equal scenarios.
+    /// Digest of all events in order: equal for equal scenarios.
     pub trace_hash: u64,
-    /// Datagrams sent and received, both ways: the size of the run.
+    /// Datagrams sent and received in both directions: the size of the run.
     pub steps: u64,
     /// Counters of the sending end.
     pub sender: SessionStatistics,
     /// Counters of the receiving end.
     pub receiver: SessionStatistics,
-    /// What the link from sender to receiver did.
+    /// Counters of the link from sender to receiver.
     pub forward: LinkCounters,
-    /// What the link back did.
+    /// Counters of the link back.
     pub backward: LinkCounters,
-    /// What the sending end knows of each path.
+    /// The sending end's statistics of each path.
     pub paths: Vec<PathAccount>,
-    /// Units that a receiver with bitmaps only would have taken for those of another message …
+    /// Units that a receiver with bitmaps only would have counted towards another message …
     pub foreign_units: u64,
     /// … and messages that it would have completed with such units in them.
     pub foreign_messages: u64,
-    /// Rules broken. Empty, or there is a bug.
+    /// Broken rules; any entry is a bug.
     pub violations: Vec<Violation>,
 }
 
@@ -63,7 +64,7 @@ fn alone(mut world: World<'_>) -> Outcome {
     world.finish()
 }
 
-/// Like [`run`], with a fault between machine and checkers that they have to find.
+/// Like [`run`], with a fault between machine and checkers that the checkers must find.
 #[cfg(test)]
 pub(crate) fn run_sabotaged(
     scenario: &Scenario,
@@ -73,12 +74,12 @@ pub(crate) fn run_sabotaged(
     Ok(alone(World::new(scenario, Some(sabotage))?))
 }
 
-/// Where a test puts its fault.
+/// Where a test injects its fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "tests make the checkers fail with these"))]
 pub(crate) enum WorldSabotage {
     Memory(Sabotage),
-    /// The credit checker does not hear of receives.
+    /// The credit checker is not told about receives.
     ForgetCredit,
     /// Every datagram is counted twice against the rate.
     CountTwice,
@@ -88,7 +89,7 @@ pub(crate) enum WorldSabotage {
     CutWires,
 }
 
-/// FNV-1a over words; cheap, and enough to tell two traces apart.
+/// FNV-1a over words: cheap, and sufficient to distinguish traces.
 #[derive(Debug)]
 struct Trace(u64);
 
@@ -111,25 +112,25 @@ struct End {
     is_closed: bool,
 }
 
-/// One session over its path.
+/// A session and its paths.
 pub(crate) struct World<'a> {
     scenario: &'a Scenario,
     lengths: Vec<u64>,
     now: Nanos,
-    /// Rounds at this instant so far.
+    /// Rounds so far at this instant.
     rounds: u32,
-    /// Messages that may be posted: all, unless something else has to happen before.
+    /// Number of messages that may be posted: all, unless something else has to happen first.
     released: u32,
-    /// What has arrived of the messages that were [`Self::release`]d with their bytes.
+    /// The bytes of received messages that were [`Self::release`]d with their bytes.
     arrived: BTreeMap<u64, Vec<u8>>,
-    /// Messages were released after the newest instant.
+    /// Messages were released after the latest instant.
     is_woken: bool,
     /// Sending end, receiving end.
     ends: [End; 2],
-    /// Wires out of them, by path.
+    /// Their outgoing wires, by path.
     wires: [Vec<Wire>; 2],
     credit: CreditChecker,
-    /// Sees what the receiving end sees.
+    /// Gets the same packets as the receiving end.
     bitmap_only: BitmapOnly,
     findings: Findings,
     trace: Trace,
@@ -139,8 +140,8 @@ pub(crate) struct World<'a> {
     sabotage: Option<WorldSabotage>,
 }
 
-/// Lets worlds live side by side, on one clock; what `between` releases after an instant counts for
-/// it. Ends when nothing is left to happen, or one of them can't go on.
+/// Runs worlds side by side on one clock. Messages that `between` releases after an instant belong
+/// to that instant. Ends when no events are left, or when one of the worlds is stuck.
 pub(crate) fn drive(worlds: &mut [World<'_>], mut between: impl FnMut(&mut [World<'_>], Nanos)) {
     for world in &mut *worlds {
         world.start();
@@ -165,7 +166,7 @@ pub(crate) fn drive(worlds: &mut [World<'_>], mut between: impl FnMut(&mut [Worl
 }
 
 impl<'a> World<'a> {
-    /// A world whose messages have lengths drawn from the scenario's range.
+    /// Creates a world whose message lengths are drawn from the scenario's range.
     pub fn new(
         scenario: &'a Scenario,
         sabotage: Option<WorldSabotage>,
@@ -213,13 +214,13 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Holds all messages back until they are released; these are their lengths.
+    /// Holds back all messages until they are released; sets their lengths.
     pub fn hold(&mut self, lengths: Vec<u64>) {
         self.lengths = lengths;
         self.released = 0;
     }
 
-    /// Lets the next message go, with these bytes if any travel.
+    /// Releases the next message, with these bytes if payload is real.
     pub fn release(&mut self, bytes: Option<Vec<u8>>, now: Nanos) {
         let message = u64::from(self.released);
         if let Some(bytes) = bytes {
@@ -235,24 +236,24 @@ impl<'a> World<'a> {
         self.is_woken = true;
     }
 
-    /// Whether a message could leave at once: keys and path are confirmed, receives are posted.
+    /// Whether a message could leave at once: keys and path are confirmed and receives are posted.
     pub fn is_ready(&self) -> bool {
         let session = &self.ends[0].session;
         session.is_established() && session.credit_end() > 0
     }
 
-    /// Whether the receiving end has all of a message.
+    /// Whether the receiving end has received a message completely.
     pub fn has_received(&self, message: u64) -> bool {
         self.ends[1].completions.is_completed(message)
     }
 
-    /// Whether the sending end knows that it has this message and all before.
+    /// Whether the sending end knows that this message and all before it were received.
     pub fn has_sent_all(&self, last: u64) -> bool {
         let is_sent = |message| self.ends[0].completions.is_completed(message);
         self.ends[0].in_flight == 0 && is_sent(last)
     }
 
-    /// Takes the bytes of a message that was received, if any travelled.
+    /// Takes the bytes of a received message, if payload is real.
     pub fn take_arrived(&mut self, message: u64) -> Option<Vec<u8>> {
         self.arrived.remove(&message)
     }
@@ -263,13 +264,13 @@ impl<'a> World<'a> {
         self.pump(1);
     }
 
-    /// Does what is due at an instant; false if there is no end to it.
+    /// Processes everything due at an instant; false if that does not end.
     fn advance(&mut self, now: Nanos) -> bool {
         self.rounds = if now > self.now { 0 } else { self.rounds + 1 };
         self.now = now.max(self.now);
         self.findings.now = self.now;
         if self.rounds > ROUNDS_PER_INSTANT_MAX {
-            self.findings.add(Rule::Finished, || "no progress: time stands still".into());
+            self.findings.add(Rule::Finished, || "no progress: stuck at one instant".into());
             return false;
         }
         if self.now > self.scenario.time_max {
@@ -293,7 +294,7 @@ impl<'a> World<'a> {
         true
     }
 
-    /// What it showed.
+    /// Checks the final state and returns the result.
     pub fn finish(mut self) -> Outcome {
         for end in &mut self.ends {
             end.completions.finish(&mut self.findings);
@@ -328,14 +329,14 @@ impl<'a> World<'a> {
         self.ends.iter().enumerate().filter_map(next_of).min()
     }
 
-    /// When an end does what is due at an instant.
+    /// When an end processes what is due at an instant.
     fn awake_at(&self, end: usize, at: Nanos) -> Nanos {
-        // In the past or not: what waited is due now.
+        // Also if that is in the past: what had to wait is due now.
         let at = at.max(self.now);
         self.scenario.pauses.map_or(at, |pauses| pauses.awake_at(end, at))
     }
 
-    /// Hands an end everything that has arrived; whether there was anything.
+    /// Delivers everything that has arrived at an end; returns whether there was anything.
     fn deliver(&mut self, end: usize) -> bool {
         (0..self.wires[1 - end].len())
             .fold(false, |is_any, path| self.deliver_on(path, end) | is_any)
@@ -369,7 +370,7 @@ impl<'a> World<'a> {
             if must_not_change && memory.changes != changes {
                 self.findings.add(Rule::MemoryUnchanged, || {
                     let Arrival { is_corrupted, is_copy, .. } = arrival;
-                    format!("corrupted: {is_corrupted}, copy: {is_copy}, late: {is_late}")
+                    format!("changed by a datagram with corrupted: {is_corrupted}, copy: {is_copy}, late: {is_late}")
                 });
             }
             self.wires[1 - end][path].recycle(arrival.datagram);
@@ -378,7 +379,7 @@ impl<'a> World<'a> {
         is_any
     }
 
-    /// Lets an end send all it may, and takes note of its events.
+    /// Lets an end send all it may, and processes its events.
     fn pump(&mut self, end: usize) {
         self.ends[end].session.handle_timeout(self.now);
         self.handle_events(end);
@@ -454,7 +455,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Keeps as much posted as the scenario allows, at both ends.
+    /// Keeps as much posted at both ends as the scenario allows.
     fn post(&mut self) {
         let Scenario { count, depth, slots, reliability, streams, message_bytes_max, .. } =
             *self.scenario;
@@ -501,7 +502,7 @@ impl<'a> World<'a> {
 }
 
 impl End {
-    /// Sends a message as a stream: three parts at most, the last first, and half of it again.
+    /// Sends a message as a stream: at most three parts, the last one first, then one part again.
     fn post_stream(&mut self, message: u64, length: u64, now: Nanos) -> Result<u64, PostError> {
         let unit_bytes = u64::from(self.session.config().unit_bytes);
         let request = StreamRequest {
@@ -545,7 +546,7 @@ impl End {
             payload: scenario.payload,
         };
         config.validate()?;
-        // Keys of a world in which nobody listens: only their being different matters.
+        // No one attacks this world, so the keys only have to differ.
         let secret = |direction: u64| Secret::extract(&direction.to_be_bytes(), b"simulation");
         let keys = SessionKeys {
             send: secret(end),
@@ -567,7 +568,7 @@ impl End {
     }
 }
 
-/// Every third message carries no immediate.
+/// Every third message has no immediate.
 fn immediate_of(message: u64) -> Option<u32> {
     (!message.is_multiple_of(3)).then_some(message as u32 ^ 0x5ea1_a4e0)
 }

@@ -1,5 +1,5 @@
-//! Test 16 of the reference's list, its last word: what two sessions hold in memory is bounded by what
-//! is in flight, whatever is lost and however long the message is.
+//! The last part of test 16 in the reference's list: the memory of two sessions is bounded by the
+//! data in flight, regardless of losses and of the length of the message.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,24 +8,24 @@ use sealane_proto::link::Loss;
 use sealane_proto::session::Reliability;
 use sealane_sim::{Scenario, run};
 
-/// The system's allocator, and the most bytes that it had given out at any time.
+/// The system's allocator, with the highest number of bytes allocated at any time.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
+        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above; the block is the system's.
+        // SAFETY: as above; the block comes from the system's allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -34,11 +34,11 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const RATE: u64 = 2_500_000_000;
-/// Rate times round trip.
+/// Rate times round-trip time.
 const IN_FLIGHT_BYTES: u64 = RATE / 8 / 40;
 const UNIT_BYTES: u64 = 4096;
 
-/// Most bytes that a world with one such message holds at any time.
+/// Most bytes held at any time by a world with one such message.
 fn most_held(message_bytes: u64, reliability: Reliability) -> usize {
     let fast = Scenario::fast(16);
     let mut link = fast.forward;
@@ -65,16 +65,16 @@ fn most_held(message_bytes: u64, reliability: Reliability) -> usize {
 #[test]
 fn memory_is_that_of_what_is_in_flight() {
     let coded = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
-    // Bytes that the checkers keep for a unit: of blocks, and of what has arrived.
+    // Bytes per unit kept by the checkers: blocks, and what has arrived.
     for (reliability, checkers) in [(Reliability::SelectiveRepeat, 14), (coded, 3)] {
         let [short, long] = [8, 24].map(|times| most_held(times * IN_FLIGHT_BYTES, reliability));
         let units = (24 - 8) * IN_FLIGHT_BYTES / UNIT_BYTES;
         let in_flight = IN_FLIGHT_BYTES / UNIT_BYTES;
         println!("{reliability:?}: {short} and {long} bytes; {in_flight} units in flight");
-        // Which have arrived, which are confirmed: bits, in tables that grow by doubling.
+        // Arrived and acknowledged units: bits, in tables that grow by doubling.
         let allowed = (checkers + 2) * units;
         assert!(long.saturating_sub(short) as u64 <= allowed, "{short} {long}, {allowed}");
-        // What is sent and not confirmed, and the packets on the link: headers, without payload.
+        // Unacknowledged units, and the packets on the link: headers without payload.
         assert!(short as u64 <= 1000 * in_flight, "{short}");
     }
 }

@@ -1,6 +1,7 @@
-//! The stack against the completion-time model of SDR-RDMA (arXiv:2505.05366, appendix A) at
-//! 400 Gbit/s, 25 ms and 4 KiB units, where M · T_INJ stays below the time-out: means within 5 %. Where
-//! it is longer, what is repeated takes a new unit's turn: the model is a lower bound, 10 % an upper one.
+//! Compares the stack with the completion-time model of SDR-RDMA (arXiv:2505.05366, appendix A) at
+//! 400 Gbit/s, 25 ms and 4 KiB units. While M · T_INJ is below the time-out, means agree within 5
+//! %. For longer messages, repetitions take the place of new units: the model is a lower bound, and
+//! 10 % more an upper bound.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
@@ -21,13 +22,13 @@ fn uniform(random: &mut ChaCha8Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Mean of T_SR(M): every unit repeats after the time-out + T_INJ until it is not lost.
+/// Mean of T_SR(M): every unit is repeated after the time-out + T_INJ until it is not lost.
 fn selective_repeat(units: u32, loss: f64, timeout: f64, injection: f64) -> f64 {
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut sum = 0.0;
     for _ in 0..MODEL_SAMPLES {
         let mut last = f64::from(units) * injection;
-        // Only lost units matter: jump from one to the next.
+        // Only lost units matter, so jump from one to the next.
         let mut unit = 0.0;
         loop {
             unit += 1.0 + (uniform(&mut random).ln() / (1.0 - loss).ln()).floor();
@@ -45,8 +46,8 @@ fn selective_repeat(units: u32, loss: f64, timeout: f64, injection: f64) -> f64 
     sum / f64::from(MODEL_SAMPLES)
 }
 
-/// Mean of T_EC(M) where falling back is out of the question: data, then parity in rounds over the
-/// blocks of a group, until each block has as many symbols of parity as it lacks data.
+/// Mean of T_EC(M) without fallback: data, then parity in rounds over the blocks of a group, until
+/// each block has as many parity symbols as it lacks data.
 fn erasure_coded(units: u32, k: u32, m: u32, loss: f64) -> f64 {
     let mut random = ChaCha8Rng::seed_from_u64(2);
     let blocks = units / k;
@@ -142,7 +143,7 @@ fn a_message_longer_than_a_time_out_takes_what_the_model_says_or_little_more() {
                 "32 MiB, loss {loss} ppb, {detection:?}: {:+.2} %",
                 (stack / model - 1.0) * 1e2
             );
-            // Two in a hundred for chance.
+            // Two percent for chance.
             assert!(
                 (0.98..=1.1).contains(&(stack / model)),
                 "{loss} {detection:?}: {stack} {model}"

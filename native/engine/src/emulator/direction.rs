@@ -1,24 +1,24 @@
-//! One direction of an emulated link: its paths, and how late packets left.
+//! One direction of an emulated link: its paths, and the lateness of sent packets.
 
 use hdrhistogram::Histogram;
 use sealane_proto::link::{Delivery, Fate, Link, LinkConfig, LinkCounters, Nanos};
 
 use super::{BATCH, Outage};
 
-/// Longest lateness that is told apart: a minute.
+/// Largest lateness recorded: a minute.
 const SLIP_NANOS_MAX: Nanos = 60_000_000_000;
 
-/// What one direction has done.
+/// Results of one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirectionReport {
-    /// What each path's link decided.
+    /// Counters of each path's link.
     pub paths: Vec<LinkCounters>,
-    /// Packets sent on, copies included.
+    /// Packets sent on, including copies.
     pub sent_packets: u64,
-    /// Packets that the kernel would not take.
+    /// Packets that the kernel did not accept.
     pub unsent_packets: u64,
-    /// How long after their time packets left, which is the error that this machine adds to the
-    /// delay: nanoseconds (to a hundredth) and the number of packets.
+    /// Lateness of sent packets, which is this machine's error in the delay: (nanoseconds to within
+    /// a hundredth, number of packets).
     pub slips: Vec<(Nanos, u64)>,
 }
 
@@ -30,9 +30,10 @@ pub(super) struct Direction<P> {
 }
 
 impl<P: Clone> Direction<P> {
-    /// `index` tells the directions of one seed apart.
+    /// `index` distinguishes the two directions of one seed.
     pub fn new(configs: &[LinkConfig], seed: u64, index: u64) -> Self {
-        // Seeds of the paths differ by two, so that those of both directions interleave.
+        // The seeds of a direction's paths differ by two, so that those of both directions
+        // interleave.
         let seeds = (0..).map(|path: u64| seed.wrapping_add(2 * path + index));
         Self {
             links: configs
@@ -42,7 +43,7 @@ impl<P: Clone> Direction<P> {
                 .collect(),
             sent_packets: 0,
             unsent_packets: 0,
-            slips: Histogram::new_with_max(SLIP_NANOS_MAX, 2).expect("constants that it takes"),
+            slips: Histogram::new_with_max(SLIP_NANOS_MAX, 2).expect("the constants are valid"),
         }
     }
 
@@ -72,7 +73,7 @@ impl<P: Clone> Direction<P> {
         self.links[path].offer(packet, wire_bytes, is_ecn_capable, now)
     }
 
-    /// Takes packets that are due, a batch at most.
+    /// Takes due packets, at most one batch.
     pub fn take_due(&mut self, now: Nanos, batch: &mut Vec<Delivery<P>>) {
         for link in &mut self.links {
             while batch.len() < BATCH

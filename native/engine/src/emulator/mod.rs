@@ -1,8 +1,9 @@
-//! A long-haul link in real time: packets wait in a `Link` each way, on a thread of their own.
+//! A long-haul link in real time: packets wait in a `Link` in each direction, on a dedicated
+//! thread.
 //!
-//! What carries the packets is a [`Medium`]: interfaces of a network namespace ([`wan`], real IP
-//! packets) or loopback ports ([`relay`], UDP, without privileges). Both handle *wire* packets: no
-//! list of segments is ever delayed or lost as one.
+//! A [`Medium`] carries the packets: interfaces of a network namespace ([`wan`], real IP packets)
+//! or loopback ports ([`relay`], UDP, unprivileged). Both handle single *wire* packets, so a list
+//! of segments is never delayed or lost as a unit.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,10 +29,11 @@ pub use wan::WanPort;
 
 use direction::Direction;
 
-/// Packets sent in one call at most, and between two looks at what came in.
+/// Most packets sent in one call, and between two checks for incoming packets.
 const BATCH: usize = 64;
 
-/// An interval in which a path is down both ways, from the start of the schedule.
+/// An interval during which a path is down in both directions, relative to the start of the
+/// schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outage {
     /// Index of the path.
@@ -42,47 +44,48 @@ pub struct Outage {
     pub end_nanos: Nanos,
 }
 
-/// What the emulated link is like.
+/// Configuration of the emulated link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatorConfig {
-    /// Parallel paths from the first side to the second; each flow keeps to one, chosen by a hash
+    /// Parallel paths from the first side to the second. Each flow keeps to one, selected by a hash
     /// of its 5-tuple.
     pub forward: Vec<LinkConfig>,
     /// The same paths back.
     pub backward: Vec<LinkConfig>,
-    /// Decides every random choice, and which flow takes which path.
+    /// Determines every random choice, and the path of each flow.
     pub seed: u64,
     /// When paths are down. The schedule starts with the emulator.
     pub outages: Vec<Outage>,
-    /// Corruption mends TCP's and UDP's checksum, so that only the receiving program can notice.
+    /// Whether corruption also updates TCP's or UDP's checksum, so that only the receiving program
+    /// can notice.
     pub corruption_passes_checksum: bool,
 }
 
-/// An emulator that cannot start.
+/// Why an emulator cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
-    /// Not as many paths one way as the other, or none at all.
-    #[error("{forward} paths forward and {backward} back: as many each way, one at least")]
+    /// The numbers of paths in the two directions differ, or are zero.
+    #[error("{forward} paths forward and {backward} back; both must be equal and at least 1")]
     Paths {
         /// Number of paths forward.
         forward: usize,
         /// Number of paths back.
         backward: usize,
     },
-    /// An outage of a path that is not there, or one that ends before it starts.
+    /// The outage's path doesn't exist, or its end is not after its start.
     #[error("outage of path {path} from {start_nanos} to {end_nanos} ns: no such path or interval")]
     Outage {
         /// Index of the path.
         path: usize,
-        /// When it would fail.
+        /// Start of the outage.
         start_nanos: Nanos,
-        /// When it would be repaired.
+        /// End of the outage.
         end_nanos: Nanos,
     },
-    /// A link that cannot be.
+    /// The configuration of a link is not valid.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The kernel refuses a socket, memory or a thread.
+    /// The kernel refused a socket, memory or a thread.
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -105,16 +108,16 @@ impl EmulatorConfig {
     }
 }
 
-/// What a medium could not carry.
+/// Packets that a medium could not carry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MediumReport {
     /// Packets that the kernel dropped before the emulator saw them.
     pub missed_packets: u64,
-    /// Packets longer than the MTU, which no wire would carry: dropped.
+    /// Packets dropped because they are longer than the MTU.
     pub oversized_packets: u64,
-    /// Packets for nobody here, or from nobody known: dropped.
+    /// Packets dropped because their source or destination is unknown.
     pub foreign_packets: u64,
-    /// Packets between hosts of one side, which do not cross the link.
+    /// Packets between hosts of the same side, which do not cross the link.
     pub local_packets: u64,
 }
 
@@ -123,24 +126,24 @@ pub struct MediumReport {
 pub struct EmulatorReport {
     /// From the first side to the second.
     pub forward: DirectionReport,
-    /// And back.
+    /// From the second side to the first.
     pub backward: DirectionReport,
-    /// What could not be carried.
+    /// Packets that could not be carried.
     pub medium: MediumReport,
     /// Processor time of the emulator's thread.
     pub cpu_nanos: Nanos,
 }
 
-/// What carries the packets of an emulator.
+/// Carries an emulator's packets.
 trait Medium: Send + 'static {
     type Packet: Clone + Send;
 
-    /// What to wait for.
+    /// The descriptors to wait for.
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>>;
-    /// Offers what has come in to the direction it goes in.
+    /// Offers each incoming packet to the direction it belongs to.
     fn receive(&mut self, directions: &mut [Direction<Self::Packet>; 2]);
-    /// Sends what came out of direction `index` and empties the batch. Returns how many packets
-    /// the kernel did not take.
+    /// Sends the packets that left direction `index` and empties the batch. Returns how many
+    /// packets the kernel did not accept.
     fn send(&mut self, index: usize, batch: &mut Vec<Delivery<Self::Packet>>) -> u64;
     fn report(&mut self) -> MediumReport;
 }
@@ -197,19 +200,19 @@ impl Emulator {
         Ok(Self { address, commands, wake, thread: Some(thread), last })
     }
 
-    /// Where a relay's clients send to.
+    /// The address to which a relay's clients send.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// What happened so far; once stopped, what had happened then.
+    /// The results so far, or the final ones once stopped.
     pub fn report(&self) -> EmulatorReport {
         let (answer, answered) = bounded(1);
         self.command(Command::Report(answer));
         answered.recv().unwrap_or_else(|_| self.last.clone())
     }
 
-    /// Starts the schedule of outages (again), now.
+    /// Starts or restarts the schedule of outages now.
     pub fn start_schedule(&self) {
         self.command(Command::StartSchedule);
     }
@@ -223,9 +226,9 @@ impl Emulator {
     }
 
     fn command(&self, command: Command) {
-        // Refused only once the thread has ended, when `last` has the answers.
+        // Sending fails only once the thread has ended; then `last` has the results.
         if self.commands.send(command).is_ok() {
-            // An eventfd takes a one unless it was already told 2^64-2 times.
+            // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }
@@ -237,7 +240,7 @@ impl Drop for Emulator {
     }
 }
 
-/// The loop of an emulator's thread.
+/// The main loop of an emulator's thread.
 struct Pump<M: Medium> {
     medium: M,
     directions: [Direction<M::Packet>; 2],
@@ -267,7 +270,7 @@ impl<M: Medium> Pump<M> {
                 let descriptors = std::iter::once(woken.as_fd()).chain(self.medium.descriptors());
                 let mut fds: Vec<_> =
                     descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-                // EINTR: look again.
+                // On EINTR, loop again.
                 poll(&mut fds, wait.as_ref()).is_ok() && !fds[0].revents().is_empty()
             };
             if is_woken && !self.obey(woken) {
@@ -276,7 +279,8 @@ impl<M: Medium> Pump<M> {
         }
     }
 
-    /// Sends what is due, which is no more than what came in at a time. Returns when the next is.
+    /// Sends the packets that are due, which are no more than came in at a time. Returns when the
+    /// next is due.
     fn release(&mut self, index: usize) -> Option<Nanos> {
         let direction = &mut self.directions[index];
         let time = now();
@@ -291,13 +295,13 @@ impl<M: Medium> Pump<M> {
         }
     }
 
-    /// Carries out commands; false after the one to stop.
+    /// Executes commands; returns false after a command to stop.
     fn obey(&mut self, woken: &OwnedFd) -> bool {
-        // Only ever written to by commands; empty means that they were read before.
+        // Only commands write to it; if it is empty, they were read already.
         let _ = rustix::io::read(woken, &mut [0; 8]);
         for command in self.commands.clone().try_iter() {
             match command {
-                // Whoever asked may have gone.
+                // The requester may no longer exist.
                 Command::Report(answer) => drop(answer.send(self.report())),
                 Command::StartSchedule => self.start_schedule(),
                 Command::Stop => return false,

@@ -1,8 +1,8 @@
-//! A packet socket on one interface: a ring that the kernel fills (packet(7), TPACKET_V2), each
-//! frame with the time it came, and batches to send.
+//! A packet socket on one interface: a receive ring filled by the kernel (packet(7), TPACKET_V2)
+//! with a time stamp for each frame, and batched sending.
 //!
-//! The kernel's time stamps let a packet be delayed from when it *arrived*, however late the
-//! emulator gets to look at it.
+//! With the kernel's time stamps a packet's delay counts from its *arrival*, even if the emulator
+//! reads it late.
 
 use std::ffi::c_int;
 use std::io;
@@ -21,12 +21,13 @@ use crate::clock::{now, wall_clock};
 /// Length of an Ethernet header.
 pub(super) const ETHERNET_BYTES: usize = 14;
 
-/// Room for frames: 16,384 of 1500 bytes or 2,048 of 9000, which the emulator may be late by.
+/// Ring size: 16,384 frames of 1500 bytes or 2,048 of 9000, which bounds how late the emulator may
+/// read them.
 const RING_BYTES: usize = 32 << 20;
-/// The kernel takes the ring in blocks of whole pages and whole frames.
+/// The ring consists of blocks of whole pages and whole frames.
 const BLOCK_BYTES: usize = 1 << 20;
-/// What stands before a frame in its slot: header, address and alignment, as `tpacket_rcv` lays
-/// them out; rounded up.
+/// Bytes before a frame in its slot: header, address and alignment as laid out by `tpacket_rcv`,
+/// rounded up.
 const SLOT_HEADER_BYTES: usize = 128;
 
 pub(super) struct PacketSocket {
@@ -37,9 +38,9 @@ pub(super) struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens an interface of this thread's namespace. Needs CAP_NET_RAW.
+    /// Opens an interface of this thread's network namespace. Needs CAP_NET_RAW.
     pub fn open(interface: &str, mtu: u16) -> io::Result<Self> {
-        // Without a protocol nothing is received until the ring stands.
+        // Without a protocol, nothing is received until the ring exists.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         let index = netdevice::name_to_index(&socket, interface)?;
@@ -60,21 +61,22 @@ impl PacketSocket {
         Ok(Self { socket, ring, slot_bytes, next_slot: 0 })
     }
 
-    /// Hands over up to `count_max` frames, each with its length on the wire, which exceeds what is
-    /// there if it was cut, and the time it arrived.
+    /// Passes on up to `count_max` frames, each with its length on the wire (larger than the slice
+    /// if the frame was truncated) and its arrival time.
     pub fn receive(&mut self, count_max: usize, mut each: impl FnMut(&[u8], usize, Nanos)) {
         let (time, wall) = (now(), wall_clock());
         for _ in 0..count_max {
             let offset = self.next_slot * self.slot_bytes;
             // SAFETY: `next_slot` is below the number of slots, so the slot lies inside the ring,
-            // which is mapped as long as `self`; slots are aligned for its header.
+            // which stays mapped while `self` exists; slots are aligned for their header.
             let slot = unsafe { self.ring.as_mut_ptr().add(offset) };
-            // SAFETY: the status is the first field, and kernel and owner take turns by it.
+            // SAFETY: the status is the first field; kernel and user space hand the slot over
+            // through it.
             let status = unsafe { AtomicU32::from_ptr(slot.cast()) };
             if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
                 return;
             }
-            // SAFETY: the slot is ours until the status says otherwise; any bytes are a valid header.
+            // SAFETY: the slot is ours until we change the status; any bytes are a valid header.
             let header = unsafe { ptr::read_unaligned(slot.cast::<libc::tpacket2_hdr>()) };
             let (start, bytes) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
             if start + bytes <= self.slot_bytes {
@@ -89,7 +91,7 @@ impl PacketSocket {
         }
     }
 
-    /// Sends frames in order. Returns how many the kernel took.
+    /// Sends frames in order. Returns how many the kernel accepted.
     pub fn send(&self, frames: &[&[u8]]) -> usize {
         frames.chunks(BATCH).map(|frames| self.send_batch(frames)).sum()
     }
@@ -105,7 +107,7 @@ impl PacketSocket {
         let mut messages: Vec<libc::mmsghdr> = vectors
             .iter_mut()
             .map(|vector| {
-                // SAFETY: all zero is a valid message without address, data or control.
+                // SAFETY: all zeros are a valid message without address, data or control.
                 let mut message: libc::mmsghdr = unsafe { zeroed() };
                 message.msg_hdr.msg_iov = vector;
                 message.msg_hdr.msg_iovlen = 1;
@@ -123,7 +125,7 @@ impl PacketSocket {
                 done += taken;
                 sent += taken;
             } else if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                // Refused for the first of them: it counts as unsent, the others have their try.
+                // The first of them was refused and counts as unsent; try the others.
                 done += 1;
             }
         }
@@ -132,10 +134,10 @@ impl PacketSocket {
 
     /// Frames dropped because the ring was full, since the last call.
     pub fn take_missed(&mut self) -> u64 {
-        // SAFETY: all zero is valid statistics.
+        // SAFETY: all zeros are valid statistics.
         let mut statistics: libc::tpacket_stats = unsafe { zeroed() };
         let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-        // SAFETY: the option is a `tpacket_stats`, and the kernel writes `length` bytes at most.
+        // SAFETY: the option is a `tpacket_stats`, and the kernel writes at most `length` bytes.
         let result = unsafe {
             libc::getsockopt(
                 self.socket.as_raw_fd(),
@@ -155,7 +157,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// From <linux/if_packet.h>: what this machine sends is not received again.
+/// From <linux/if_packet.h>: don't receive packets sent by this machine.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 
 fn set_option<T>(socket: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
@@ -173,7 +175,7 @@ fn set_option<T>(socket: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
 }
 
 fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
-    // SAFETY: all zero is a valid address.
+    // SAFETY: all zeros are a valid address.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();

@@ -1,5 +1,5 @@
-//! UDP between two loopback ports. Every client has a way back of its own, so a session of several
-//! subflows (UDP source ports) crosses as several flows.
+//! UDP between two loopback ports. Every client has its own way back, so a session with several
+//! subflows (UDP source ports) crosses the link as several flows.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,14 +15,14 @@ use super::{Medium, MediumReport};
 use crate::clock::now;
 use crate::udp::{HEADER_BYTES, Udp};
 
-/// Clients of a relay, most. Packets of further ones are foreign.
+/// Most clients of a relay. Packets of further clients count as foreign.
 pub const FLOWS_MAX: usize = 64;
 /// Protocol number of UDP (RFC 768).
 const UDP: u8 = 17;
 
 struct Flow {
     client: SocketAddr,
-    /// The socket that faces `forward_to` for this client.
+    /// The socket that communicates with `forward_to` on behalf of this client.
     far: Udp,
 }
 
@@ -56,7 +56,7 @@ impl Relay {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// The flow of a client; a new one has a new socket.
+/// Returns the flow of a client; a new client gets a new socket.
 fn flow_of(
     client: SocketAddr,
     flows: &mut Vec<Flow>,
@@ -68,7 +68,7 @@ fn flow_of(
     if flows.len() == FLOWS_MAX {
         return None;
     }
-    // Without a socket there is no way back: its packets count as foreign.
+    // Without a socket there is no way back, so the client's packets count as foreign.
     let far = Udp::bind(LOOPBACK).ok()?;
     flows.push(Flow { client, far });
     by_client.insert(client, flows.len() - 1);
@@ -90,7 +90,8 @@ impl Medium for Relay {
         let Self { near, forward_to, flows, by_client, salt, foreign_packets } = self;
         let time = now();
         let wire_bytes = |payload: &[u8]| payload.len() as u32 + HEADER_BYTES;
-        // A receive error is an ICMP answer to an earlier packet: it was counted when sent.
+        // A receive error is an ICMP error about an earlier packet, which was counted when it was
+        // sent.
         let _ = near.receive(|payload, meta| {
             let Some(flow) = flow_of(meta.addr, flows, by_client) else {
                 *foreign_packets += 1;

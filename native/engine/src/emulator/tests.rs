@@ -181,7 +181,7 @@ fn segmentation_lists_are_lost_packet_by_packet() {
     assert_eq!(link.offered_packets, u64::from(LISTS * SEGMENTS));
     assert_eq!(link.delivered_packets, seen.len() as u64);
     let missing: Vec<u32> = (0..LISTS * SEGMENTS).filter(|n| !seen.contains(n)).collect();
-    // Seeded: 10 % of 1600, within four standard deviations, and never a list at once.
+    // Seeded: 10 % of 1600, within four standard deviations, and never a whole list.
     assert!((112..=208).contains(&missing.len()), "{} lost", missing.len());
     let mut longest = 0;
     let mut run = 0;

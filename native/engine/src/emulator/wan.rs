@@ -1,7 +1,7 @@
-//! IP packets between hosts: the interfaces of a network namespace that each lead to a host.
+//! IP packets between hosts, each of which is behind one interface of a network namespace.
 //!
-//! Hosts have no neighbour discovery and all the same link-layer address, so a frame is forwarded
-//! as it is.
+//! The hosts use no neighbour discovery and share one link-layer address, so frames are forwarded
+//! unchanged.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +15,7 @@ use super::direction::Direction;
 use super::packet_socket::{ETHERNET_BYTES, PacketSocket};
 use super::{BATCH, Medium, MediumReport};
 
-/// Frames taken from one interface before those that are due are sent.
+/// Most frames taken from one interface before due frames are sent.
 const RECEIVE_MAX: usize = 4 * BATCH;
 
 /// An interface and the host behind it.
@@ -25,7 +25,7 @@ pub struct WanPort {
     pub interface: String,
     /// Whether the host is on the second side.
     pub is_second_side: bool,
-    /// Its addresses on this link.
+    /// The host's addresses on this link.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -36,7 +36,7 @@ struct Port {
 
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
-    /// Index of the port it leaves by.
+    /// Index of the port by which it leaves.
     port: usize,
     header: IpPacket,
     bytes: Vec<u8>,
@@ -77,7 +77,7 @@ impl Wan {
         })
     }
 
-    /// Sends what does not cross the link.
+    /// Sends the packets that do not cross the link.
     fn send_local(&mut self) {
         for Frame { port, bytes, .. } in self.local.drain(..) {
             self.report.local_packets += 1;

@@ -1,23 +1,23 @@
-//! Which bytes of a region are in use: the job's own affair, the daemon knows nothing of it.
+//! Tracks which bytes of a region are in use; only the job's process does so, not the daemon.
 
 use std::collections::BTreeMap;
 
-/// First fit over the free ranges, which are kept apart from each other.
+/// First-fit allocator over the free ranges, none of which are adjacent.
 #[derive(Debug)]
 pub struct Allocator {
-    /// Start of each free range → its length, never 0.
+    /// Start of each free range to its length, which is never 0.
     free: BTreeMap<u64, u64>,
 }
 
 impl Allocator {
-    /// All of `0..size_bytes` is free.
+    /// Creates an allocator with `0..size_bytes` free.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         Self { free: BTreeMap::from_iter((size_bytes > 0).then_some((0, size_bytes))) }
     }
 
-    /// Takes `length` bytes that start at a multiple of `alignment`, a power of two. `None` if no
-    /// free range has them. Nothing is taken for a length of 0.
+    /// Allocates `length` bytes at a multiple of `alignment`, a power of two. `None` if no free
+    /// range is large enough. A length of 0 takes nothing.
     pub fn allocate(&mut self, length: u64, alignment: u64) -> Option<u64> {
         if length == 0 {
             return Some(0);
@@ -39,7 +39,7 @@ impl Allocator {
         Some(aligned)
     }
 
-    /// Gives a range back that `allocate` returned.
+    /// Frees a range that `allocate` returned.
     pub fn release(&mut self, offset: u64, length: u64) {
         if length == 0 {
             return;
@@ -56,7 +56,7 @@ impl Allocator {
         self.free.insert(start, end - start);
     }
 
-    /// Free bytes, and the longest range of them.
+    /// Total free bytes, and the length of the longest free range.
     #[must_use]
     pub fn free_bytes(&self) -> (u64, u64) {
         (self.free.values().sum(), self.free.values().copied().max().unwrap_or(0))
@@ -93,7 +93,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back, in any order: ranges lie inside, aligned, and apart.
+        /// For any order of allocations and releases, ranges lie inside, are aligned, and do not
+        /// overlap.
         #[test]
         fn ranges_never_overlap(
             steps in prop::collection::vec((1_u64..300, 0_u32..8, any::<prop::sample::Index>(), any::<bool>()), 1..80)

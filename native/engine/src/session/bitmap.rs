@@ -1,4 +1,4 @@
-//! What a job sees of a receive while it lands: the bytes of its slot in the bitmap, as they are.
+//! The job's view of a landing receive: the bytes of its slot in the bitmap, in place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::layout::Layout;
 use super::region::SharedMemory;
 
-/// The bitmap of one receive: a byte for each chunk, 1 once all bytes of the chunk are in the region.
+/// The bitmap of one receive: a byte for each chunk, 1 once all bytes of the chunk are in the
+/// region.
 ///
-/// It lies in memory that the daemon writes and the job may only read. The bytes are those of a slot:
-/// once the slot is posted again they are about the receive that has it then. What was found stays
-/// readable after the end of the session.
+/// It lies in memory that the daemon writes and the job may only read. The bytes belong to a slot:
+/// once the slot is posted again, they describe that slot's new receive. The mapping stays readable
+/// after the end of the session.
 #[derive(Debug, Clone)]
 pub struct ChunkBitmap {
     completion: Arc<SharedMemory>,
-    /// Place of the slot's entry in the slot table.
+    /// Offset of the slot's entry in the slot table.
     owner: u64,
     handle: u64,
     start: u64,
@@ -22,8 +23,8 @@ pub struct ChunkBitmap {
 }
 
 impl ChunkBitmap {
-    /// The first `chunk_count` bytes of the slot that a receive has. `None` while no slot is that
-    /// receive's: it still waits for one, or its slot has gone to a later receive.
+    /// The first `chunk_count` bytes of a receive's slot. `None` while no slot belongs to the
+    /// receive: it still waits for one, or its slot has gone to a later receive.
     pub(super) fn find(
         completion: &Arc<SharedMemory>,
         layout: &Layout,
@@ -41,13 +42,13 @@ impl ChunkBitmap {
         (0..u64::from(layout.slots)).map(of_slot).find(Self::is_current)
     }
 
-    /// Whether the slot is still this receive's. Bytes that were read before are then its own.
+    /// Whether the slot still belongs to this receive. If so, all bytes read before are about it.
     pub fn is_current(&self) -> bool {
         self.owner().load(Ordering::Acquire) == self.handle + 1
     }
 
-    /// The bytes, and with each 1 all bytes of its chunk in the region. `None` once a later receive
-    /// has the slot.
+    /// The bytes; every chunk with a 1 is completely in the region. `None` once a later receive has
+    /// the slot.
     pub fn read(&self) -> Option<Vec<u8>> {
         let bytes: Vec<u8> = (self.start..self.start + self.length)
             .map(|offset| self.completion.byte(offset).load(Ordering::Acquire))
@@ -55,13 +56,14 @@ impl ChunkBitmap {
         self.is_current().then_some(bytes)
     }
 
-    /// First of the bytes, for who shows them as they are. Read-only; they change at any time.
+    /// Address of the first byte, for exporting the bytes in place. Read-only; they change at any
+    /// time.
     pub fn as_ptr(&self) -> *const u8 {
         self.completion.as_mut_ptr().wrapping_add(self.start as usize)
     }
 
-    /// Chunks of the receive's room.
-    #[allow(clippy::len_without_is_empty)] // of a receive without room it is empty, and says so
+    /// Number of chunks in the receive's buffer.
+    #[allow(clippy::len_without_is_empty)] // a receive with an empty buffer has length 0
     pub fn len(&self) -> usize {
         self.length as usize
     }

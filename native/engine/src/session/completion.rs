@@ -1,34 +1,35 @@
-//! Entries of the completion queue: encoding, and reading them on the job's side (docs/formats/ring-abi.md).
+//! Entries of the completion queue: encoding, and decoding on the job's side
+//! (docs/formats/ring-abi.md).
 
 use super::entry::{FLAG_IMMEDIATE, Opcode, word};
 use super::layout::ENTRY_BYTES;
 
-/// Bytes of a packet map: so many units of a chunk can be told.
+/// Bytes of a packet map, which bounds the units of a chunk.
 pub const PACKET_MAP_BYTES: usize = 16;
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Status {
     /// Everything was delivered and acknowledged.
     #[default]
     Ok,
-    /// The session ended before the answer came.
+    /// The session ended before the answer arrived.
     OutcomeUnknown,
-    /// The peer or the session gave the message up.
+    /// The peer or the session aborted the message.
     Aborted,
-    /// The message was longer than the receive that it met.
+    /// The message was longer than its receive.
     TooLong,
-    /// The session could not take the operation.
+    /// The session could not accept the operation.
     Refused,
-    /// The sender gave the message up.
+    /// The sender cancelled the message.
     Cancelled,
     /// The receiver wanted no more of the message than had landed.
     Partial,
-    /// The job has as many operations of the kind under way as it may.
+    /// The job has reached its limit of operations of this kind in progress.
     Limit,
-    /// The fabric stops, or the peer's: nothing new is sent.
+    /// This or the peer's fabric is stopping: nothing new is sent.
     Draining,
-    /// Another receive of this session is under way in the same bytes.
+    /// Another receive in progress in this session uses some of the same bytes.
     Overlap,
 }
 
@@ -46,7 +47,7 @@ impl Status {
         Self::Overlap,
     ];
 
-    /// Name as the job's language shows it.
+    /// Name in the job's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -67,16 +68,16 @@ impl Status {
     }
 }
 
-/// One finished operation.
+/// One completed operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// What the submission asked for.
+    /// The submission's operation.
     pub opcode: Opcode,
     /// How it ended.
     pub status: Status,
-    /// The number that the submission carried.
+    /// The submission's user data.
     pub user_data: u64,
-    /// Index of the submission, which names the operation.
+    /// Index of the submission, which identifies the operation.
     pub handle: u64,
     /// Message number in the session.
     pub message: u64,
@@ -86,12 +87,12 @@ pub struct Completion {
     pub immediate: Option<u32>,
     /// Sends: nanoseconds from the first transmission to the acknowledgement of the last byte.
     pub duration_nanos: u64,
-    /// Packet maps: bit i of byte j says that unit 8j + i of the chunk has landed.
+    /// Packet maps: bit i of byte j is set if unit 8j + i of the chunk has landed.
     pub packets: [u8; PACKET_MAP_BYTES],
 }
 
 impl Completion {
-    /// Writes the entry as it lies in the ring.
+    /// Encodes the entry as stored in the ring.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
         entry[0] = self.opcode as u8;
@@ -111,7 +112,7 @@ impl Completion {
         entry
     }
 
-    /// Reads an entry on the job's side. `None` if this version never writes such a one.
+    /// Decodes an entry on the job's side. `None` if this version never writes such an entry.
     pub fn parse(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let immediate = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
         Some(Self {

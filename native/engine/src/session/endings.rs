@@ -1,22 +1,22 @@
-//! Why a session ended: the stable ids that job and operator see, the code that the peer is told.
+//! Why a session ended: the stable ids for job and operator, and the code for the peer.
 
 use sealane_proto::session::CloseReason;
 
 use crate::permit;
 
-/// The job's process is gone.
+/// The job's process has ended.
 pub(super) const REASON_JOB_GONE: &str = "session.job.gone";
 
-/// There was no memory for the session.
+/// There was not enough memory for the session.
 pub(super) const REASON_RESOURCES: &str = "session.endpoint.resources";
 
-/// The daemon has it that the peer may not act any more.
+/// The daemon ended the session because the peer may no longer act.
 const REASON_PEER_REVOKED: &str = "session.peer.revoked";
 
-/// The daemon has it that this end may not act any more.
+/// The daemon ended the session because this end may no longer act.
 const REASON_BARRED: &str = "session.closed.barred";
 
-/// The end that a permit's end is to a session.
+/// The close reason for a session whose permit ended with `reason`.
 pub(super) fn of_permit(reason: &str) -> &'static str {
     match reason {
         "node.revoked" => REASON_PEER_REVOKED,
@@ -25,8 +25,8 @@ pub(super) fn of_permit(reason: &str) -> &'static str {
     }
 }
 
-/// What the peer is told of a reason of the daemon's.
-pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {
+/// The close code sent to the peer for the daemon's reason.
+pub(super) fn close_code(reason: &str, is_draining: bool) -> CloseReason {
     match reason {
         REASON_PEER_REVOKED => CloseReason::Revoked,
         REASON_BARRED => CloseReason::Barred,
@@ -35,7 +35,7 @@ pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {
     }
 }
 
-/// The id of an end that the machine tells.
+/// The reason id for a close reason of the session machine.
 pub(super) fn reason_of(reason: CloseReason, by_peer: bool) -> String {
     let name = match reason {
         CloseReason::Requested => "requested",

@@ -1,4 +1,4 @@
-//! The daemon's handle on one session: memories and socket first, then keys and the worker.
+//! The daemon's handle on one session: first memories and sockets, then keys and the worker.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,14 +29,14 @@ use crate::clock::now;
 use crate::permit::Permit;
 use crate::udp::Udp;
 
-/// Shape of a session's packets and memories; both ends use the same units.
+/// Sizes of a session's packets and memories; both ends use the same units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// Bytes of the job's region.
     pub region_bytes: u64,
-    /// Entries of either queue, a power of two.
+    /// Entries of each queue, a power of two.
     pub ring_entries: u32,
-    /// Payload bytes of a packet, unless the start says otherwise.
+    /// Payload bytes of a packet, unless the start gives others.
     pub unit_bytes: u16,
     /// Units of a bitmap chunk.
     pub chunk_units: u16,
@@ -44,54 +44,56 @@ pub struct EndpointConfig {
     pub slots: u16,
 }
 
-/// What establishment decided.
+/// Results of session establishment.
 #[derive(Debug, Clone)]
 pub struct StartConfig {
-    /// Where the packets of each path go. The session has as many paths, from the first socket on.
+    /// Destination of each path's packets. The session has this many paths and uses as many
+    /// sockets, from the first one on.
     pub peer_addresses: Vec<SocketAddr>,
-    /// Names the packets that come to us.
+    /// Connection id in the packets that we receive.
     pub connection_id_local: u64,
-    /// Names the packets that we send.
+    /// Connection id in the packets that we send.
     pub connection_id_peer: u64,
-    /// Payload bytes of a packet: of several, which fall, the largest that the first path carries,
-    /// as the initiator sees it.
+    /// Candidates for the payload bytes of a packet, descending. The session uses the largest that
+    /// the first path carries, as determined by the initiator.
     pub units: Units,
-    /// Wire bits per second, headers included.
+    /// Wire bits per second, including headers.
     pub rate_bits_per_second: u64,
     /// Silence after which the session ends.
     pub idle_timeout_nanos: Nanos,
-    /// Skew of the path that is known: what comes this much later than what was sent after it is
-    /// not lost.
+    /// Known skew of the path: a packet that arrives up to this much later than one sent after it
+    /// isn't taken for lost.
     pub reordering_nanos: Nanos,
-    /// The side that opened the session knows the paths (relays, perhaps) and accepts packets from
-    /// `peer_addresses` only; the other one follows its authentic packets until a path is validated.
+    /// Whether this side opened the session. It knows the paths (perhaps relays) and accepts
+    /// packets only from `peer_addresses`; the other side follows its authentic packets until a
+    /// path is validated.
     pub is_initiator: bool,
-    /// Until when the peer may act: the session ends with it. `None`: nobody's word ends it.
+    /// The session ends when this permit no longer holds. `None`: no permit limits it.
     pub permit: Option<Arc<Permit>>,
 }
 
-/// Why an endpoint could not be made or started.
+/// Why an endpoint could not be created or started.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// A size is not one the ring ABI or the machine can have.
+    /// A size is not valid in the ring ABI or for the session machine.
     #[error("{0}")]
     Invalid(String),
-    /// The session was started before.
-    #[error("the session has been started already")]
+    /// The session was already started.
+    #[error("the session was already started")]
     Started,
     /// The system refused a socket, a memory or a thread.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// A seed for [`SessionKeys::token_seed`]. Fails if the system has no random numbers.
+/// Draws a seed for [`SessionKeys::token_seed`]. Fails if the system has no random numbers.
 pub fn random_seed() -> io::Result<[u8; 32]> {
     let mut seed = [0; 32];
     let length = rustix::rand::getrandom(&mut seed[..], rustix::rand::GetRandomFlags::empty())?;
     (length == seed.len()).then_some(seed).ok_or_else(|| io::ErrorKind::Interrupted.into())
 }
 
-/// What the job's process gets, by SCM_RIGHTS.
+/// The descriptors passed to the job's process by SCM_RIGHTS.
 #[derive(Debug)]
 pub struct JobDescriptors {
     /// The region, read and write.
@@ -110,10 +112,10 @@ struct Prepared {
     bell: DaemonBell,
 }
 
-/// What the job gets, until it takes it; another one if the unit turns out otherwise.
+/// The job's descriptors until the job takes them; replaced if the session finds another unit.
 pub(super) type ForJob = Arc<Mutex<Option<JobDescriptors>>>;
 
-/// What the job and the worker share.
+/// Memories and doorbell shared by job and worker.
 pub(super) struct Memories {
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
@@ -129,8 +131,8 @@ impl Memories {
             slots: config.slots,
             chunk_bytes: u32::from(config.unit_bytes) * u32::from(config.chunk_units),
         };
-        let is_told = usize::from(config.chunk_units) <= 8 * PACKET_MAP_BYTES;
-        if !layout.is_valid() || !is_told {
+        let fits_packet_map = usize::from(config.chunk_units) <= 8 * PACKET_MAP_BYTES;
+        if !layout.is_valid() || !fits_packet_map {
             return Err(EndpointError::Invalid(format!("sizes are out of range: {layout:?}")));
         }
         let region = SharedMemory::create(
@@ -175,11 +177,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds a socket for each path that the session may have, and makes the memories. A port of 0
-    /// takes a free one.
+    /// Binds a socket for each path that the session may have, and creates the memories. Port 0
+    /// selects a free port.
     ///
-    /// The session is one of that job, whose limits and turns it shares; of none, it has no limits
-    /// but its own.
+    /// With an account, the session shares that job's limits and turns; without one, only its own
+    /// limits apply.
     pub fn new(
         config: EndpointConfig,
         bind_addresses: &[SocketAddr],
@@ -221,12 +223,12 @@ impl Endpoint {
         })
     }
 
-    /// Where the sockets are bound: those of the paths that are in use once the session is started.
+    /// The local addresses of the sockets; after the start, only those of the paths in use.
     pub fn local_addresses(&self) -> &[SocketAddr] {
         &self.local_addresses
     }
 
-    /// The job's descriptors, once.
+    /// The job's descriptors; can be taken once.
     pub fn take_job_descriptors(&mut self) -> Option<JobDescriptors> {
         self.for_job().take()
     }
@@ -242,15 +244,15 @@ impl Endpoint {
 
     /// Starts the worker with the keys of this session.
     ///
-    /// With another unit than the memories were made for, they are made anew: at the latest when it is
-    /// established, and not once the job has its descriptors.
+    /// If the unit differs from the one that the memories were created for, the memories are
+    /// created again, at the latest on establishment. This fails once the job has its descriptors.
     pub fn start(&mut self, start: &StartConfig, keys: &SessionKeys) -> Result<(), EndpointError> {
         let unit_of_memories = self.config.unit_bytes;
         let config = SessionConfig {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
             unit_bytes: unit_of_memories,
-            // With both, the one with the larger headers.
+            // If both occur, the one with the larger headers.
             ip: if start.peer_addresses.iter().any(SocketAddr::is_ipv6) {
                 IpVersion::V6
             } else {
@@ -271,11 +273,13 @@ impl Endpoint {
             config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
         }
         if !start.units.iter().eq([unit_of_memories]) && self.for_job().is_none() {
-            return Err(EndpointError::Invalid("the job has memories for another unit".into()));
+            return Err(EndpointError::Invalid(
+                "the job already has memories for another unit".into(),
+            ));
         }
         let paths = start.peer_addresses.len();
         if paths > self.local_addresses.len() {
-            let message = format!("{paths} paths, and {} sockets", self.local_addresses.len());
+            let message = format!("{paths} paths but only {} sockets", self.local_addresses.len());
             return Err(EndpointError::Invalid(message));
         }
         let stop = self.stop.try_clone()?;
@@ -302,13 +306,13 @@ impl Endpoint {
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());
-        // The worker owns all it needs and reports its end; it is not waited for by its handle.
+        // The worker owns everything it needs and reports its own end, so its handle is not needed.
         thread.spawn(move || worker.run())?;
         self.is_running = true;
         Ok(())
     }
 
-    /// Puts a plan in force for sends that leave the scheme open, from the next submission on.
+    /// Sets the plan for sends that leave the scheme open, from the next submission on.
     pub fn install_plan(&self, rows: &[PlanRow]) -> Result<(), EndpointError> {
         let plan = Plan::new(rows, self.unit_bytes())
             .map_err(|error| EndpointError::Invalid(error.to_string()))?;
@@ -316,15 +320,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Where the session stands; the notification is taken back.
+    /// The state of the session; clears the notification.
     pub fn state(&self) -> State {
         let mut count = [0; 8];
-        // Nothing to read means no change since the last look.
+        // Nothing to read means no change since the last call.
         let _ = rustix::io::read(&self.report.changed, &mut count);
         self.report.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Readable when `state` has changed since it was last asked.
+    /// Readable when `state` has changed since its last call.
     pub fn notification(&self) -> BorrowedFd<'_> {
         self.report.changed.as_fd()
     }
@@ -334,29 +338,29 @@ impl Endpoint {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What is known of each path, as of the last look; empty before the start.
+    /// The latest report about each path; empty before the start.
     pub fn paths(&self) -> Vec<PathReport> {
         self.report.paths.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has the session send nothing new, at either end, and close when nothing is under way. If it
-    /// is closed before, the peer is told the same: it had no more time.
+    /// Stops new sends at either end, and closes the session once nothing is in progress. If it is
+    /// closed before that, the peer gets the same close code: the time was up.
     pub fn drain(&self) {
         self.report.is_to_drain.store(true, Ordering::Release);
-        // An eventfd refuses a one only after 2^64-2 of them.
+        // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Ends the session and waits until it is closed: a turn of its worker, no more. The worker
-    /// repeats CLOSE for some round trips on its own and then ends.
+    /// Ends the session and waits until it is closed, which takes one turn of its worker. The
+    /// worker then repeats CLOSE on its own for some round trips and ends.
     ///
-    /// The reason is an id, which `state` and the job's ring then have, unless the session had ended
-    /// by itself: that reason stays.
+    /// The reason is an id that `state` and the job's ring then report, unless the session had
+    /// already ended: then the earlier reason stays.
     pub fn close(&mut self, reason: &str) {
         if std::mem::take(&mut self.is_running) {
             let asked = Some(reason.to_owned());
             *self.report.end.lock().unwrap_or_else(PoisonError::into_inner) = asked;
-            // An eventfd refuses a one only after 2^64-2 of them.
+            // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);
             let is_open = |state: &mut State| !matches!(state, State::Closed { .. });

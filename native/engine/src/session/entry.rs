@@ -1,4 +1,5 @@
-//! Entries of the submission queue: encoding, and validation of what a job wrote (docs/formats/ring-abi.md).
+//! Entries of the submission queue: encoding, and validation of entries from a job
+//! (docs/formats/ring-abi.md).
 
 use std::ops::Range;
 
@@ -9,38 +10,38 @@ use super::layout::ENTRY_BYTES;
 pub(super) const FLAG_IMMEDIATE: u8 = 1;
 const FLAG_AUTO: u8 = 2;
 const FLAG_UNRELIABLE: u8 = 4;
-/// Where the interleaved blocks beyond the first are counted.
+/// Number of interleaved blocks, minus one.
 const DEPTH_AT: usize = 32;
-/// Which operation is meant.
+/// Handle of the operation that a command refers to.
 const TARGET_AT: usize = 40;
-/// Place in the peer's buffer, or number of a chunk.
+/// Place in the peer's buffer, or chunk number.
 const PLACE_AT: usize = 48;
-/// Bytes that are 0 in every entry.
+/// Bytes that must be 0 in every entry.
 const RESERVED: [Range<usize>; 2] = [33..40, 56..64];
 
 /// Longest message.
 pub const LENGTH_MAX: u64 = MESSAGE_BYTES_MAX;
 
-/// What a job did wrong; its session ends for it, and no other.
+/// A job's protocol violation, which ends its session and no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// An index moved back, or further than the ring is long.
+    /// An index moved backwards, or further than the ring's length.
     #[error("ring.index.jump")]
     IndexJump,
-    /// No such operation.
+    /// Unknown operation.
     #[error("ring.entry.opcode")]
     Opcode,
-    /// A flag that this version does not know, or that the operation does not take.
+    /// A flag unknown to this version, or not allowed for the operation.
     #[error("ring.entry.flags")]
     Flags,
-    /// The bytes named are not all inside the region.
+    /// The range is not completely inside the region.
     #[error("ring.entry.range")]
     Range,
-    /// More bytes than a message can have.
+    /// The length exceeds that of the longest message.
     #[error("ring.entry.length")]
     Length,
-    /// Only one of k and m is zero, both are too large together, blocks are interleaved that are
-    /// not there, or a code is named by a receive or beside the plan.
+    /// Only one of k and m is zero, their sum is too large, interleaving is requested without a
+    /// code, or a code is given for an operation without one or together with another scheme.
     #[error("ring.entry.reliability")]
     Reliability,
     /// A reserved byte is not zero.
@@ -55,7 +56,7 @@ impl RingFault {
     }
 }
 
-/// What a submission asks for, as a number.
+/// The operation of a submission, as a number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
@@ -64,17 +65,17 @@ pub enum Opcode {
     Send = 1,
     /// Receive the next message.
     Receive = 2,
-    /// Begin a stream: a message whose parts follow.
+    /// Start a stream: a message whose parts follow.
     Stream = 3,
     /// Send a part of a stream.
     Continue = 4,
-    /// Say that no more parts follow.
+    /// End a stream.
     End = 5,
-    /// Give a send or a stream up.
+    /// Cancel a send or a stream.
     Cancel = 6,
-    /// End a receive with what has landed.
+    /// Complete a receive with what has landed.
     Complete = 7,
-    /// Tell which units of a chunk have landed.
+    /// Return which units of a chunk have landed.
     PacketMap = 8,
 }
 
@@ -94,7 +95,7 @@ impl Opcode {
         Self::ALL.into_iter().find(|opcode| *opcode as u8 == code)
     }
 
-    /// Name as the job's language shows it.
+    /// Name in the job's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -109,12 +110,12 @@ impl Opcode {
     }
 }
 
-/// One validated submission: a private copy.
+/// A validated private copy of one submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Submission {
-    /// What it asks for.
+    /// The operation.
     pub kind: Operation,
-    /// First byte in the region; 0 where the operation names no bytes here.
+    /// First byte in the region; 0 if the operation has no range.
     pub offset: u64,
     /// Bytes to send, room to receive, or the range of a stream in the peer's buffer.
     pub length: u64,
@@ -122,58 +123,58 @@ pub struct Submission {
     pub user_data: u64,
 }
 
-/// What a submission asks for. Operations are named by their handles.
+/// The operation of a submission. Operations refer to others by their handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Send a message.
     Send {
-        /// How it survives loss.
+        /// How losses are recovered.
         reliability: Reliability,
-        /// 32 bits that travel with the message.
+        /// 32 bits sent with the message.
         immediate: Option<u32>,
     },
     /// Receive the next message.
     Receive,
-    /// Begin a stream.
+    /// Start a stream.
     Stream {
-        /// How its parts survive loss.
+        /// How losses are recovered.
         reliability: Reliability,
-        /// 32 bits that travel with the message.
+        /// 32 bits sent with the message.
         immediate: Option<u32>,
     },
     /// Send a part of a stream.
     Continue {
         /// The stream.
         stream: u64,
-        /// Where it goes in the peer's buffer.
+        /// Offset in the peer's buffer.
         remote_offset: u64,
     },
-    /// Say that no more parts of a stream follow.
+    /// End a stream.
     End {
         /// The stream.
         stream: u64,
     },
-    /// Give a send, a stream, or a receive that has no slot yet up.
+    /// Cancel a send, a stream, or a receive that has no slot yet.
     Cancel {
         /// The operation.
         operation: u64,
     },
-    /// End a receive with what has landed.
+    /// Complete a receive with what has landed.
     Complete {
         /// The receive.
         receive: u64,
     },
-    /// Tell which units of a chunk have landed.
+    /// Return which units of a chunk have landed.
     PacketMap {
         /// The receive.
         receive: u64,
-        /// Number of the chunk.
+        /// Chunk number.
         chunk: u32,
     },
 }
 
 impl Operation {
-    /// Its number.
+    /// Its opcode.
     pub fn opcode(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::Send,
@@ -192,12 +193,12 @@ impl Operation {
         matches!(self, Self::Send { .. } | Self::Receive | Self::Continue { .. })
     }
 
-    /// Whether it is done at once, and waits for nothing of the peer's.
+    /// Whether it completes at once, without waiting for the peer.
     pub fn is_command(&self) -> bool {
         matches!(self, Self::Cancel { .. } | Self::Complete { .. } | Self::PacketMap { .. })
     }
 
-    /// (operation, place) that it names.
+    /// The operation and place that it refers to.
     fn target(&self) -> (u64, u64) {
         match *self {
             Self::Send { .. } | Self::Receive | Self::Stream { .. } => (0, 0),
@@ -211,7 +212,7 @@ impl Operation {
 }
 
 impl Submission {
-    /// Writes the entry as it lies in the ring.
+    /// Encodes the entry as stored in the ring.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
         entry[0] = self.kind.opcode() as u8;
@@ -245,7 +246,7 @@ impl Submission {
 
     /// Validates a private copy of an entry against a region of `region_bytes`.
     ///
-    /// Whether the operation that it names is there is not looked at.
+    /// Does not check that an operation referred to exists.
     pub fn parse(entry: &[u8; ENTRY_BYTES], region_bytes: u64) -> Result<Self, RingFault> {
         let opcode = Opcode::parse(entry[0]).ok_or(RingFault::Opcode)?;
         let kind = operation(opcode, entry)?;
@@ -273,7 +274,7 @@ impl Submission {
     }
 }
 
-/// The operation of an entry, with what only some have.
+/// The operation of an entry, with its specific fields.
 fn operation(opcode: Opcode, entry: &[u8; ENTRY_BYTES]) -> Result<Operation, RingFault> {
     let [_, flags, k, m, ..] = *entry;
     let immediate = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
@@ -308,7 +309,7 @@ fn operation(opcode: Opcode, entry: &[u8; ENTRY_BYTES]) -> Result<Operation, Rin
     })
 }
 
-/// The scheme of a send. Whether the session has room for it is the session's to say.
+/// The scheme of a send. The session checks later whether it accepts it.
 fn reliability(flags: u8, (k, m): (u8, u8), more: u8) -> Result<Reliability, RingFault> {
     let choice = flags & (FLAG_AUTO | FLAG_UNRELIABLE);
     match (k, m) {

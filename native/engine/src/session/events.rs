@@ -1,4 +1,4 @@
-//! From the machine's events to completions and states.
+//! Converts events of the session machine to completions and states.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::ring::{Completion, Status};
 use super::worker::Worker;
 
 impl Worker {
-    /// Takes all events of the machine.
+    /// Processes all pending events of the machine.
     pub(super) fn drain_events(&mut self) {
         while let Some(event) = self.session.next_event() {
             match event {
@@ -48,8 +48,8 @@ impl Worker {
         }
     }
 
-    /// Makes the memories anew if the unit is another one than they were made for. Nothing has been
-    /// posted, and the job has nothing yet.
+    /// Creates the memories again if the unit differs from the one they were created for. Nothing
+    /// has been posted yet, and the job has no descriptors.
     fn adopt_unit(&mut self) -> Result<(), EndpointError> {
         let unit_bytes = self.session.config().unit_bytes;
         if unit_bytes != self.shape.unit_bytes {
@@ -74,7 +74,8 @@ impl Worker {
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
         self.progress.is_over = true;
         self.publish();
-        // In this order: the end of the stream without the state is a fabric that died.
+        // The state must be published first: if the doorbell closes without it, the job takes the
+        // fabric for dead.
         self.memory.ring.publish_closed(&reason);
         self.bell = None;
         self.report.set(State::Closed { reason });

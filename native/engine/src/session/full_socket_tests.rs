@@ -1,5 +1,5 @@
-//! Test 15 of the reference's list: a host that is late lets its socket's buffer fill. What the kernel
-//! drops then is loss like any other, it is counted, and nothing waits for it for good.
+//! Test 15 of the reference's list: a late host lets its socket's buffer fill. Packets dropped by
+//! the kernel are losses like any other: they are counted, and nothing waits for them for ever.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::udp::Udp;
 const MILLISECOND: Nanos = 1_000_000;
 /// Thirty milliseconds at the rate.
 const MESSAGE_BYTES: usize = 1_200_000;
-/// Packets of some three milliseconds.
+/// Packets of about three milliseconds.
 const BUFFER_BYTES: usize = 128 << 10;
 
 struct Bytes(Vec<u8>);
@@ -36,7 +36,7 @@ impl Memory for Bytes {
     fn chunks_cleared(&mut self, _slot: u16, _chunk_count: u32) {}
 }
 
-/// A session whose time is the test's, on a socket of the kernel's.
+/// A session with time controlled by the test, on a real socket.
 struct End {
     session: Session,
     lanes: Lanes,
@@ -108,7 +108,7 @@ impl End {
     }
 }
 
-/// Sends a message to an end that looks at its socket only so often, until both know that it is over.
+/// Sends a message to an end that reads its socket every `looks_every`, until both have completed.
 fn send(ends: &mut [End; 2], reliability: Reliability, looks_every: Nanos, now: &mut Nanos) {
     let length = MESSAGE_BYTES as u64;
     let receive = ReceiveRequest { offset: 0, length_max: length, user_data: 0 };
@@ -143,7 +143,7 @@ fn what_a_full_socket_drops_is_lost_counted_and_sent_again() {
         ends[0].memory.0 = (0..MESSAGE_BYTES).map(|at| ((at * 131) >> 3) as u8).collect();
         let mut now = 0;
         send(&mut ends, reliability, MILLISECOND, &mut now);
-        assert_eq!(ends[1].lanes.receive_drops(), 0, "who looks in time loses nothing");
+        assert_eq!(ends[1].lanes.receive_drops(), 0, "reading in time loses nothing");
         assert_eq!(ends[0].session.statistics().retransmitted_packets, 0);
         ends[1].memory.0.fill(0);
         send(&mut ends, reliability, 20 * MILLISECOND, &mut now);

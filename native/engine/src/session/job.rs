@@ -10,7 +10,7 @@ use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
 
-/// A session as its job holds it.
+/// The job's handle on a session.
 #[derive(Debug)]
 pub struct Job {
     ring: JobRing,
@@ -19,9 +19,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// Attaches to the descriptors that the daemon passed.
+    /// Attaches to the descriptors from the daemon.
     ///
-    /// Fails with `InvalidInput` if they are not of this version of the ring ABI.
+    /// Fails with `InvalidInput` if they are of another version of the ring ABI.
     pub fn attach(
         region: OwnedFd,
         submission: OwnedFd,
@@ -57,7 +57,7 @@ impl Job {
         self.ring.state()
     }
 
-    /// Why the session ended, as [`JobRing::close_reason`].
+    /// Why the session ended, as in [`JobRing::close_reason`].
     pub fn close_reason(&self) -> String {
         self.ring.close_reason()
     }
@@ -67,12 +67,12 @@ impl Job {
         self.ring.statistics()
     }
 
-    /// The bitmap of a receive, as [`JobRing::bitmap`].
+    /// The bitmap of a receive, as in [`JobRing::bitmap`].
     pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<ChunkBitmap> {
         self.ring.bitmap(handle, chunk_count)
     }
 
-    /// Asks for the doorbell also when chunks land, or no more.
+    /// Enables or disables the doorbell for landed chunks.
     pub fn wake_for_chunks(&self, wanted: bool) {
         self.ring.wake_for_chunks(wanted);
     }
@@ -84,21 +84,21 @@ impl Job {
         Ok(handle)
     }
 
-    /// Takes up to `limit` completions without waiting, and clears the doorbell.
+    /// Takes up to `limit` completions without blocking, and clears the doorbell.
     ///
-    /// Fails with `BrokenPipe` when the daemon has ended the session and nothing is left.
+    /// Fails with `BrokenPipe` when the daemon has ended the session and no completion is left.
     pub fn completions(&mut self, limit: usize) -> io::Result<Vec<Completion>> {
         let is_gone = self.bell.take_rings();
         let completions = self
             .ring
             .completions(limit)
-            .ok_or_else(|| invalid("the completion queue makes no sense"))?;
+            .ok_or_else(|| invalid("the completion queue is inconsistent"))?;
         if completions.is_empty() {
             if is_gone {
                 return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session has ended"));
             }
         } else {
-            // The places that are free now may be what the daemon waits for.
+            // The daemon may be waiting for the entries that are free now.
             self.bell.ring();
         }
         Ok(completions)

@@ -1,8 +1,8 @@
-//! The paths of a session on this host: of each its socket, where its packets go, and the batch that
-//! is being gathered for it.
+//! The paths of a session on this host: each path's socket, its peer address, and the batch being
+//! gathered for it.
 //!
-//! Sockets differ in their ports, so that a network that hashes addresses and ports sends each path
-//! its own way (UnoLB's subflows); they may also be bound to addresses of different interfaces.
+//! The sockets have different ports, so that a network that hashes addresses and ports routes each
+//! path separately (UnoLB's subflows); they may also be bound to addresses of different interfaces.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,32 +22,33 @@ struct Lane {
     has_datagrams: bool,
 }
 
-/// All paths of a session, in the order of their numbers.
+/// All paths of a session, in order of their numbers.
 #[derive(Debug)]
 pub(super) struct Lanes {
     all: Vec<Lane>,
-    /// The lane to whose batch the next datagram is written: where it belongs, if paths take turns.
+    /// The lane to whose batch the next datagram is written; the right one if paths are used in
+    /// turn.
     next: usize,
-    /// The lane that was read last.
+    /// The lane read most recently.
     read: usize,
 }
 
 impl Lanes {
-    /// A path for each of the sockets, towards the peer of the same place.
+    /// Creates a path for each socket and peer address.
     pub(super) fn new(paths: impl IntoIterator<Item = (Udp, SocketAddr)>) -> Self {
         let lane =
             |(udp, peer)| Lane { udp, peer, outbound: Outbound::default(), has_datagrams: false };
         Self { all: paths.into_iter().map(lane).collect(), next: 0, read: 0 }
     }
 
-    /// Where the packets of each path go.
+    /// The peer address of each path.
     pub(super) fn peers(&self) -> impl Iterator<Item = SocketAddr> {
         self.all.iter().map(|lane| lane.peer)
     }
 
-    /// Receives once on one of the paths that have something, each in its turn; `None` if none has.
-    /// `each` is told the path, the address that its packets go to, the datagram and what is known
-    /// of it, and says whether the packets of that path go to where this one came from from now on.
+    /// Receives once on the next path that has data; `None` if none has. `each` gets the path, its
+    /// peer address, the datagram and its metadata, and returns whether the path's packets must go
+    /// to this datagram's source from now on.
     pub(super) fn receive(
         &mut self,
         mut each: impl FnMut(PathId, SocketAddr, &mut [u8], &quinn_udp::RecvMeta) -> bool,
@@ -68,15 +69,15 @@ impl Lanes {
         Some(received)
     }
 
-    /// Takes one datagram, which `fill` writes to the end of the buffer that it is given: it joins the
-    /// batch of its path. False if there is none. Not to be called while blocked.
+    /// Adds one datagram, which `fill` appends to the given buffer, to its path's batch. False if
+    /// there was none. Must not be called while blocked.
     pub(super) fn push(&mut self, fill: impl FnOnce(&mut Vec<u8>) -> Option<Departure>) -> bool {
         let written = self.all[self.next].outbound.buffer();
         let mut start = written.len();
         let Some(Departure { path, ecn }) = fill(written) else { return false };
         let index = path.index();
         if let Ok([at, chosen]) = self.all.get_disjoint_mut([self.next, index]) {
-            // Another path's turn: the datagram moves to that one's batch.
+            // It is for another path: move the datagram to that path's batch.
             let (from, to) = (at.outbound.buffer(), chosen.outbound.buffer());
             let place = to.len();
             to.extend_from_slice(&from[start..]);
@@ -89,13 +90,13 @@ impl Lanes {
         true
     }
 
-    /// True while the kernel would not take a batch.
+    /// Whether the kernel did not accept a batch.
     pub(super) fn is_blocked(&self) -> bool {
         self.all.iter().any(|lane| lane.outbound.is_blocked())
     }
 
-    /// Sends what was gathered; only what the kernel would not take last time if that is all that is
-    /// wanted.
+    /// Sends the gathered batches, or with `only_blocked` only those that the kernel did not accept
+    /// last time.
     pub(super) fn flush(&mut self, only_blocked: bool) {
         for Lane { udp, peer, outbound, .. } in &mut self.all {
             if outbound.is_blocked() || !only_blocked {
@@ -104,12 +105,12 @@ impl Lanes {
         }
     }
 
-    /// What became of all that was sent so far.
+    /// Counters of everything sent so far.
     pub(super) fn counters(&self) -> SendCounters {
         self.all.iter().map(|lane| lane.outbound.counters()).sum()
     }
 
-    /// Receives so far that brought something.
+    /// Number of receive calls that returned data.
     pub(super) fn receive_calls(&self) -> u64 {
         self.all.iter().map(|lane| lane.udp.calls()).sum()
     }
@@ -119,12 +120,12 @@ impl Lanes {
         self.all.iter().map(|lane| lane.udp.drops()).sum()
     }
 
-    /// Whether there is something to receive, as far as is known.
+    /// Whether there may be something to receive.
     pub(super) fn has_datagrams(&self) -> bool {
         self.all.iter().any(|lane| lane.has_datagrams)
     }
 
-    /// What to wait for: a descriptor for each path.
+    /// The descriptors to wait for, one for each path.
     pub(super) fn poll_fds(&self, wants_datagrams: bool) -> impl Iterator<Item = PollFd<'_>> {
         self.all.iter().map(move |lane| {
             let mut wanted = PollFlags::empty();
@@ -134,7 +135,7 @@ impl Lanes {
         })
     }
 
-    /// What came of waiting: the paths on which there may be something to receive.
+    /// Records the paths on which there may be something to receive.
     pub(super) fn polled(&mut self, readable: PathSet) {
         for (path, lane) in (0..).map(PathId).zip(&mut self.all) {
             lane.has_datagrams |= readable.has(path);
@@ -203,7 +204,7 @@ mod tests {
             });
             received.unwrap().unwrap();
         }
-        assert_eq!(seen, [2, 0], "the one behind the last comes first");
+        assert_eq!(seen, [2, 0], "the one after the last read comes first");
         let from = sender.local_addr().unwrap();
         assert_eq!(lanes.peers().collect::<Vec<_>>(), [nobody, nobody, from]);
     }

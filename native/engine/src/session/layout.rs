@@ -1,8 +1,7 @@
-//! Ring ABI version 3: where everything lies in the shared memories (docs/formats/ring-abi.md).
+//! Ring ABI version 3: the layout of the shared memories (docs/formats/ring-abi.md).
 //!
-//! All numbers are little-endian. The submission memory is written by the job, the completion
-//! memory only by the daemon; what describes the layout lies in the second, so a job can't
-//! change what the daemon believes.
+//! All numbers are little-endian. The job writes the submission memory; only the daemon writes the
+//! completion memory. The description of the layout lies in the latter, so a job can't change it.
 
 use super::region::SharedMemory;
 
@@ -18,14 +17,14 @@ pub const ENTRY_BYTES: usize = 64;
 /// Most entries of a ring: 256 KiB of shared memory per queue.
 pub const ENTRIES_MAX: u32 = 4096;
 
-/// Entries that a job keeps for commands: what waits leaves room for what cancels it.
+/// Entries that a job reserves for commands, so that waiting operations can be cancelled.
 pub const COMMAND_ENTRIES: u32 = 1;
 
 /// Submission memory: index of the next entry that the job will write.
 pub const SUBMISSION_PRODUCER: u64 = 0;
 /// Submission memory: index of the next completion that the job will read.
 pub const COMPLETION_CONSUMER: u64 = 64;
-/// Submission memory: not 0 while the job wants the doorbell rung for chunks that land, too.
+/// Submission memory: nonzero while the job wants the doorbell also for landed chunks.
 pub const CHUNK_WAKE: u64 = 72;
 /// Submission memory: first entry.
 pub const SUBMISSION_ENTRIES: u64 = 128;
@@ -41,7 +40,7 @@ const HEADER_CHUNK_BYTES: u64 = 48;
 pub const STATE: u64 = 56;
 /// Completion memory: index of the next submission that the daemon will read.
 pub const SUBMISSION_CONSUMER: u64 = 64;
-/// Completion memory: why the session ended, a reason id filled up with zeros; once it is closed.
+/// Completion memory: why the session ended, a reason id padded with zeros; set once it is closed.
 pub const REASON: u64 = 80;
 /// Bytes of the reason.
 pub const REASON_BYTES: usize = 48;
@@ -61,10 +60,10 @@ pub const STATE_ESTABLISHED: u64 = 1;
 /// Nothing will complete any more.
 pub const STATE_CLOSED: u64 = 2;
 
-/// The sizes that a session's memories are made for.
+/// The sizes of a session's memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Entries of either queue, a power of two.
+    /// Entries of each queue, a power of two.
     pub entries: u32,
     /// Bytes of the region.
     pub region_bytes: u64,
@@ -80,7 +79,7 @@ impl Layout {
         self.region_bytes.div_ceil(u64::from(self.chunk_bytes.max(1)))
     }
 
-    /// True if the sizes are ones that this version can describe.
+    /// Whether this version can describe the sizes.
     pub fn is_valid(&self) -> bool {
         self.entries.is_power_of_two()
             && (COMMAND_ENTRIES + 1..=ENTRIES_MAX).contains(&self.entries)
@@ -94,8 +93,8 @@ impl Layout {
         SUBMISSION_ENTRIES as usize + self.entries as usize * ENTRY_BYTES
     }
 
-    /// Offset of the slot table in the completion memory: for each slot the handle, plus one, of
-    /// the receive that its bitmap is about; 0 while it is about none.
+    /// Offset of the slot table in the completion memory: for each slot, the handle plus one of the
+    /// receive that its bitmap belongs to; 0 if none.
     pub fn slot_table(&self) -> u64 {
         COMPLETION_ENTRIES + u64::from(self.entries) * ENTRY_BYTES as u64
     }
@@ -126,7 +125,7 @@ impl Layout {
         }
     }
 
-    /// Reads the header on the job's side. `None` if it is not of this version.
+    /// Reads the header on the job's side. `None` if it is of another version.
     pub fn read(completion: &SharedMemory) -> Option<Self> {
         let field = |offset| {
             let mut bytes = [0; 8];

@@ -1,5 +1,6 @@
-//! What limits a session's sending, as time spent in each state: the seconds of a session's life add
-//! up to its age. (As `tcpi_busy_time` and its like in Linux's TCP_INFO, but all states are told.)
+//! What limits a session's sending, as the time spent in each state; the times add up to the
+//! session's age. (Like `tcpi_busy_time` and similar fields in Linux's TCP_INFO, but with every
+//! state reported.)
 
 use sealane_proto::link::Nanos;
 use sealane_proto::session::SendLimit;
@@ -11,24 +12,24 @@ pub(super) enum Limit {
     Application,
     /// The peer has posted no receive for the next message.
     Credit,
-    /// The rate in force.
+    /// The current rate.
     Pacing,
-    /// Lost packets are sent again or waited for.
+    /// Lost packets are being sent again or waited for.
     Loss,
-    /// All is sent; the acknowledgement is on its way.
+    /// Everything is sent and awaits its acknowledgement.
     RoundTrip,
     /// The peer is silent.
     Stall,
-    /// The job does not read completions, so nothing more is taken from it.
+    /// The job does not read completions, so no more submissions are accepted.
     Completions,
-    /// The rate that all sessions share: others have their turn.
+    /// The rate shared by all sessions: other sessions have their turn.
     SharedRate,
 }
 
 /// Number of states.
 pub(super) const LIMITS: usize = 8;
 
-/// Time in each state, up to the last look.
+/// Time spent in each state, up to the last update.
 #[derive(Debug)]
 pub(super) struct Limits {
     spent: [Nanos; LIMITS],
@@ -41,7 +42,7 @@ impl Limits {
         Self { spent: [0; LIMITS], state: Limit::Application, since: now }
     }
 
-    /// From now on it is `state`; until now it was the one before.
+    /// Switches to `state` and accounts the time since the last call to the previous state.
     pub(super) fn enter(&mut self, state: Limit, now: Nanos) {
         self.spent[self.state as usize] += now.saturating_sub(self.since);
         self.state = state;
@@ -54,8 +55,8 @@ impl Limits {
 }
 
 impl Limit {
-    /// What holds the sender up, if the ring's completion queue is full or not, and units that are
-    /// due wait for the session's turn or not.
+    /// The limit, given what holds the sender up, whether the ring's completion queue is full, and
+    /// whether due units wait for the session's turn.
     pub(super) fn of(sender: SendLimit, is_queue_full: bool, is_in_line: bool) -> Self {
         match sender {
             SendLimit::Pacing | SendLimit::Loss if is_in_line => Self::SharedRate,

@@ -1,31 +1,30 @@
 //! Operations that the daemon has taken from the ring and not completed yet.
 //!
-//! At most as many as the ring has entries (`ring::DaemonRing::take`). Sends and receives wait for a
-//! slot of the machine in a queue each, and what follows a stream in a queue of that stream, so that
-//! nothing stands in another's way.
+//! There are at most as many as the ring has entries (`ring::DaemonRing::take`). Sends and receives
+//! each wait in a queue for a slot of the machine, and commands for a stream in that stream's
+//! queue, so that nothing blocks anything else.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::ring::{Completion, Opcode, Operation, Submission};
 
-/// Everything between a submission and its completion, by handle.
+/// All operations between submission and completion, by handle.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
     open: BTreeMap<u64, Open>,
     sends: VecDeque<u64>,
     receives: VecDeque<u64>,
-    /// Parts and ends that wait, by the stream that they are of.
+    /// Waiting parts and ends, by their stream.
     parts: BTreeMap<u64, VecDeque<u64>>,
-    /// Where the region's receives lie: the end of each by its beginning. None has length 0, no two
-    /// overlap.
+    /// Ranges of the receives in the region: start to end. None is empty, no two overlap.
     landing: BTreeMap<u64, u64>,
 }
 
-/// One of them.
+/// One operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Open {
     pub(super) submission: Submission,
-    /// Its number in the session, once it has a slot.
+    /// Its message number in the session, once it has a slot.
     pub(super) message: Option<u64>,
 }
 
@@ -37,8 +36,8 @@ pub(super) enum Direction {
 }
 
 impl Operations {
-    /// Whether this is a receive into bytes that another one has. What would land there would be a
-    /// mixture of two messages, and each would tell its job that it is whole.
+    /// Whether this is a receive into bytes used by another one. A mixture of two messages would
+    /// land there, and each receive would be reported as complete.
     pub(super) fn overlaps(&self, submission: &Submission) -> bool {
         let Submission { offset, length, kind: Operation::Receive, .. } = *submission else {
             return false;
@@ -47,8 +46,8 @@ impl Operations {
         length > 0 && before_end.is_some_and(|(_, end)| *end > offset)
     }
 
-    /// Adds what was taken from the ring. Messages wait behind the others of their direction, parts
-    /// behind those of their stream, if that is open. True for what waits.
+    /// Adds an operation from the ring. Messages wait behind others of the same direction, parts
+    /// behind those of their stream, if it is open. Returns whether the operation waits.
     pub(super) fn add(&mut self, handle: u64, submission: Submission) -> bool {
         let waits = match submission.kind {
             Operation::Send { .. } | Operation::Stream { .. } => {
@@ -83,7 +82,7 @@ impl Operations {
         self.open.get(&handle).copied()
     }
 
-    /// The operation that waits longest for a slot.
+    /// The operation that has waited longest for a slot.
     pub(super) fn first(&self, direction: Direction) -> Option<(u64, Submission)> {
         let queue = match direction {
             Direction::Send => &self.sends,
@@ -93,7 +92,7 @@ impl Operations {
         Some((handle, self.get(handle)?.submission))
     }
 
-    /// That one waits no more: it has become a message, or will not.
+    /// Removes that operation from its queue: it has become a message, or never will.
     pub(super) fn left(&mut self, direction: Direction, message: Option<u64>) {
         let handle = match direction {
             Direction::Send => self.sends.pop_front(),
@@ -104,24 +103,24 @@ impl Operations {
         }
     }
 
-    /// Takes an operation out of the queue for a slot, wherever it stands there.
+    /// Removes an operation from the queue for a slot, wherever it is.
     pub(super) fn withdraw(&mut self, handle: u64) {
         self.sends.retain(|waiting| *waiting != handle);
         self.receives.retain(|waiting| *waiting != handle);
     }
 
-    /// Streams with parts that wait.
+    /// Streams with waiting parts.
     pub(super) fn streams(&self) -> Vec<u64> {
         self.parts.keys().copied().collect()
     }
 
-    /// The part of a stream that waits longest.
+    /// The part of a stream that has waited longest.
     pub(super) fn first_part(&self, stream: u64) -> Option<(u64, Submission)> {
         let handle = *self.parts.get(&stream)?.front()?;
         Some((handle, self.get(handle)?.submission))
     }
 
-    /// That one waits no more.
+    /// Removes that part from its queue.
     pub(super) fn part_left(&mut self, stream: u64) {
         if let Some(queue) = self.parts.get_mut(&stream) {
             queue.pop_front();
@@ -131,7 +130,7 @@ impl Operations {
         }
     }
 
-    /// Ends an operation that waits nowhere; `completion` gets what the submission knows.
+    /// Removes an operation that is in no queue; fills in the completion from its submission.
     pub(super) fn end(&mut self, handle: u64, completion: Completion) -> Option<Completion> {
         let Open { submission, .. } = self.open.remove(&handle)?;
         let opcode = submission.kind.opcode();
@@ -141,7 +140,7 @@ impl Operations {
         Some(Completion { opcode, user_data: submission.user_data, handle, ..completion })
     }
 
-    /// Empties all queues: no slot will come any more. Returns what waited.
+    /// Empties all queues, because no more slots will be assigned. Returns the waiting operations.
     pub(super) fn give_up(&mut self) -> Vec<u64> {
         let parts = std::mem::take(&mut self.parts).into_values().flatten();
         self.sends.drain(..).chain(self.receives.drain(..)).chain(parts).collect()
@@ -149,7 +148,7 @@ impl Operations {
 }
 
 impl Open {
-    /// Whether it is one of those.
+    /// Whether it has this opcode.
     pub(super) fn is(&self, opcode: Opcode) -> bool {
         self.submission.kind.opcode() == opcode
     }

@@ -1,4 +1,4 @@
-//! Datagrams on their way to the kernel: equal ones in a row leave in one call.
+//! Datagrams on their way to the kernel: consecutive ones of equal size leave in one call.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,18 +8,18 @@ use sealane_proto::session::Ecn;
 
 use crate::udp::Udp;
 
-/// Bytes of one send call: what fits an IPv4 packet of 65,535 bytes beside its headers, which is the
+/// Most bytes of one send call: what an IPv4 packet of 65,535 bytes holds besides its headers, the
 /// kernel's limit for a segmentation list. A call costs as much as sealing 25 packets.
 const BATCH_BYTES_MAX: usize = 65_507;
 
-/// What became of the datagrams.
+/// Results of sending.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SendCounters {
-    /// Calls that the kernel took.
+    /// Calls accepted by the kernel.
     pub(super) calls: u64,
-    /// Calls that it refused.
+    /// Calls refused by the kernel.
     pub(super) errors: u64,
-    /// Datagrams of those: to the machine they are lost.
+    /// Datagrams of the refused calls, which are lost for the session machine.
     pub(super) dropped: u64,
 }
 
@@ -42,30 +42,30 @@ pub(super) struct Outbound {
     ecn: Ecn,
     is_closed: bool,
     is_blocked: bool,
-    /// A datagram that did not fit the batch while the kernel would not take that.
+    /// A datagram that did not fit the batch while the kernel did not accept it.
     held: Vec<u8>,
     held_ecn: Ecn,
     counters: SendCounters,
 }
 
 impl Outbound {
-    /// True while the kernel's buffer was full at the last attempt.
+    /// Whether the kernel's buffer was full at the last attempt.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// What became of all so far.
+    /// Results so far.
     pub(super) fn counters(&self) -> SendCounters {
         self.counters
     }
 
-    /// The batch, at whose end a datagram may be written; [`Self::add`] then makes it one of the batch.
+    /// The batch, to which a datagram may be appended; [`Self::add`] then adds it.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// What was written to the batch from `start` on is a datagram. Sends first what can't travel
-    /// with it. Not to be called while blocked.
+    /// Adds the datagram that was appended to the batch at `start`. First sends the batch if the
+    /// datagram cannot join it. Must not be called while blocked.
     pub(super) fn add(&mut self, udp: &Udp, to: SocketAddr, start: usize, ecn: Ecn) {
         let length = self.bytes.len() - start;
         let joins = !self.is_closed
@@ -83,7 +83,7 @@ impl Outbound {
         }
     }
 
-    /// Sends what was gathered. If the kernel's buffer is full, keeps it and says `is_blocked`.
+    /// Sends the batch. If the kernel's buffer is full, keeps it and becomes blocked.
     pub(super) fn flush(&mut self, udp: &Udp, to: SocketAddr) {
         if self.segments == 0 {
             return;
@@ -104,7 +104,7 @@ impl Outbound {
         }
     }
 
-    /// The datagram at the end of the buffer is one of the batch.
+    /// Adds the datagram at the end of the buffer to the batch.
     fn take(&mut self, length: usize, ecn: Ecn) {
         if self.segments == 0 {
             self.segment_bytes = length;
@@ -180,7 +180,7 @@ mod tests {
         let to = receiver.local_addr().unwrap();
         let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut outbound = Outbound::default();
-        // Port 0 is nobody's.
+        // No one can listen on port 0.
         let nowhere = SocketAddr::new(to.ip(), 0);
         for byte in 0..3 {
             push(&mut outbound, &udp, nowhere, &[byte; 100], Ecn::NotEct);

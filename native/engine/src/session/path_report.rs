@@ -1,4 +1,4 @@
-//! What is known of each path of a session, for whoever operates it.
+//! Report about each path of a session, for operators.
 
 use std::net::SocketAddr;
 
@@ -7,16 +7,16 @@ use sealane_proto::session::{PathAccount, Session};
 /// One path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathReport {
-    /// Where this end is bound.
+    /// Local address.
     pub local_address: SocketAddr,
-    /// Where its packets go.
+    /// Destination of its packets.
     pub peer_address: SocketAddr,
-    /// Its packets.
+    /// Statistics of its packets.
     pub account: PathAccount,
 }
 
 impl PathReport {
-    /// Of each path of a session, whose addresses (own, peer's) come in the same order.
+    /// Reports on each path of a session; `addresses` (local, peer) are in path order.
     pub(super) fn of(
         addresses: impl Iterator<Item = (SocketAddr, SocketAddr)>,
         session: &Session,

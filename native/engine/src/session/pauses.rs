@@ -1,27 +1,27 @@
-//! How long the worker of a paced session sleeps: a wake-up costs as much as 40 packets, so several
-//! packets are earned in a pause and leave in one call.
+//! Sleep times of a paced session's worker: a wake-up costs as much as 40 packets, so several
+//! packets become due during a pause and leave in one call.
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{BURST_PACKETS, SendLimit, Session, SessionConfig};
 
 use super::share::Flow;
 
-/// A paced sender wakes up for this many packets at once: half of the machine's burst, whose other
-/// half is what makes up for a late timer …
+/// A paced sender wakes up for this many packets at once, half of the machine's burst; the other
+/// half compensates for late timers …
 const PACKETS_PER_PAUSE: u64 = BURST_PACKETS / 2;
-/// … and for no longer than this, as TCP's pacing has it in Linux (`sk_pacing_shift`) …
+/// … and after at most this time, as in Linux's TCP pacing (`sk_pacing_shift`) …
 const UNITS_NANOS_MAX: Nanos = 1_000_000;
-/// … and control frames wait no longer than this.
+/// … and control frames wait at most this long.
 const CONTROL_NANOS_MAX: Nanos = 250_000;
 
-/// The least times to sleep, and what the units wait for.
+/// The shortest sleep times, and the wake-up time of waiting units.
 #[derive(Debug)]
 pub(super) struct Pauses {
-    /// For units that the rate holds back.
+    /// For units held back by the rate.
     units: Nanos,
     /// For everything else.
     control: Nanos,
-    /// Units wait for this time, although some could leave before.
+    /// Units wait until this time, even if some could leave earlier.
     units_at: Nanos,
 }
 
@@ -33,7 +33,7 @@ impl Pauses {
         Self { units, control, units_at: 0 }
     }
 
-    /// When to wake up, unless something arrives; `None`: then only.
+    /// When to wake up unless something arrives; `None`: only then.
     pub(super) fn until(
         &mut self,
         session: &mut Session,
@@ -50,7 +50,8 @@ impl Pauses {
         }
     }
 
-    /// `due`: the first of all; `others`: the first of what are no units. The rate holds units back.
+    /// The wake-up time while the rate holds units back. `due`: the first due time; `others`: the
+    /// first one of anything but units.
     fn paced_wake_at(
         &mut self,
         due: Option<Nanos>,
@@ -59,7 +60,7 @@ impl Pauses {
     ) -> Option<Nanos> {
         let mut pause_ends = now.saturating_add(self.units);
         if now < self.units_at {
-            // What interrupts a pause does not begin it anew.
+            // An interruption does not restart the pause.
             pause_ends = pause_ends.min(self.units_at);
         }
         self.units_at = due?.max(pause_ends);
@@ -71,8 +72,8 @@ impl Pauses {
         at.max(now.saturating_add(self.control))
     }
 
-    /// Whether something else has ended the pause and there is nothing to do for it: the units wait
-    /// on, so that they leave together.
+    /// Whether the pause was interrupted and nothing needs to be done: the units keep waiting, so
+    /// that they leave together.
     pub(super) fn is_early(&self, session: &mut Session, flow: Option<&Flow>, now: Nanos) -> bool {
         now < self.units_at
             && is_paced(session, flow)
@@ -80,13 +81,13 @@ impl Pauses {
     }
 }
 
-/// Whether nothing but the session's own rate holds units back. (Who waits for its turn on a shared
-/// line is told by that, and what was lost waits for nobody.)
+/// Whether only the session's own rate holds units back. (A session waiting for its turn on a
+/// shared line is notified of it, and lost units are resent without delay.)
 fn is_paced(session: &Session, flow: Option<&Flow>) -> bool {
     session.limit() == SendLimit::Pacing && flow.and_then(Flow::turn_at).is_none()
 }
 
-/// When something but a unit is due.
+/// When something other than a unit is due.
 fn without_units(session: &mut Session) -> Option<Nanos> {
     session.hold_units(true);
     let at = session.next_timeout();
@@ -111,16 +112,16 @@ mod tests {
         let units = now + 120 * MICROSECOND;
         assert_eq!(slow.paced_wake_at(Some(units), None, now), Some(now + 1000 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
-        // Something else is due: it waits no longer than before, and the units still do.
+        // Something else is due: it waits no longer than before, and the units still wait.
         let soon = Some(now + 40 * MICROSECOND);
         assert_eq!(slow.paced_wake_at(soon, soon, now), Some(now + 250 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
-        // Nor do they wait anew because something was heard meanwhile.
+        // Nor does their wait restart because something was received meanwhile.
         let heard = now + 400 * MICROSECOND;
         assert_eq!(slow.paced_wake_at(Some(units), None, heard), Some(now + 1000 * MICROSECOND));
         let sent = now + 1000 * MICROSECOND;
         assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
-        // Nor for what was due late when they were not there yet.
+        // Nor because of something that was due late, before they existed.
         assert_eq!(slow.paced_wake_at(Some(sent * 9), None, sent), Some(sent * 9));
         assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
         slow.units_at = 0;

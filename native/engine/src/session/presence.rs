@@ -1,31 +1,33 @@
-//! Whether a session's thread runs: it looks at the clock where a turn may take long, and knows when it
-//! meant to wake up. On a loaded host it is away in between.
+//! Tracks whether a session's thread is running: it checks the clock where a turn may take long,
+//! and knows when it meant to wake up. On a loaded host there are gaps.
 
 use std::ops::Range;
 
 use sealane_proto::link::Nanos;
 
-/// A turn's parts take less, also with full lists of datagrams: who is not back by then was away.
+/// Longest time between checks that is normal, even with full lists of datagrams; after a longer
+/// one the thread was not running.
 const AWAY_NANOS: Nanos = 2_000_000;
 
-/// When the thread was last known to run.
+/// When the thread was last known to be running.
 #[derive(Debug, Default)]
 pub struct Presence(Nanos);
 
 impl Presence {
-    /// It runs now.
+    /// Starts with the thread running now.
     #[must_use]
     pub fn new(now: Nanos) -> Self {
         Self(now)
     }
 
-    /// It runs now; returns since when it was away until now, if it was.
+    /// Records that the thread is running now; returns the period since the last check if it was
+    /// absent.
     pub fn look(&mut self, now: Nanos) -> Option<Range<Nanos>> {
         let since = std::mem::replace(&mut self.0, now);
         (now.saturating_sub(since) > AWAY_NANOS).then_some(since..now)
     }
 
-    /// It slept, until now at least: nobody missed it before `due`.
+    /// Records a sleep until now. The thread was not expected back before `due`.
     pub fn slept(&mut self, due: Option<Nanos>, now: Nanos) {
         self.0 = due.unwrap_or(now).min(now).max(self.0);
     }

@@ -1,9 +1,9 @@
-//! Memory shared with a job: memfds that the daemon creates, sizes, seals and maps.
+//! Memory shared with a job: memfds created, sized, sealed and mapped by the daemon.
 //!
-//! The other side is hostile. It can change any byte it may write at any instant, so everything
-//! here goes through raw pointers or atomics, never through a Rust reference to plain bytes.
-//! Seals keep it from shrinking a file under our mapping (SIGBUS) and from writing to what it
-//! may only read (memfd_create(2), fcntl(2) `F_ADD_SEALS`).
+//! The other side is hostile. It can change any byte it may write at any moment, so all access goes
+//! through raw pointers or atomics, never through a Rust reference to plain bytes. Seals keep it
+//! from shrinking a file under our mapping (SIGBUS) and from writing to memory that it may only
+//! read (memfd_create(2), fcntl(2) `F_ADD_SEALS`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
 
-/// What the job may do with a memory that the daemon shares with it.
+/// The job's access to a shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobAccess {
     /// The job reads and writes.
     Writes,
-    /// The job only reads; the kernel refuses it a writable mapping.
+    /// The job only reads; the kernel refuses to give it a writable mapping.
     Reads,
 }
 
@@ -38,16 +38,17 @@ impl SharedMemory {
         let map = MmapOptions::new().len(size_bytes).map_raw(&file)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         if access == JobAccess::Reads {
-            // Our own writable mapping exists already; the seal forbids every later one.
+            // Our own writable mapping exists already; the seal forbids all later ones.
             seals |= SealFlags::FUTURE_WRITE;
         }
         fcntl_add_seals(&file, seals)?;
         Ok(Self { map: Arc::new(map), file })
     }
 
-    /// Maps a memory that the daemon made, on the job's side.
+    /// Maps a memory created by the daemon, on the job's side.
     ///
-    /// Refuses (`InvalidInput`) a file that can still shrink, and `Reads` of a writable one.
+    /// Returns `InvalidInput` for a file that can still shrink, and with `Reads` for a writable
+    /// one.
     pub fn attach(file: OwnedFd, access: JobAccess) -> io::Result<Self> {
         let seals = fcntl_get_seals(&file)?;
         let mut needed = SealFlags::SHRINK | SealFlags::GROW;
@@ -55,7 +56,10 @@ impl SharedMemory {
             needed |= SealFlags::FUTURE_WRITE;
         }
         if !seals.contains(needed) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "shared memory is not sealed"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the shared memory is not sealed",
+            ));
         }
         let options = MmapOptions::new();
         let map = match access {
@@ -65,8 +69,8 @@ impl SharedMemory {
         Ok(Self { map: Arc::new(map), file })
     }
 
-    /// The same mapping once more. Two mappings of one file are different memory to
-    /// ThreadSanitizer, which goes by addresses.
+    /// The same mapping again. ThreadSanitizer goes by addresses, so two mappings of one file would
+    /// be different memory for it.
     #[cfg(test)]
     pub fn alias(&self) -> io::Result<Self> {
         Ok(Self { map: Arc::clone(&self.map), file: self.file.try_clone()? })
@@ -78,45 +82,45 @@ impl SharedMemory {
         self.map.len()
     }
 
-    /// Start of the mapping, for who exports it (the job's own view of its region).
+    /// Start of the mapping, for exporting it (the job's own view of its region).
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// The file, to be passed to the job.
+    /// The file to pass to the job.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// True if `offset..offset + length` lies inside.
+    /// Whether `offset..offset + length` lies inside.
     pub fn contains(&self, offset: u64, length: u64) -> bool {
         offset.checked_add(length).is_some_and(|end| end <= self.len() as u64)
     }
 
-    /// Copies bytes out into private memory.
+    /// Copies bytes to private memory.
     ///
     /// # Panics
-    /// If the range is not inside: ranges are validated when they are accepted.
+    /// If the range is not inside: ranges are validated when a submission is accepted.
     pub fn copy_out(&self, offset: u64, into: &mut [u8]) {
         assert!(self.contains(offset, into.len() as u64), "range was validated at submission");
         // SAFETY: the range lies inside the mapping (asserted), which lives as long as `self`;
         // `into` is private memory and can't overlap it. The job may write at the same time: any
-        // mixture of bytes is acceptable, and only this private copy is looked at.
+        // mixture of bytes is acceptable, and only this private copy is used afterwards.
         unsafe {
             let from = self.map.as_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
         }
     }
 
-    /// Appends a copy to private memory, which is not written twice.
+    /// Appends a copy to private memory, without writing that memory twice.
     ///
     /// # Panics
-    /// If the range is not inside: ranges are validated when they are accepted.
+    /// If the range is not inside: ranges are validated when a submission is accepted.
     pub fn append_out(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
         assert!(self.contains(offset, length as u64), "range was validated at submission");
         out.reserve(length);
-        // SAFETY: as in `copy_out`; `length` bytes are reserved behind the vector's end, and they
-        // are all written before they count.
+        // SAFETY: as in `copy_out`; `length` bytes are reserved after the vector's end and are all
+        // written before its length includes them.
         unsafe {
             let from = self.map.as_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(out.len()), length);
@@ -124,37 +128,40 @@ impl SharedMemory {
         }
     }
 
-    /// Copies private bytes in.
+    /// Copies bytes from private memory.
     ///
     /// # Panics
-    /// If the range is not inside: ranges are validated when they are accepted.
+    /// If the range is not inside: ranges are validated when a submission is accepted.
     pub fn copy_in(&self, offset: u64, from: &[u8]) {
         assert!(self.contains(offset, from.len() as u64), "range was validated at submission");
-        // SAFETY: as in `copy_out`, the other way round; callers hold a writable mapping.
+        // SAFETY: as in `copy_out`, in the other direction; callers hold a writable mapping.
         unsafe {
             let into = self.map.as_mut_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());
         }
     }
 
-    /// A 64-bit index or counter at `offset` (a multiple of 8).
+    /// A 64-bit index or counter at `offset`, a multiple of 8.
     ///
     /// # Panics
     /// If it is not inside or not aligned: offsets come from the layout, never from the job.
     pub fn word(&self, offset: u64) -> &AtomicU64 {
-        assert!(self.contains(offset, 8) && offset.is_multiple_of(8), "offset is of the layout");
-        // SAFETY: inside the mapping and aligned (asserted; mappings are page-aligned). Both
-        // sides access this word through atomics only; atomic loads work on read-only mappings.
+        assert!(
+            self.contains(offset, 8) && offset.is_multiple_of(8),
+            "offsets come from the layout"
+        );
+        // SAFETY: inside the mapping and aligned (asserted; mappings are page-aligned). Both sides
+        // access this word only through atomics; atomic loads work on read-only mappings.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset as usize).cast()) }
     }
 
-    /// A byte that is published atomically.
+    /// A byte published atomically.
     ///
     /// # Panics
     /// If it is not inside: offsets come from the layout, never from the job.
     pub fn byte(&self, offset: u64) -> &AtomicU8 {
-        assert!(self.contains(offset, 1), "offset is of the layout");
-        // SAFETY: inside the mapping (asserted); accessed through atomics only.
+        assert!(self.contains(offset, 1), "offsets come from the layout");
+        // SAFETY: inside the mapping (asserted); accessed only through atomics.
         unsafe { AtomicU8::from_ptr(self.map.as_mut_ptr().add(offset as usize)) }
     }
 }

@@ -1,4 +1,5 @@
-//! What a session's worker tells: the endpoint by a report, the job by its ring and doorbell.
+//! What a session's worker reports: to the endpoint through `Report`, to the job through its ring
+//! and doorbell.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16};
@@ -12,38 +13,38 @@ use super::statistics::{WorkerStatistics, values};
 use super::worker::Worker;
 use crate::clock::now;
 
-/// Age of the published statistics, at most.
+/// Maximum age of the published statistics.
 pub(super) const STATISTICS_NANOS: Nanos = 1_000_000;
 
-/// Where a session stands.
+/// State of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// The path is being validated, the keys confirmed.
+    /// The path is being validated, and the keys are being confirmed.
     Establishing,
-    /// Messages move.
+    /// Messages can be sent.
     Established,
-    /// Nothing new is sent; what is under way goes on.
+    /// Nothing new is sent; sends in progress continue.
     Draining,
-    /// Over.
+    /// The session is over.
     Closed {
         /// Stable id of the reason.
         reason: String,
     },
 }
 
-/// What the worker tells the endpoint.
+/// Shared between worker and endpoint: state and statistics, and the endpoint's requests.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// The session is to drain …
+    /// A request to drain …
     pub(super) is_to_drain: AtomicBool,
-    /// … and to end, for this reason.
+    /// … and a request to end for this reason.
     pub(super) end: Mutex<Option<String>>,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
-    /// In force; final once the session is established.
+    /// The current unit; final once the session is established.
     pub(super) unit_bytes: AtomicU16,
     pub(super) paths: Mutex<Vec<PathReport>>,
-    /// Readable after a change of state.
+    /// Readable after a state change.
     pub(super) changed: OwnedFd,
     pub(super) settled: Condvar,
 }
@@ -52,13 +53,14 @@ impl Report {
     pub(super) fn set(&self, state: State) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.settled.notify_all();
-        // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
+        // Writing 1 to an eventfd fails only after 2^64-2 unread ones; then it is readable, too.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 }
 
 impl Worker {
-    /// Publishes the counters when they are due, and rings for what the job has to look at.
+    /// Publishes the statistics if they are due, and rings the doorbell if there is news for the
+    /// job.
     pub(super) fn publish(&mut self) {
         let time = now();
         let is_in_line = self.flow.as_ref().is_some_and(|flow| flow.turn_at().is_some());
@@ -78,7 +80,9 @@ impl Worker {
         }
         self.progress.must_ring |= self.memory.ring.take_chunk_wake();
         if std::mem::take(&mut self.progress.must_ring) {
-            self.bell.as_ref().inspect(|bell| bell.ring());
+            if let Some(bell) = &self.bell {
+                bell.ring();
+            }
         }
     }
 

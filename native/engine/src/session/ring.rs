@@ -1,13 +1,13 @@
-//! The two queues between a job and its session, both ends.
+//! Both ends of the two queues between a job and its session.
 //!
-//! Indexes run freely and wrap at 2^64 (never, in practice); an entry's place is its index modulo
-//! the number of entries. The daemon keeps its own indexes in private memory and only publishes
-//! them. It copies each submission once, then looks at the copy alone.
+//! Indexes increase freely and wrap at 2^64 (never in practice); an entry's place is its index
+//! modulo the number of entries. The daemon keeps its own indexes in private memory and only
+//! publishes them. It copies each submission once and then uses only the copy.
 //!
-//! A completion always has a place: a submission is taken only while operations in flight plus
-//! completions that the job has not consumed are fewer than the entries. So a job that stops
-//! reading completions stops its own submissions, and with them the credit its peer gets. The job
-//! keeps the last entries for commands, so that what waits can always be cancelled.
+//! A completion always has a place: a submission is taken only while the operations in flight plus
+//! the completions not consumed by the job are fewer than the entries. So a job that stops reading
+//! completions stops its own submissions, and with them the credit that its peer gets. The job
+//! reserves the last entries for commands, so that waiting operations can always be cancelled.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -32,14 +32,14 @@ pub struct DaemonRing {
     completions_written: u64,
     completions_consumed: u64,
     in_flight: u64,
-    /// Chunks have landed since the job was last told.
+    /// Chunks have landed since the job was last notified.
     has_landed: bool,
     /// Unread completions leave no room for another message.
     is_full: bool,
 }
 
 impl DaemonRing {
-    /// Takes over new memories of this layout.
+    /// Takes over new memories with this layout.
     pub fn new(layout: Layout, submission: SharedMemory, completion: SharedMemory) -> Self {
         layout.describe(&completion);
         Self {
@@ -57,8 +57,8 @@ impl DaemonRing {
 
     /// Takes the next submission, if there is one and its completion will have a place.
     ///
-    /// The operation counts as in flight from now until `complete`. It is named by its handle, the
-    /// index of the submission, which no other operation of the session ever has.
+    /// The operation counts as in flight until `complete`. Its handle is the index of the
+    /// submission, which is unique within the session.
     pub fn take(&mut self) -> Result<Option<(u64, Submission)>, RingFault> {
         let entries = u64::from(self.layout.entries);
         let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
@@ -87,10 +87,10 @@ impl DaemonRing {
         self.is_full
     }
 
-    /// Publishes the end of an operation that was taken.
+    /// Publishes the completion of an operation that was taken.
     ///
     /// # Panics
-    /// Without an operation in flight: the session would have invented a completion.
+    /// Without an operation in flight, because the session would have invented a completion.
     pub fn complete(&mut self, completion: &Completion) {
         assert!(self.in_flight > 0, "every completion belongs to a submission");
         let entries = u64::from(self.layout.entries);
@@ -108,7 +108,7 @@ impl DaemonRing {
         self.completion.word(STATE).store(state, Ordering::Release);
     }
 
-    /// Publishes that the session is over, and why.
+    /// Publishes that the session is over, with the reason.
     pub fn publish_closed(&self, reason: &str) {
         let mut field = [0; REASON_BYTES];
         let length = reason.len().min(REASON_BYTES);
@@ -124,17 +124,18 @@ impl DaemonRing {
         }
     }
 
-    /// Gives a slot's bitmap to the receive of this handle, with no chunk landed.
+    /// Assigns a slot's bitmap to the receive with this handle, with no chunk landed.
     pub fn slot_posted(&self, slot: u16, handle: u64, chunk_count: u32) {
         let owner = self.completion.word(self.layout.slot_table() + 8 * u64::from(slot));
-        // A reader sees the old owner change before any of its bytes does.
+        // A reader must see the owner change before any of the bytes change.
         owner.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         self.chunks_cleared(slot, chunk_count);
         owner.store(handle + 1, Ordering::Release);
     }
 
-    /// Publishes that a chunk of the message in `slot` has landed, after its bytes.
+    /// Publishes that a chunk of the message in `slot` has landed; call it after writing the
+    /// chunk's bytes.
     pub fn chunk_landed(&mut self, slot: u16, chunk: u32) {
         if let Some(offset) = self.bitmap_offset(slot, chunk) {
             self.completion.byte(offset).store(1, Ordering::Release);
@@ -142,7 +143,7 @@ impl DaemonRing {
         }
     }
 
-    /// Whether chunks have landed since this was last asked and the job wants to be woken for them.
+    /// Whether chunks have landed since the last call and the job wants to be woken for them.
     pub fn take_chunk_wake(&mut self) -> bool {
         std::mem::take(&mut self.has_landed)
             && self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
@@ -163,8 +164,8 @@ impl DaemonRing {
             .then(|| self.layout.bitmap() + u64::from(slot) * per_slot + u64::from(chunk))
     }
 
-    /// Completions that the job has not consumed. Its index is a claim: it may only move
-    /// forward, and not past what was written.
+    /// Number of completions that the job has not consumed. The job's index is untrusted: it may
+    /// only move forward, and not past what was written.
     fn unconsumed(&mut self) -> Result<u64, RingFault> {
         let consumed = self.submission.word(COMPLETION_CONSUMER).load(Ordering::Acquire);
         if consumed < self.completions_consumed || consumed > self.completions_written {
@@ -175,8 +176,8 @@ impl DaemonRing {
     }
 }
 
-/// The job's end of both queues. The daemon is trusted; its own index is still checked, so that a
-/// version mistake is an error and not a wild read.
+/// The job's end of both queues. The daemon is trusted, but its index is checked, so that a version
+/// mismatch is an error instead of a wild read.
 #[derive(Debug)]
 pub struct JobRing {
     layout: Layout,
@@ -186,19 +187,19 @@ pub struct JobRing {
     completions_taken: u64,
 }
 
-/// A submission that was not put on the ring.
+/// Why a submission was not put on the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostRefused {
-    /// There is no room: consume completions and try again.
-    #[error("the ring has no room for it: completions are to be read first")]
+    /// There is no room; consume completions and try again.
+    #[error("the ring is full; read completions first")]
     Retry,
-    /// The daemon would end the session for it.
+    /// The submission would make the daemon end the session.
     #[error("{0}")]
     Invalid(RingFault),
 }
 
 impl JobRing {
-    /// Attaches to memories that the daemon made. `None` if they are not of this version.
+    /// Attaches to memories created by the daemon. `None` if they are of another version.
     pub fn new(submission: SharedMemory, completion: SharedMemory) -> Option<Self> {
         let layout = Layout::read(&completion)?;
         (submission.len() == layout.submission_bytes()).then_some(Self {
@@ -217,8 +218,9 @@ impl JobRing {
 
     /// Puts a submission on the ring and returns its handle; the caller rings the doorbell.
     ///
-    /// Operations without a completion that was read are fewer than the entries, and of those that
-    /// may wait [`COMMAND_ENTRIES`] fewer: a command finds room, and the daemon takes it.
+    /// A command can be posted while fewer operations than the ring's entries have an unread
+    /// completion, any other operation only while there are [`COMMAND_ENTRIES`] fewer. So a command
+    /// always finds room, and the daemon takes it.
     pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let entry = submission.encode();
         Submission::parse(&entry, self.layout.region_bytes).map_err(PostRefused::Invalid)?;
@@ -235,7 +237,7 @@ impl JobRing {
         Ok(handle)
     }
 
-    /// Takes up to `limit` completions, oldest first. `None` if the ring makes no sense.
+    /// Takes up to `limit` completions, oldest first. `None` if the ring is inconsistent.
     pub fn completions(&mut self, limit: usize) -> Option<Vec<Completion>> {
         let entries = u64::from(self.layout.entries);
         let written = self.completion.word(COMPLETION_PRODUCER).load(Ordering::Acquire);
@@ -261,7 +263,7 @@ impl JobRing {
         self.completion.word(STATE).load(Ordering::Acquire)
     }
 
-    /// Why the session ended; empty while it has not, or nobody said why.
+    /// Why the session ended; empty if it has not, or if no reason was published.
     pub fn close_reason(&self) -> String {
         let mut field = [0; REASON_BYTES];
         if self.state() == STATE_CLOSED {
@@ -271,20 +273,20 @@ impl JobRing {
         text.trim_end_matches('\0').to_owned()
     }
 
-    /// The statistics, in their documented order. Advisory: each is read on its own.
+    /// The statistics, in their documented order. Advisory: each value is read separately.
     pub fn statistics(&self) -> Vec<u64> {
         (0..STATISTICS_COUNT as u64)
             .map(|index| self.completion.word(STATISTICS + 8 * index).load(Ordering::Relaxed))
             .collect()
     }
 
-    /// Asks for the doorbell also when chunks land, or no more.
+    /// Enables or disables the doorbell for landed chunks.
     pub fn wake_for_chunks(&self, wanted: bool) {
         self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
     }
 
-    /// The bitmap of a receive of `chunk_count` chunks, as it is from now on. `None` while no slot
-    /// holds that receive: it still waits for one, or its slot has gone to a later receive.
+    /// The live bitmap of a receive of `chunk_count` chunks. `None` while no slot belongs to the
+    /// receive: it still waits for one, or its slot has gone to a later receive.
     pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<ChunkBitmap> {
         ChunkBitmap::find(&self.completion, &self.layout, handle, chunk_count)
     }
@@ -300,7 +302,7 @@ mod tests {
 
     const REGION_BYTES: u64 = 1 << 20;
 
-    /// Both ends, and what a hostile job has: the submission memory, writable.
+    /// Both ends, and the writable submission memory of a hostile job.
     fn rings(entries: u32) -> (DaemonRing, JobRing, SharedMemory) {
         let layout = Layout { entries, region_bytes: REGION_BYTES, slots: 4, chunk_bytes: 4096 };
         let submission =
@@ -378,11 +380,12 @@ mod tests {
             daemon.take().unwrap().unwrap();
             daemon.complete(&done(number));
         }
-        assert!(!daemon.is_full(), "nobody has looked");
+        assert!(!daemon.is_full(), "it has not been checked yet");
         assert_eq!(daemon.take().unwrap(), None);
         assert!(daemon.is_full());
         assert_eq!(job.post(&send(3)), Err(PostRefused::Retry));
-        // A job that keeps no entry gains one message; a completion too many has no place.
+        // A job that reserves no entry gains one message; an additional completion would have no
+        // place.
         hostile.word(SUBMISSION_PRODUCER).store(5, Ordering::Release);
         hostile.copy_in(SUBMISSION_ENTRIES + 3 * ENTRY_BYTES as u64, &send(3).encode());
         assert_eq!(daemon.take().unwrap(), Some((3, send(3))));
@@ -442,7 +445,7 @@ mod tests {
         daemon.chunk_landed(0, 0);
         assert!(!daemon.take_chunk_wake());
         job.wake_for_chunks(true);
-        assert!(!daemon.take_chunk_wake(), "that was told already");
+        assert!(!daemon.take_chunk_wake(), "the job was already notified of that");
         daemon.chunk_landed(0, 1);
         assert!(daemon.take_chunk_wake());
         assert!(!daemon.take_chunk_wake());
@@ -452,8 +455,8 @@ mod tests {
     }
 
     proptest! {
-        /// A job that scribbles over its whole submission memory never panics the daemon, and
-        /// nothing that is taken reaches outside.
+        /// A job that scribbles over its whole submission memory never makes the daemon panic, and
+        /// no submission taken reaches outside the region.
         #[test]
         fn scribbled_memory_ends_in_a_fault_or_in_valid_submissions(
             writes in prop::collection::vec((0_u64..384, any::<u64>()), 1..40)

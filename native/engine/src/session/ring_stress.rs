@@ -1,4 +1,5 @@
-//! Both ends of the shared memory at once, on two threads: what a reader sees of a receive is whole.
+//! Both ends of the shared memory at once, on two threads: whatever a reader sees of a receive is
+//! complete.
 //!
 //! `RING_ROUNDS` sets the number of messages (`make ring-stress`: 10^7).
 
@@ -14,7 +15,7 @@ const CHUNK_BYTES: u32 = 64;
 const SLOTS: u16 = 4;
 const REGION_BYTES: u64 = CHUNKS * CHUNK_BYTES as u64;
 
-/// The daemon's end: takes receives, lands their chunks with the handle as content, completes.
+/// The daemon's end: takes receives, lands their chunks with the handle as content, completes them.
 fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Acquire) {
         let Some((handle, submission)) = ring.take().expect("an honest job") else {
@@ -23,14 +24,14 @@ fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
         };
         let slot = (handle % u64::from(SLOTS)) as u16;
         ring.slot_posted(slot, handle, CHUNKS as u32);
-        // Not in order: which chunk lands first is the network's affair.
+        // Out of order, since the network determines which chunk lands first.
         for step in 0..CHUNKS {
             let chunk = (step * 5 + handle) % CHUNKS;
             let content = [handle as u8; CHUNK_BYTES as usize];
             region.copy_in(submission.offset + chunk * u64::from(CHUNK_BYTES), &content);
             ring.chunk_landed(slot, chunk as u32);
             if handle % 4 == 0 {
-                // Let the reader look in between, however few cores there are.
+                // Lets the reader look in between, even with few cores.
                 std::thread::yield_now();
             }
         }
@@ -38,7 +39,7 @@ fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
     }
 }
 
-/// The job's end, one receive at a time: looks at the bitmap while it lands.
+/// The job's end, one receive at a time: reads the bitmap while chunks land.
 fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
     let receive =
         Submission { kind: Operation::Receive, offset: 0, length: REGION_BYTES, user_data: 0 };
@@ -68,7 +69,7 @@ fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
     seen_early
 }
 
-/// The daemon's end: takes all there is, completes one of what it holds, any one.
+/// The daemon's end: takes all submissions, and completes a random one of those it holds.
 fn reorder(ring: &mut DaemonRing, is_over: &AtomicBool) {
     let (mut held, mut random) = (Vec::new(), 1_u64);
     while !is_over.load(Ordering::Acquire) {
@@ -85,7 +86,7 @@ fn reorder(ring: &mut DaemonRing, is_over: &AtomicBool) {
     }
 }
 
-/// The job's end: keeps the ring full and counts what comes back.
+/// The job's end: keeps the ring full, and counts the completions.
 fn fill(ring: &mut JobRing, rounds: u64) {
     let (mut posted, mut open) = (0, BTreeSet::new());
     while posted < rounds || !open.is_empty() {
@@ -108,8 +109,8 @@ fn fill(ring: &mut JobRing, rounds: u64) {
     }
 }
 
-/// How the job sees the memories: through mappings of its own, as a job does, or through the
-/// daemon's, so that ThreadSanitizer knows them for the same.
+/// How the job sees the memories: through its own mappings, like a real job, or through the
+/// daemon's, so that ThreadSanitizer recognises them as the same memory.
 #[derive(Clone, Copy)]
 enum View {
     Attached,
@@ -153,8 +154,8 @@ fn land_and_watch(view: View, rounds: u64) {
         let watching = scope.spawn(|| watch(&mut job, &job_region, rounds));
         let seen_early = watching.join();
         is_over.store(true, Ordering::Release);
-        let seen_early = seen_early.expect("the reader found nothing wrong");
-        assert!(seen_early > 0, "nobody looked in the middle of a message");
+        let seen_early = seen_early.expect("the reader must find no fault");
+        assert!(seen_early > 0, "the bitmap was never read in the middle of a message");
         println!("{rounds} messages, {seen_early} looks in the middle of one");
     });
 }
@@ -166,7 +167,7 @@ fn fill_and_reorder(view: View, rounds: u64) {
         scope.spawn(|| reorder(&mut daemon, &is_over));
         let filling = scope.spawn(|| fill(&mut job, rounds)).join();
         is_over.store(true, Ordering::Release);
-        filling.expect("the job found nothing wrong");
+        filling.expect("the job must find no fault");
     });
 }
 
@@ -180,7 +181,7 @@ fn chunk_is_seen_only_after_its_bytes_through_one_mapping() {
     land_and_watch(View::Aliased, rounds(1000));
 }
 
-/// 12,500 wraps of either queue.
+/// 12,500 wraps of each queue.
 #[test]
 fn every_operation_completes_once_over_many_wraps() {
     fill_and_reorder(View::Attached, rounds(100_000));

@@ -1,4 +1,4 @@
-//! What the sessions of a fabric share: the operator's rate, and each job's limits.
+//! Shared by the sessions of a fabric: the operator's rate, and each job's limits.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,18 +22,18 @@ struct Line {
     wakes: BTreeMap<FlowId, Arc<OwnedFd>>,
 }
 
-/// What one job may use, over all of its sessions.
+/// Limits of one job over all its sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobLimits {
-    /// Wire bytes a second.
+    /// Wire bytes per second.
     pub rate_bytes_per_second: u64,
-    /// Receives that are posted and have not ended.
+    /// Receives in progress.
     pub receives: u64,
-    /// Sends and streams that are posted and have not ended.
+    /// Sends and streams in progress.
     pub sends: u64,
 }
 
-/// A job at a fabric: what its sessions use together.
+/// A job's account at a fabric: the total use of its sessions.
 #[derive(Debug)]
 pub struct JobAccount {
     line: Arc<SharedLine>,
@@ -44,27 +44,27 @@ pub struct JobAccount {
     refused: AtomicU64,
 }
 
-/// What a job uses at this moment, and has used.
+/// A job's current and past use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccountUse {
-    /// Of the line.
+    /// Its use of the line.
     pub line: JobUse,
-    /// Receives under way.
+    /// Receives in progress.
     pub receives: u64,
-    /// Sends and streams under way.
+    /// Sends and streams in progress.
     pub sends: u64,
-    /// Operations that were refused because there were too many.
+    /// Operations refused because the limit was reached.
     pub refused: u64,
 }
 
 impl SharedLine {
-    /// A line of that many wire bytes a second.
+    /// Creates a line with this many wire bytes per second.
     pub fn new(rate_bytes_per_second: u64) -> Arc<Self> {
         let rate = SharedRate::new(rate_bytes_per_second);
         Arc::new(Self(Mutex::new(Line { rate, wakes: BTreeMap::new() })))
     }
 
-    /// Adds a job; it is gone with the last of its sessions and the caller's handle.
+    /// Adds a job. It is removed with its last session and the caller's handle.
     pub fn add_job(self: &Arc<Self>, limits: JobLimits) -> Arc<JobAccount> {
         let id = self.lock().rate.add_job(limits.rate_bytes_per_second);
         Arc::new(JobAccount {
@@ -83,11 +83,12 @@ impl SharedLine {
 }
 
 impl Line {
-    /// Wakes the workers of the flows that were granted something.
-    fn tell(&mut self) {
+    /// Wakes the workers of the flows that got a grant.
+    fn wake_granted(&mut self) {
         while let Some(flow) = self.rate.next_granted() {
             if let Some(wake) = self.wakes.get(&flow) {
-                // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
+                // Writing 1 to an eventfd fails only after 2^64-2 unread ones; then it is readable,
+                // too.
                 let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
             }
         }
@@ -95,7 +96,7 @@ impl Line {
 }
 
 impl JobAccount {
-    /// What the job uses.
+    /// The job's use.
     pub fn usage(&self) -> AccountUse {
         AccountUse {
             line: self.line.lock().rate.job_use(self.id),
@@ -122,19 +123,19 @@ impl Drop for JobAccount {
     }
 }
 
-/// One session's part of its job's account: its worker owns it, and its end gives all back.
+/// One session's part of its job's account. Its worker owns it; dropping it returns everything.
 #[derive(Debug)]
 pub(super) struct Flow {
     account: Arc<JobAccount>,
     id: FlowId,
     wake: Arc<OwnedFd>,
-    /// Granted and not used.
+    /// Granted but not yet used.
     allowance: u64,
-    /// Sent and not told to the line.
-    unsaid: u64,
+    /// Sent but not yet reported to the line.
+    unreported: u64,
     /// When to ask again, while it waits for its turn.
     turn_at: Option<Nanos>,
-    /// Operations under way: receives, sends.
+    /// Operations in progress: receives, sends.
     open: [u64; 2],
 }
 
@@ -145,25 +146,26 @@ impl Flow {
         let id = line.rate.add_flow(account.id);
         line.wakes.insert(id, Arc::clone(&wake));
         drop(line);
-        Ok(Self { account, id, wake, allowance: 0, unsaid: 0, turn_at: None, open: [0; 2] })
+        Ok(Self { account, id, wake, allowance: 0, unreported: 0, turn_at: None, open: [0; 2] })
     }
 
-    /// Whether nothing is left of what was granted: units are to be held back.
+    /// Whether the grant is used up, so that units must be held back.
     pub(super) fn is_spent(&self) -> bool {
         self.allowance == 0
     }
 
-    /// So much has left, granted or not.
+    /// Records that this many bytes have left, granted or not.
     pub(super) fn spend(&mut self, wire_bytes: u64) {
         self.allowance = self.allowance.saturating_sub(wire_bytes);
-        self.unsaid += wire_bytes;
+        self.unreported += wire_bytes;
     }
 
-    /// Asks for more, for units that are due; true if there is some. Else the session waits.
+    /// Asks for a grant for units that are due; returns whether there is one. Otherwise the session
+    /// waits.
     pub(super) fn ask(&mut self, time: Nanos) -> bool {
         let mut line = self.account.line.lock();
-        let answer = line.rate.ask(self.id, std::mem::take(&mut self.unsaid), time);
-        line.tell();
+        let answer = line.rate.ask(self.id, std::mem::take(&mut self.unreported), time);
+        line.wake_granted();
         drop(line);
         self.turn_at = match answer {
             Answer::Granted(allowance) => {
@@ -175,16 +177,16 @@ impl Flow {
         self.turn_at.is_none()
     }
 
-    /// Gives back what is left: there is nothing to send, or it can't leave.
+    /// Returns the rest of the grant, because there is nothing to send or it can't leave.
     pub(super) fn rest(&mut self, time: Nanos) {
-        if self.allowance == 0 && self.unsaid == 0 && self.turn_at.is_none() {
+        if self.allowance == 0 && self.unreported == 0 && self.turn_at.is_none() {
             return;
         }
         self.allowance = 0;
         self.turn_at = None;
         let mut line = self.account.line.lock();
-        line.rate.rest(self.id, std::mem::take(&mut self.unsaid), time);
-        line.tell();
+        line.rate.rest(self.id, std::mem::take(&mut self.unreported), time);
+        line.wake_granted();
     }
 
     /// When to ask again, if the session waits for its turn.
@@ -192,19 +194,19 @@ impl Flow {
         self.turn_at
     }
 
-    /// Readable when the session's turn has come before that.
+    /// Readable when the session's turn comes before that time.
     pub(super) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Takes the wake-up back.
+    /// Clears the wake-up.
     pub(super) fn woken(&self) {
         let mut count = [0; 8];
-        // Nothing to read means that somebody looked before.
+        // Nothing to read means that it was cleared already.
         let _ = rustix::io::read(&self.wake, &mut count);
     }
 
-    /// Counts an operation that is posted; false if the job has too many of its kind under way.
+    /// Counts a posted operation; false if the job has reached its limit for this kind.
     pub(super) fn admit(&mut self, kind: &Operation) -> bool {
         let Some((count, most)) = self.account.count(kind) else { return true };
         let more = |now: u64| (now < most).then_some(now + 1);
@@ -217,7 +219,7 @@ impl Flow {
         is_admitted
     }
 
-    /// An operation that was admitted has ended.
+    /// Records the end of an admitted operation.
     pub(super) fn ended(&mut self, kind: &Operation) {
         if let Some((count, _)) = self.account.count(kind) {
             count.fetch_sub(1, Ordering::Relaxed);
@@ -232,8 +234,8 @@ impl Drop for Flow {
         self.account.sends.fetch_sub(self.open[1], Ordering::Relaxed);
         let mut line = self.account.line.lock();
         line.wakes.remove(&self.id);
-        line.rate.remove_flow(self.id, self.unsaid, now());
-        line.tell();
+        line.rate.remove_flow(self.id, self.unreported, now());
+        line.wake_granted();
     }
 }
 
@@ -261,7 +263,8 @@ mod tests {
         }
         assert!(first.is_spent() && first.turn_at().is_some_and(|at| at > time));
         assert!(!second.ask(time));
-        // A quantum's time later it is the second's turn, which has had nothing; it uses none of it.
+        // A quantum's time later it is the turn of the second flow, which has had nothing; it uses
+        // nothing of its grant.
         let later = first.turn_at().unwrap();
         assert!(!first.ask(later));
         assert!(is_woken(&second) && second.ask(later));

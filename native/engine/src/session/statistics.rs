@@ -1,48 +1,49 @@
-//! Names and order of a session's statistics: in the shared statistics area and in Python.
+//! Names and order of a session's statistics, in the shared statistics area and in Python.
 
 use sealane_proto::counters;
 use sealane_proto::session::SessionStatistics;
 
 counters! {
-    /// What the worker counts itself.
+    /// Counters of the worker itself.
     pub struct WorkerStatistics {
         /// Sends that the kernel refused.
         pub send_errors: u64,
-        /// Sends that it took, each of one or more datagrams.
+        /// Sends that the kernel accepted, each with one or more datagrams.
         pub send_calls: u64,
-        /// Datagrams of the sends that it refused: to the machine they are lost.
+        /// Datagrams of the refused sends, which are lost for the session machine.
         pub send_drops: u64,
-        /// Receives that brought something, each one or more datagrams.
+        /// Receive calls that returned data, each with one or more datagrams.
         pub receive_calls: u64,
         /// Datagrams that the kernel dropped because the socket's buffer was full.
         pub receive_drops: u64,
-        /// Nanoseconds in which the job had posted nothing to send ...
+        /// Nanoseconds during which the job had posted nothing to send ...
         pub limited_application_nanos: u64,
         /// ... the peer had posted no receive ...
         pub limited_credit_nanos: u64,
         /// ... the rate held units back ...
         pub limited_pacing_nanos: u64,
-        /// ... losses were repeated or waited for ...
+        /// ... lost packets were being sent again or waited for ...
         pub limited_loss_nanos: u64,
-        /// ... all was sent and not yet acknowledged ...
+        /// ... everything was sent and not yet acknowledged ...
         pub limited_round_trip_nanos: u64,
         /// ... the peer was silent ...
         pub limited_stall_nanos: u64,
         /// ... the job did not read its completions ...
         pub limited_completions_nanos: u64,
-        /// ... and the rate that all sessions share was others' turn.
+        /// ... and other sessions had their turn at the shared rate.
         pub limited_shared_rate_nanos: u64,
     }
 }
 
-/// Names, in the order of the statistics area (docs/formats/ring-abi.md): the machine's, then the worker's.
+/// Names in the order of the statistics area (docs/formats/ring-abi.md): first the machine's, then
+/// the worker's.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let machine = SessionStatistics::default();
     let worker = WorkerStatistics::default();
     machine.fields().chain(worker.fields()).map(|(name, _)| name)
 }
 
-/// The machine's counters, then the worker's own.
+/// Values in the order of [`names`].
 pub fn values(machine: &SessionStatistics, worker: &WorkerStatistics) -> Vec<u64> {
     machine.fields().chain(worker.fields()).map(|(_, value)| value).collect()
 }

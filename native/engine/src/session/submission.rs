@@ -1,4 +1,4 @@
-//! From the job's submissions to the machine's commands, and back to completions.
+//! Converts the job's submissions to commands of the machine, and publishes completions.
 
 use std::sync::PoisonError;
 
@@ -9,11 +9,11 @@ use super::ring::{Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, St
 use super::worker::Worker;
 use crate::clock::now;
 
-/// Submissions per turn: so that a job that posts and posts does not keep packets waiting.
+/// Most submissions per turn, so that a job that keeps posting does not delay packets.
 const SUBMISSIONS_PER_TURN: usize = 64;
 
 impl Worker {
-    /// Takes what the job has submitted, and does what can be done of it and of what waits.
+    /// Takes the job's submissions, and executes new and waiting operations as far as possible.
     pub(super) fn submit(&mut self) {
         if let Some(plan) = self.next_plan.lock().unwrap_or_else(PoisonError::into_inner).take() {
             self.session.install_plan(plan);
@@ -29,7 +29,7 @@ impl Worker {
         }
     }
 
-    /// Takes what the job has submitted; true if there may be more.
+    /// Takes the job's submissions; returns whether there may be more.
     fn take_submissions(&mut self) -> Result<bool, RingFault> {
         for _ in 0..SUBMISSIONS_PER_TURN {
             let Some((handle, submission)) = self.memory.ring.take()? else { return Ok(false) };
@@ -44,7 +44,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Gives the machine what waits for one of its slots, in order, as far as it takes it.
+    /// Posts operations that wait for a slot of the machine, in order, as far as it accepts them.
     fn post_waiting(&mut self, direction: Direction) {
         while let Some((handle, submission)) = self.progress.operations.first(direction) {
             let posted = self.post(handle, &submission);
@@ -81,11 +81,11 @@ impl Worker {
         }
     }
 
-    /// Gives the machine the parts of a stream that wait, once it has its slot.
+    /// Posts the waiting parts of a stream, once it has a slot.
     fn continue_stream(&mut self, stream: u64) {
         while let Some((handle, submission)) = self.progress.operations.first_part(stream) {
             let done = match self.progress.operations.get(stream) {
-                // The stream has ended: cancelled here or there, or already told to.
+                // The stream is over: cancelled at either end, or already ended.
                 None => Err(PostError::NotInProgress(stream)),
                 Some(open) => match open.message {
                     None => return,
@@ -111,7 +111,7 @@ impl Worker {
         }
     }
 
-    /// Does at once what waits for nothing.
+    /// Executes a command that doesn't wait for anything.
     fn command(&mut self, handle: u64, submission: &Submission) {
         let status = match submission.kind {
             Operation::Cancel { operation } => self.cancel(operation),
@@ -119,7 +119,7 @@ impl Worker {
             Operation::PacketMap { receive, chunk } => {
                 return self.packet_map(handle, receive, chunk);
             }
-            // Parts of what is no open stream.
+            // A part of something that is not an open stream.
             _ => Status::Refused,
         };
         self.finish(handle, status);
@@ -161,7 +161,7 @@ impl Worker {
         });
         let mut completion = Completion { status: Status::Refused, ..Completion::default() };
         if let Some((message, map)) = map {
-            // A chunk has no more units than that (`Endpoint::new`).
+            // A chunk has no more units than this (`Endpoint::new`).
             let length = map.len().min(PACKET_MAP_BYTES);
             completion.packets[..length].copy_from_slice(&map[..length]);
             completion.status = Status::Ok;
@@ -175,7 +175,7 @@ impl Worker {
         self.complete(handle, Completion { status, ..Completion::default() });
     }
 
-    /// Publishes the end of an operation that waits nowhere.
+    /// Publishes the completion of an operation that is in no queue.
     pub(super) fn complete(&mut self, handle: u64, completion: Completion) {
         if let Some(flow) = &mut self.flow
             && let Some(open) = self.progress.operations.get(handle)
@@ -188,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Publishes the end of an operation that was never begun.
+    /// Publishes the completion of an operation that was never started.
     fn refuse(&mut self, handle: u64, submission: &Submission, status: Status) {
         let opcode = submission.kind.opcode();
         let user_data = submission.user_data;
@@ -197,7 +197,7 @@ impl Worker {
         self.progress.must_ring = true;
     }
 
-    /// Ends what waits: the session is over.
+    /// Aborts all waiting operations because the session is over.
     pub(super) fn abort_waiting(&mut self) {
         for handle in self.progress.operations.give_up() {
             self.finish(handle, Status::Aborted);

@@ -1,4 +1,5 @@
-//! The pump around one session machine: socket, rings and clock in; datagrams and completions out.
+//! The loop that drives one session machine: socket, rings and clock in; datagrams and completions
+//! out.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,7 @@ use sealane_proto::session::{
 };
 
 use super::doorbell::DaemonBell;
-use super::endings::{REASON_JOB_GONE, of_permit, told};
+use super::endings::{REASON_JOB_GONE, close_code, of_permit};
 use super::endpoint::{EndpointConfig, ForJob};
 use super::lanes::Lanes;
 use super::layout::Layout;
@@ -27,18 +28,18 @@ use super::share::Flow;
 use crate::clock::{nanos, now, sharpen_timers, timespec};
 use crate::permit::Permit;
 
-/// Receive calls, and datagrams sent, per turn: so that neither starves the other.
+/// Most receive calls and sent datagrams per turn, so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;
 const DATAGRAMS_PER_TURN: usize = 256;
-/// Datagrams between two looks at the clock: some microseconds.
+/// Datagrams between two reads of the clock: some microseconds.
 const DATAGRAMS_PER_LOOK: usize = 8;
-/// A receiver that took this much in a turn, half of a list, is one of bulk: it sleeps on, so that
-/// the next turn is larger, …
+/// A receiver that got this many bytes in a turn, half a list, receives in bulk: it keeps sleeping,
+/// so that the next turn is larger, …
 const GATHER_BYTES: usize = 32 << 10;
-/// … for no longer than this: as an adapter moderates its interrupts, well below the least delay of
-/// an acknowledgement. At 100 Gbit/s it is a seventh of the socket's buffer.
+/// … for at most this time, like an adapter's interrupt moderation, well below the shortest delay
+/// of an acknowledgement. At 100 Gbit/s it is a seventh of the socket's buffer.
 const GATHER_NANOS: Nanos = 50_000;
-/// The job's region and the bitmap that says what has landed in it.
+/// The job's region, and the bitmap of what has landed in it.
 #[derive(Debug)]
 pub(super) struct JobMemory {
     pub(super) region: SharedMemory,
@@ -67,71 +68,71 @@ impl Memory for JobMemory {
     }
 }
 
-/// Everything that one session's thread owns.
+/// Everything owned by one session's thread.
 pub(super) struct Worker {
     pub(super) session: Session,
     pub(super) lanes: Lanes,
-    /// Where each path is bound.
+    /// Local address of each path.
     pub(super) local_addresses: Vec<SocketAddr>,
-    /// The peer may be behind a relay: until a path is validated, answer to where the newest
-    /// authentic packet on it came from.
+    /// Whether the peer may be behind a relay: until a path is validated, send to the source of the
+    /// newest authentic packet on it.
     pub(super) follows_peer: bool,
-    /// How long to sleep at least, so that several paced packets leave in one call.
+    /// Minimum sleep times, so that several paced packets leave in one call.
     pub(super) pauses: Pauses,
-    /// What the memories were made for.
+    /// The sizes that the memories were created for.
     pub(super) shape: EndpointConfig,
     pub(super) job: ForJob,
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
-    /// None once the session is over: the job sees the end of the stream.
+    /// `None` once the session is over: the job reads the end of the stream.
     pub(super) bell: Option<DaemonBell>,
     pub(super) stop: OwnedFd,
     pub(super) report: Arc<Report>,
-    /// A plan that is to be put in force before the next submission.
+    /// A plan to install before the next submission.
     pub(super) next_plan: Arc<Mutex<Option<Plan>>>,
     pub(super) limits: Limits,
-    /// Until when the peer may act; `None`: nobody's word ends it.
+    /// The session ends when this permit no longer holds. `None`: no permit limits it.
     pub(super) permit: Option<Arc<Permit>>,
-    /// Its part of its job's account; without one it has the line for itself.
+    /// Its part of its job's account; without one it has the line to itself.
     pub(super) flow: Option<Flow>,
     pub(super) progress: Progress,
 }
 
-/// What the worker remembers from turn to turn.
+/// State that the worker keeps between turns.
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
     pub(super) operations: Operations,
-    /// Whether that was seen to be asked for.
+    /// Whether a drain was requested and begun.
     pub(super) is_draining: bool,
     /// Why this side ended the session, if it did.
     pub(super) reason: Option<String>,
     presence: Presence,
-    /// When the statistics were published last.
+    /// When the statistics were last published.
     pub(super) published: Nanos,
     pub(super) is_stale: bool,
     pub(super) must_ring: bool,
     pub(super) has_more: bool,
-    /// Bytes of datagrams that the last turn took.
+    /// Bytes of datagrams received in the last turn.
     received_bytes: usize,
     pub(super) is_over: bool,
 }
 
 impl Progress {
-    /// Whether to sleep on although more may have arrived.
+    /// Whether to keep sleeping even if more may have arrived.
     fn gathers(&self) -> bool {
         self.received_bytes >= GATHER_BYTES && !self.has_more
     }
 }
 
 impl Worker {
-    /// Runs until the session is over and the peer has been told.
+    /// Runs until the session is over and the peer has been notified.
     pub(super) fn run(mut self) {
         sharpen_timers();
         self.progress.presence = Presence::new(now());
         loop {
             self.progress.received_bytes = 0;
-            // Before anything is taken from the peer or sent to it: an ended session does neither.
+            // Before receiving from or sending to the peer, since an ended session does neither.
             self.end_unpermitted();
             self.receive();
             let time = self.look();
@@ -155,7 +156,8 @@ impl Worker {
         }
     }
 
-    /// The time. What the thread missed since it looked last is nobody's silence.
+    /// The current time. Reports to the machine a period in which the thread did not run, which is
+    /// not silence of the peer.
     fn look(&mut self) -> Nanos {
         let time = now();
         if let Some(away) = self.progress.presence.look(time) {
@@ -180,7 +182,7 @@ impl Worker {
             match received {
                 None => return,
                 Some(Ok(received)) => progress.received_bytes += received.bytes,
-                // An error is the network's late answer to an earlier packet: that one is lost.
+                // An error is a late ICMP error about an earlier packet, which is lost.
                 Some(Err(_)) => {}
             }
         }
@@ -194,24 +196,25 @@ impl Worker {
         self.end(fault.reason(), CloseReason::Requested);
     }
 
-    /// Ends the session, unless it has ended: this end says why in full, the peer is told a code.
-    pub(super) fn end(&mut self, reason: String, told: CloseReason) {
+    /// Ends the session unless it has ended: this end records the full reason, the peer gets a
+    /// code.
+    pub(super) fn end(&mut self, reason: String, code: CloseReason) {
         self.progress.reason.get_or_insert(reason);
-        self.session.close(told, now());
+        self.session.close(code, now());
     }
 
-    /// Ends the session if its peer may not act any more.
+    /// Ends the session if its peer may no longer act.
     fn end_unpermitted(&mut self) {
         if let Some(permit) = self.permit.as_ref().filter(|permit| !permit.holds()) {
             let reason = of_permit(permit.reason()).to_owned();
-            let told = told(&reason, self.progress.is_draining);
-            // From here on it is closed, whatever becomes of the permit.
+            let code = close_code(&reason, self.progress.is_draining);
+            // The session is closed from here on, regardless of the permit.
             self.permit = None;
-            self.end(reason, told);
+            self.end(reason, code);
         }
     }
 
-    /// Does what the daemon asked for.
+    /// Carries out the daemon's requests.
     fn obey(&mut self) {
         if !self.progress.is_draining && self.report.is_to_drain.load(Ordering::Acquire) {
             self.progress.is_draining = true;
@@ -219,8 +222,8 @@ impl Worker {
         }
         let asked = self.report.end.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reason) = asked {
-            let told = told(&reason, self.progress.is_draining);
-            self.end(reason, told);
+            let code = close_code(&reason, self.progress.is_draining);
+            self.end(reason, code);
         }
     }
 
@@ -237,7 +240,8 @@ impl Worker {
 
     fn transmit_turn(&mut self) {
         let Self { session, lanes, memory, progress, flow, .. } = self;
-        // What the kernel would not take last time goes first; what was still being gathered goes on.
+        // Batches that the kernel did not accept last time go first; batches being gathered
+        // continue.
         lanes.flush(true);
         let mut time = now();
         for index in 0..DATAGRAMS_PER_TURN {
@@ -298,7 +302,7 @@ impl Worker {
         }
         if stop {
             let mut count = [0; 8];
-            // Readable a moment ago, and only read here.
+            // It was readable a moment ago, and is read only here.
             let _ = rustix::io::read(&self.stop, &mut count);
             self.obey();
         }
@@ -310,7 +314,7 @@ impl Worker {
         }
     }
 
-    /// How long nothing needs to be done unless something arrives, and no longer than `longest`.
+    /// Time until something needs to be done even if nothing arrives, at most `longest`.
     fn timeout(&mut self, longest: Nanos) -> Option<Timespec> {
         if self.progress.has_more {
             return Some(timespec(0));
@@ -325,7 +329,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Also after a panic: nobody may wait for a session whose thread is gone.
+    /// Also after a panic: nobody may wait for a session without a thread.
     fn drop(&mut self) {
         if !self.progress.is_over {
             let reason = "session.worker.failed";
@@ -345,7 +349,7 @@ mod tests {
             Progress { has_more, received_bytes, ..Progress::default() }.gathers()
         };
         assert!(after(44 * 1472, false));
-        assert!(!after(1472, false), "who waits for one packet waits for no other");
+        assert!(!after(1472, false), "a single packet does not delay others");
         assert!(!after(44 * 1472, true), "there is work left");
     }
 }

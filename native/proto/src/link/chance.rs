@@ -1,17 +1,17 @@
-//! Seeded chance: dice, and the loss processes thrown with them.
+//! Seeded randomness: dice, and the loss processes that use them.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Parts of every probability: `parts` out of this many.
+/// The denominator of every probability given in parts.
 pub const PARTS: u32 = 1_000_000_000;
 
-/// A seeded source of chance.
+/// A seeded random source.
 #[derive(Debug)]
 pub(super) struct Dice(ChaCha8Rng);
 
 impl Dice {
-    /// Streams of one seed are independent of each other.
+    /// Different streams of one seed are independent.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(stream);
@@ -22,23 +22,23 @@ impl Dice {
         self.0.next_u64()
     }
 
-    /// Throws even where nothing can happen or all must: a change of the probability alone leaves
-    /// the other throws as they were.
+    /// Draws even if the event is impossible or certain, so that changing only the probability
+    /// leaves later draws unchanged.
     pub fn happens(&mut self, parts: u32) -> bool {
         let drawn = u128::from(self.draw()) * u128::from(PARTS);
         (drawn >> 64) < u128::from(parts)
     }
 
-    /// Uniform from 0 to `end`, both included.
+    /// Uniform from 0 to `end`, inclusive.
     pub fn up_to(&mut self, end: u64) -> u64 {
         ((u128::from(self.draw()) * (u128::from(end) + 1)) >> 64) as u64
     }
 }
 
-/// How packets are lost on the wire, in parts of [`PARTS`].
+/// How packets are lost on the wire; probabilities in parts of [`PARTS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// Each packet by itself.
+    /// Each packet independently.
     Independent(u32),
     /// In bursts.
     GilbertElliott(GilbertElliott),
@@ -55,14 +55,14 @@ impl Loss {
     }
 }
 
-/// Two states with a loss each (Gilbert 1960, Elliott 1963); a step before every packet. It starts
-/// in the good state. With `loss_bad` of one and `loss_good` of none, bursts have 1/r packets in
-/// the mean and p/(p+r) of all packets are lost.
+/// Two states with their own loss (Gilbert 1960, Elliott 1963) and one step before every packet,
+/// starting in the good state. With `loss_bad` certain and `loss_good` zero, bursts have a mean
+/// length of 1/r packets and p/(p+r) of all packets are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GilbertElliott {
-    /// From the good state to the bad one.
+    /// Probability of moving from the good state to the bad one.
     pub p: u32,
-    /// From the bad state to the good one.
+    /// Probability of moving from the bad state to the good one.
     pub r: u32,
     /// Loss in the bad state.
     pub loss_bad: u32,
@@ -82,7 +82,7 @@ impl LossProcess {
         Self { loss, is_bad: false, dice }
     }
 
-    /// Decides the next packet.
+    /// Decides whether the next packet is lost.
     pub fn loses(&mut self) -> bool {
         match self.loss {
             Loss::Independent(parts) => self.dice.happens(parts),

@@ -1,16 +1,16 @@
-//! Congestion marks: early detection on the real queue, and the phantom queue of Uno.
+//! Congestion marks: random early detection on the real queue, and Uno's phantom queue.
 
 use super::chance::{Dice, PARTS};
 use super::{LinkConfig, NANOS_PER_SECOND, Nanos};
 
-/// Marking rises linearly from none at `low_bytes` to `probability_max_parts` at `high_bytes`, and
-/// is certain above. On the momentary length, as data-centre switches do it, without the average of
-/// Floyd and Jacobson's original.
+/// The marking probability rises linearly from zero at `low_bytes` to `probability_max_parts` at
+/// `high_bytes`, and marking is certain above that. It uses the current queue length, as
+/// data-centre switches do, not the moving average of Floyd and Jacobson's original.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Up to here nothing is marked.
+    /// Up to this length nothing is marked.
     pub low_bytes: u64,
-    /// From here on everything is.
+    /// From this length on everything is marked.
     pub high_bytes: u64,
     /// Probability just below `high_bytes`, in parts of [`PARTS`].
     pub probability_max_parts: u32,
@@ -30,24 +30,25 @@ impl Thresholds {
     }
 }
 
-/// A queue that exists as a counter only: every packet that arrives adds its bytes, also one that
-/// the buffer refuses, and it drains slower than the wire (Uno, arXiv:2510.15802; its released code
-/// drains at 0.952 of the rate and marks from 2 % to 60 % of the cap).
+/// A queue that exists only as a counter: every arriving packet adds its bytes, even one that the
+/// buffer refuses, and it drains more slowly than the wire (Uno, arXiv:2510.15802; its released
+/// code drains at 0.952 of the rate and marks from 2 % to 60 % of the cap).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Phantom {
-    /// Of the link's rate, in parts of [`PARTS`].
+    /// Drain rate relative to the link's rate, in parts of [`PARTS`].
     pub drain_parts_per_billion: u32,
-    /// Most that it holds.
+    /// Most bytes that it holds.
     pub cap_bytes: u64,
-    /// Where it marks.
+    /// Its marking thresholds.
     pub thresholds: Thresholds,
 }
 
-/// Level of a phantom queue at an instant, exact.
+/// Exact level of a phantom queue at one instant.
 #[derive(Debug)]
 struct PhantomLevel {
     phantom: Phantom,
-    /// In bits × nanoseconds in a second, so that draining for a nanosecond takes whole units.
+    /// In units of bits × (nanoseconds per second), so that each nanosecond drains a whole number
+    /// of units.
     level: u128,
     drain_bits_per_second: u128,
     at: Nanos,
@@ -74,7 +75,7 @@ impl PhantomLevel {
     }
 }
 
-/// What marks the packets of one link.
+/// The marking state of one link.
 #[derive(Debug)]
 pub(super) struct Marking {
     red: Option<Thresholds>,
@@ -95,19 +96,19 @@ impl Marking {
         Self { red: config.red, phantom, dice }
     }
 
-    /// Counts a packet that is offered.
+    /// Counts an offered packet.
     pub fn arrive(&mut self, wire_bytes: u32, now: Nanos) {
         if let Some(phantom) = &mut self.phantom {
             phantom.arrive(wire_bytes, now);
         }
     }
 
-    /// Whether early detection drops a packet that can't be marked (RFC 3168, section 5).
+    /// Whether early detection drops a packet that is not ECN-capable (RFC 3168, section 5).
     pub fn drops_early(&mut self, queued_bytes: u64) -> bool {
         self.red.is_some_and(|red| self.dice.happens(red.parts(queued_bytes)))
     }
 
-    /// Whether a packet that leaves the buffer, with `queued_bytes` behind it, is marked.
+    /// Whether to mark a packet that leaves the buffer with `queued_bytes` behind it.
     pub fn marks(&mut self, queued_bytes: u64, now: Nanos) -> bool {
         let by_red = self.red.is_some_and(|red| self.dice.happens(red.parts(queued_bytes)));
         let by_phantom = self.phantom.as_mut().is_some_and(|phantom| {

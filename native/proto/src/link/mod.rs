@@ -1,8 +1,9 @@
-//! A long-haul link in one direction: a finite buffer before a wire of a rate, and what the wire
-//! does to packets (delay, jitter, loss, reordering, duplication, corruption, outages).
+//! One direction of a long-haul link: a finite buffer, then a wire with a fixed rate that also
+//! delays, jitters, loses, reorders, duplicates, corrupts and blacks out packets.
 //!
 //! The emulator drives it with real packets and clocks, the simulator in virtual time. All
-//! integers: the same seed and the same offers give the same fates on every machine.
+//! arithmetic is on integers: the same seed and the same offers give the same fates on every
+//! machine.
 
 use std::collections::VecDeque;
 
@@ -21,61 +22,62 @@ use chance::{Dice, LossProcess};
 use marking::Marking;
 use transit::Transit;
 
-/// Monotonic time, in nanoseconds since an origin that the caller chooses once.
+/// Monotonic time in nanoseconds since an origin that the caller chooses once.
 pub type Nanos = u64;
 
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Packets that a link holds, waiting and in transit: bounds its memory. 2^20 packets of 4 KiB are
-/// 20 ms at 1.6 Tbit/s.
+/// Most packets that a link holds, waiting and in transit, which bounds its memory. 2^20 packets of
+/// 4 KiB are 20 ms at 1.6 Tbit/s.
 pub const HELD_PACKETS_MAX: usize = 1 << 20;
 
-/// What a link is like. Probabilities are in parts of [`PARTS`] and per packet.
+/// Properties of a link. Probabilities are in parts of [`PARTS`], per packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bits that leave the sending end per second. A rate of 0 is taken as 1.
+    /// Bits per second that leave the sending end. A rate of 0 counts as 1.
     pub rate_bits_per_second: u64,
-    /// Propagation, one way, in nanoseconds.
+    /// One-way propagation delay in nanoseconds.
     pub delay_nanos: Nanos,
-    /// Bytes that may wait for serialisation, the packet being serialised included.
+    /// Bytes that may wait for serialisation, including the packet being serialised.
     pub buffer_bytes: u64,
-    /// Packets lost on the wire.
+    /// Loss on the wire.
     pub loss: Loss,
-    /// Added to the delay of each packet: uniform from 0 to this. It keeps the order.
+    /// Extra delay of each packet, uniform from 0 to this. It preserves the order.
     pub jitter_nanos: Nanos,
-    /// Packets that arrive later than their turn …
+    /// Probability that a packet arrives later than its turn …
     pub reorder_parts_per_billion: u32,
-    /// … by up to this.
+    /// … by up to this time.
     pub reorder_nanos_max: Nanos,
-    /// Packets that arrive twice, the copy up to one delay (or `reorder_nanos_max`) later.
+    /// Probability that a packet arrives twice, the copy up to one delay (or `reorder_nanos_max`)
+    /// later.
     pub duplicate_parts_per_billion: u32,
-    /// Packets with one bit flipped.
+    /// Probability that one bit of a packet is flipped.
     pub corrupt_parts_per_billion: u32,
-    /// Random early detection on the buffer's own length.
+    /// Random early detection on the real buffer's length.
     pub red: Option<Thresholds>,
-    /// A phantom queue, which only marks.
+    /// A phantom queue, which only marks packets.
     pub phantom: Option<Phantom>,
 }
 
-/// A link that cannot be.
+/// The configuration of a link is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// A probability is above one.
     #[error("{0} parts per billion are more than {PARTS}")]
     Probability(u32),
-    /// Marking would have to end before it begins.
+    /// The upper threshold of marking is below the lower one.
     #[error("marking from {low_bytes} to {high_bytes} bytes: the first must not exceed the second")]
     Thresholds {
-        /// Where marking begins.
+        /// Bytes at which marking begins.
         low_bytes: u64,
-        /// Where it is certain.
+        /// Bytes at which marking is certain.
         high_bytes: u64,
     },
 }
 
 impl LinkConfig {
-    /// A link that does nothing to packets but hold and delay them.
+    /// A link that only delays packets and limits their rate.
     #[must_use]
     pub const fn clean(rate_bits_per_second: u64, delay_nanos: Nanos, buffer_bytes: u64) -> Self {
         Self {
@@ -93,7 +95,7 @@ impl LinkConfig {
         }
     }
 
-    /// Refuses probabilities above one and thresholds in the wrong order.
+    /// Rejects probabilities above one and thresholds in the wrong order.
     pub fn validate(&self) -> Result<(), LinkError> {
         let [first, second, third, fourth] = self.loss.parts();
         let thresholds = self.red.into_iter().chain(self.phantom.map(|phantom| phantom.thresholds));
@@ -122,35 +124,35 @@ impl LinkConfig {
     }
 }
 
-/// What becomes of a packet when it is offered. One that is accepted may still be lost on the wire.
+/// The outcome of offering a packet. An accepted one may still be lost on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It waits for its turn.
+    /// The packet waits for its turn.
     Accepted,
     /// The buffer was full.
     Overflowed,
     /// The link was down.
     Down,
-    /// Early detection dropped it, because it is not ECN-capable.
+    /// Early detection dropped the packet because it is not ECN-capable.
     DroppedEarly,
-    /// The link holds [`HELD_PACKETS_MAX`] already: a limit of the model, not of the link.
+    /// The link already holds [`HELD_PACKETS_MAX`], which is a limit of the model, not of the link.
     Crowded,
 }
 
-/// A packet at the far end.
+/// A packet that arrives at the far end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery<T> {
-    /// When its last bit arrived.
+    /// Arrival of its last bit.
     pub at: Nanos,
-    /// Its number among those that reached the wire; a copy has the number of its original.
+    /// Its number among the packets that reached the wire; a copy has its original's number.
     pub number: u64,
     /// The packet.
     pub packet: T,
-    /// Congestion experienced (RFC 3168): the owner sets CE.
+    /// Congestion experienced (RFC 3168): the caller sets CE.
     pub is_marked: bool,
-    /// It arrives twice, and this is one of the two.
+    /// The packet arrives twice, and this is one of the two.
     pub is_duplicated: bool,
-    /// A random number that names the bit to flip, if it was corrupted.
+    /// A random number that selects the bit to flip, if the packet was corrupted.
     pub corruption: Option<u64>,
 }
 
@@ -161,34 +163,34 @@ counters! {
         pub offered_packets: u64,
         /// Bytes offered.
         pub offered_bytes: u64,
-        /// Packets that came, or will come, out; copies are not counted.
+        /// Packets that have been or will be delivered, not counting copies.
         pub delivered_packets: u64,
-        /// Bytes of those.
+        /// Bytes of these packets.
         pub delivered_bytes: u64,
         /// Packets lost on the wire.
         pub lost_packets: u64,
-        /// Packets refused for want of buffer.
+        /// Packets dropped because the buffer was full.
         pub overflowed_packets: u64,
         /// Packets offered while the link was down.
         pub down_packets: u64,
-        /// Packets without ECN that early detection dropped.
+        /// Packets that early detection dropped because they are not ECN-capable.
         pub dropped_early_packets: u64,
-        /// Packets marked with congestion experienced.
+        /// Packets marked "congestion experienced".
         pub marked_packets: u64,
-        /// Packets that arrive later than their turn.
+        /// Packets delivered later than their turn.
         pub reordered_packets: u64,
-        /// Packets that arrive twice.
+        /// Packets delivered twice.
         pub duplicated_packets: u64,
         /// Packets with a bit flipped.
         pub corrupted_packets: u64,
-        /// Packets refused because the model's memory was full.
+        /// Packets dropped because the model's memory was full.
         pub crowded_packets: u64,
-        /// Most bytes that waited at once.
+        /// Most bytes waiting at the same time.
         pub queued_bytes_max: u64,
     }
 }
 
-/// A packet before the wire.
+/// A packet that waits for the wire.
 #[derive(Debug)]
 struct Waiting<T> {
     ends_at: Nanos,
@@ -201,13 +203,13 @@ struct Waiting<T> {
 #[derive(Debug)]
 pub struct Link<T> {
     config: LinkConfig,
-    /// When the wire is free again, in whole nanoseconds …
+    /// When the wire is next free, in whole nanoseconds …
     free_at: Nanos,
     /// … and the fraction, in 1/rate nanoseconds, so that rounding never changes the rate.
     free_fraction: u64,
-    /// Latest time of an offer.
+    /// Latest time of any offer.
     offered_at: Nanos,
-    /// Start and end, in order.
+    /// Start and end of each outage, in order.
     outages: VecDeque<(Nanos, Nanos)>,
     waiting: VecDeque<Waiting<T>>,
     transit: Transit<T>,
@@ -215,7 +217,7 @@ pub struct Link<T> {
     numbers: u64,
     loss: LossProcess,
     marking: Marking,
-    // Each fate has dice of its own, so that a change of one does not move the others.
+    // Each kind of fate has its own dice, so that changing one does not change the others.
     jitter: Dice,
     reorder: Dice,
     duplicate: Dice,
@@ -224,7 +226,7 @@ pub struct Link<T> {
 }
 
 impl<T: Clone> Link<T> {
-    /// A link that is idle. Give each direction a seed of its own.
+    /// Creates an idle link. Each direction needs its own seed.
     #[must_use]
     pub fn new(config: LinkConfig, seed: u64) -> Self {
         let rate_bits_per_second = config.rate_bits_per_second.max(1);
@@ -248,16 +250,16 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Sets when the link is down: start and end of each outage. Packets offered meanwhile vanish;
-    /// those that wait or are in transit already are not touched.
+    /// Sets the start and end of each outage. Packets offered during an outage vanish; packets
+    /// already waiting or in transit are not affected.
     pub fn set_outages(&mut self, outages: &[(Nanos, Nanos)]) {
         let mut sorted = outages.to_vec();
         sorted.sort_unstable();
         self.outages = sorted.into();
     }
 
-    /// Puts a packet of `wire_bytes` (IP header included) on the link at `now`. A time before that
-    /// of an earlier offer is taken as that.
+    /// Puts a packet of `wire_bytes` (including the IP header) on the link at `now`. A time before
+    /// that of an earlier offer counts as the earlier offer's time.
     pub fn offer(&mut self, packet: T, wire_bytes: u32, is_ecn_capable: bool, now: Nanos) -> Fate {
         let now = now.max(self.offered_at);
         self.offered_at = now;
@@ -272,7 +274,7 @@ impl<T: Clone> Link<T> {
             self.counters.crowded_packets += 1;
             return Fate::Crowded;
         }
-        // A phantom queue counts what the buffer then refuses as well.
+        // A phantom queue also counts packets that the buffer then refuses.
         self.marking.arrive(wire_bytes, now);
         let queued_bytes = self.queued_bytes(now);
         let queued_then = queued_bytes + u64::from(wire_bytes);
@@ -290,7 +292,7 @@ impl<T: Clone> Link<T> {
         Fate::Accepted
     }
 
-    /// When there may be a delivery next: no earlier, but perhaps later if the packet is lost.
+    /// Earliest time of the next delivery. It may come later if a packet is lost.
     #[must_use]
     pub fn next_at(&self) -> Option<Nanos> {
         let waiting = self.waiting.front();
@@ -298,13 +300,13 @@ impl<T: Clone> Link<T> {
         waiting.into_iter().chain(self.transit.next_at()).min()
     }
 
-    /// Takes the next packet if it has arrived.
+    /// Takes the next packet that has arrived, if any.
     pub fn take(&mut self, now: Nanos) -> Option<Delivery<T>> {
         self.settle(now);
         self.transit.take(now)
     }
 
-    /// Bytes that wait for serialisation at `now`, rounded down.
+    /// Bytes waiting for serialisation at `now`, rounded down.
     #[must_use]
     pub fn queued_bytes(&self, now: Nanos) -> u64 {
         let waiting = u128::from(self.free_at.saturating_sub(now));
@@ -312,7 +314,7 @@ impl<T: Clone> Link<T> {
         u64::try_from(waiting * rate / (8 * u128::from(NANOS_PER_SECOND))).unwrap_or(u64::MAX)
     }
 
-    /// Packets that wait or are in transit.
+    /// Number of packets waiting or in transit.
     #[must_use]
     pub fn held_packets(&self) -> usize {
         self.waiting.len() + self.transit.len()
@@ -331,7 +333,7 @@ impl<T: Clone> Link<T> {
         self.outages.front().is_some_and(|(start, _)| *start <= now)
     }
 
-    /// Takes the wire for a packet. Returns when its last bit leaves.
+    /// Occupies the wire for a packet and returns the time when its last bit leaves.
     fn serialise(&mut self, wire_bytes: u32, now: Nanos) -> Nanos {
         if self.free_at < now {
             self.free_at = now;
@@ -345,8 +347,8 @@ impl<T: Clone> Link<T> {
         self.free_at
     }
 
-    /// Lets everything that was serialised by `now` leave the buffer: marks are decided here, as a
-    /// switch does when it dequeues, and so is what the wire does.
+    /// Moves everything serialised by `now` from the buffer to the wire. Marks are decided here, as
+    /// in a switch that marks at dequeue, and so is the packet's fate on the wire.
     fn settle(&mut self, now: Nanos) {
         while self.waiting.front().is_some_and(|front| front.ends_at <= now) {
             if let Some(packet) = self.waiting.pop_front() {

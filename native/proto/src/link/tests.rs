@@ -2,7 +2,7 @@ use super::*;
 
 const CONFIG: LinkConfig = LinkConfig::clean(200_000_000, 12_500_000, 1 << 20);
 
-/// Everything that comes out, in order.
+/// All delivered packets, in order.
 fn drain<T: Clone>(link: &mut Link<T>) -> Vec<Delivery<T>> {
     std::iter::from_fn(|| link.take(Nanos::MAX)).collect()
 }
@@ -11,7 +11,7 @@ fn arrivals(link: &mut Link<u64>) -> Vec<Nanos> {
     drain(link).iter().map(|delivery| delivery.at).collect()
 }
 
-/// Which of `count` packets a second apart come out.
+/// The packets that are delivered, of `count` sent a second apart.
 fn survivors(config: LinkConfig, seed: u64, count: u64) -> Vec<u64> {
     let mut link = Link::new(config, seed);
     for number in 0..count {
@@ -202,7 +202,8 @@ fn early_detection_marks_what_can_be_marked_and_drops_the_rest() {
         (out.iter().filter(|d| d.is_marked).map(|d| d.packet).collect::<Vec<_>>(), link.counters())
     };
     let (capable, counters) = marked(true);
-    // At the dequeue of packet i, 99 - i packets wait behind it: certain from 20, none below 11.
+    // When packet i is dequeued, 99 - i packets wait behind it: marking is certain from 20,
+    // impossible below 11.
     assert!((0..=79).all(|packet| capable.contains(&packet)), "{capable:?}");
     assert!(capable.iter().all(|packet| *packet < 89), "{capable:?}");
     assert_eq!(counters.marked_packets, capable.len() as u64);
@@ -218,15 +219,16 @@ fn the_phantom_queue_fills_where_the_real_one_is_empty() {
     let thresholds = Thresholds { low_bytes: 2000, high_bytes: 4000, probability_max_parts: PARTS };
     let phantom = Phantom { drain_parts_per_billion: 952_000_000, cap_bytes: 100_000, thresholds };
     let mut link = Link::new(LinkConfig { phantom: Some(phantom), ..CONFIG }, 10);
-    // Exactly at the rate of the wire: 1500 bytes each 60 µs, of which 1428 drain.
+    // Exactly the wire's rate: 1500 bytes every 60 µs, of which the phantom queue drains 1428.
     for number in 0..100_u64 {
         link.offer(number, 1500, true, number * 60_000);
         assert!(link.queued_bytes(number * 60_000 + 59_999) <= 1);
     }
     let marked: Vec<u64> =
         drain(&mut link).iter().filter(|d| d.is_marked).map(|d| d.packet).collect();
-    // At the dequeue of packet i the phantom holds 72 (i + 1) + 1500 bytes or 72 (i + 1) bytes,
-    // as the next packet arrived in that instant or not; it is settled before that arrival.
+    // When packet i is dequeued, the phantom queue holds 72 (i + 1) + 1500 or 72 (i + 1) bytes,
+    // depending on whether the next packet arrived at the same instant; the dequeue is settled
+    // before that arrival.
     assert!(marked.iter().all(|packet| *packet > 26), "{marked:?}");
     assert!((55..100).all(|packet| marked.contains(&packet)), "{marked:?}");
     assert_eq!(link.counters().marked_packets, marked.len() as u64);
@@ -234,7 +236,8 @@ fn the_phantom_queue_fills_where_the_real_one_is_empty() {
 
 #[test]
 fn the_phantom_queue_agrees_with_an_integrator_in_small_steps() {
-    // Certain marking from one level on shows that level: the reference counts in floating point.
+    // Marking that is certain from one level on reveals that level; the reference integrates in
+    // floating point.
     let level = 30_000;
     let thresholds =
         Thresholds { low_bytes: level, high_bytes: level, probability_max_parts: PARTS };

@@ -1,11 +1,11 @@
-//! Packets on the wire, in the order of their arrival.
+//! Packets on the wire, ordered by arrival.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::{Delivery, Nanos};
 
-/// A packet with its place in the order: that of arrival, then of sending.
+/// A packet with its position: by arrival, then by sending.
 #[derive(Debug)]
 struct Placed<T> {
     sequence: u64,
@@ -41,7 +41,7 @@ impl<T> Ord for Placed<T> {
 #[derive(Debug)]
 pub(super) struct Transit<T> {
     sequence: u64,
-    /// Arrival of the last packet in its turn.
+    /// Arrival time of the last packet that keeps its turn.
     last_at: Nanos,
     in_order: VecDeque<Placed<T>>,
     late: BinaryHeap<Reverse<Placed<T>>>,
@@ -58,19 +58,19 @@ impl<T> Transit<T> {
         self.in_order.len() + self.late.len()
     }
 
-    /// When a packet that could arrive `at` does, behind those before it.
+    /// Arrival time of a packet that could arrive `at`, but not before the packets ahead of it.
     pub fn turn(&mut self, at: Nanos) -> Nanos {
         self.last_at = self.last_at.max(at);
         self.last_at
     }
 
-    /// Puts a packet in its turn, as `turn` gave it.
+    /// Adds a packet that arrives in its turn, at the time that `turn` returned.
     pub fn put(&mut self, delivery: Delivery<T>) {
         let placed = self.placed(delivery);
         self.in_order.push_back(placed);
     }
 
-    /// Puts a packet that others may overtake.
+    /// Adds a packet that others may overtake.
     pub fn put_late(&mut self, delivery: Delivery<T>) {
         let placed = self.placed(delivery);
         self.late.push(Reverse(placed));

@@ -1,19 +1,20 @@
-//! When whoever drives the session was away: its thread did not run. Nothing left then when it should
-//! have, and nothing that arrived was seen, so that time is no silence of the peer's.
+//! Periods in which the session was not driven because the driver's thread did not run. Packets
+//! then neither left on time nor were read on arrival, so such a period does not count as silence
+//! of the peer.
 
 use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
-/// Absences remembered: a loaded host has some within a time-out, and the oldest matter least.
+/// Most absences kept: a loaded host has several within a time-out, and the oldest matter least.
 const ABSENCES_MAX: usize = 16;
 
-/// The latest absences, in order, none overlapping another.
+/// The latest absences, in order and without overlap.
 #[derive(Debug, Default)]
 pub struct Absences(VecDeque<(Nanos, Nanos)>);
 
 impl Absences {
-    /// Notes an absence. What lies before the end of an earlier one is known already.
+    /// Records an absence. Any part before the end of an earlier absence is already known.
     pub fn note(&mut self, start: Nanos, end: Nanos) {
         let known = self.0.back().map_or(0, |(_, end)| *end);
         let start = start.max(known);
@@ -26,7 +27,7 @@ impl Absences {
         self.0.push_back((start, end));
     }
 
-    /// When something that began at `since` has lasted for `duration` without absences.
+    /// When something that began at `since` will have lasted for `duration`, not counting absences.
     #[must_use]
     pub fn extend(&self, since: Nanos, duration: Nanos) -> Nanos {
         self.0.iter().fold(since.saturating_add(duration), |until, (start, end)| {
@@ -50,7 +51,7 @@ mod tests {
         assert_eq!(absences.extend(5, 20), 35, "interrupted once");
         assert_eq!(absences.extend(5, 26), 46, "over 15 of it, then 10 away, 10, 5 away, 1");
         assert_eq!(absences.extend(25, 10), 40, "begun while away");
-        assert_eq!(absences.extend(50, 10), 60, "begun behind them");
+        assert_eq!(absences.extend(50, 10), 60, "begun after them");
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! Bits of the units of one message.
+//! A bitmap with one bit for each unit of a message.
 
 use std::ops::Range;
 
-/// Clear words that are told with what is set around them: no more than another slice would take.
+/// Longest gap of clear words inside a piece: it costs no more than the header of another slice.
 const GAP_WORDS: usize = 2;
 
-/// A fixed number of bits with a count of those set and a cursor to the first that is not.
+/// A fixed number of bits with the count of set bits and the position of the first clear one.
 #[derive(Debug, Clone)]
 pub struct Bitmap {
     words: Vec<u64>,
@@ -15,7 +15,7 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// `length` bits, all clear.
+    /// Creates a bitmap of `length` bits, all clear.
     #[must_use]
     pub fn new(length: u32) -> Self {
         let words = vec![0; length.div_ceil(64) as usize];
@@ -28,26 +28,26 @@ impl Bitmap {
         self.set_count == self.length
     }
 
-    /// Bits that are set.
+    /// Number of set bits.
     #[must_use]
     pub fn set_count(&self) -> u32 {
         self.set_count
     }
 
-    /// All bits below it are set.
+    /// Index of the first clear bit.
     #[must_use]
     pub fn first_clear(&self) -> u32 {
         self.first_clear
     }
 
-    /// Whether a bit is set; a bit past the end is not.
+    /// Whether a bit is set; false past the end.
     #[must_use]
     pub fn get(&self, index: u32) -> bool {
         let word = self.words.get((index / 64) as usize);
         word.is_some_and(|word| word & (1 << (index % 64)) != 0)
     }
 
-    /// Sets a bit; true if this call set it, false if it was set or is past the end.
+    /// Sets a bit; returns whether this call changed it.
     pub fn set(&mut self, index: u32) -> bool {
         if index >= self.length || self.get(index) {
             return false;
@@ -76,7 +76,7 @@ impl Bitmap {
         }
     }
 
-    /// Sets the bits that `bytes` has, from bit `start` (a multiple of 8) on.
+    /// Sets the bits that are set in `bytes`, starting at bit `start` (a multiple of 8).
     pub fn merge(&mut self, start: u32, bytes: &[u8]) {
         for (byte, at) in bytes.iter().zip((start..self.length).step_by(8)) {
             let word = &mut self.words[(at / 64) as usize];
@@ -88,27 +88,29 @@ impl Bitmap {
         self.advance();
     }
 
-    /// Appends up to `count` bytes from bit `start` (a multiple of 8) on, as [`Self::merge`] reads.
+    /// Appends up to `count` bytes, starting at bit `start` (a multiple of 8), in the format of
+    /// [`Self::merge`].
     pub fn extract(&self, start: u32, count: usize, out: &mut Vec<u8>) {
         let positions = (start..self.length).step_by(8).take(count);
         out.extend(positions.map(|at| (self.words[(at / 64) as usize] >> (at % 64)) as u8));
     }
 
-    /// How many of the bits in `start..end` are set.
+    /// Number of set bits in `start..end`.
     #[must_use]
     pub fn count(&self, start: u32, end: u32) -> u32 {
         self.count_with(start, end, |_, word| word)
     }
 
-    /// How many of the bits in `start..end` are set here and clear in `other` (of equal length).
+    /// Number of bits in `start..end` that are set here and clear in `other` (of equal length).
     #[must_use]
     pub fn count_without(&self, other: &Self, start: u32, end: u32) -> u32 {
         self.count_with(start, end, |index, word| word & !other.words[index])
     }
 
-    /// The first bits from `start` (a multiple of 8) on that are set, from a multiple of 8 to one past
-    /// a set bit, with gaps in between of less than [`GAP_WORDS`] words; `None` if there is none. So
-    /// what it takes to tell all pieces grows with the bits that are set, not with their places.
+    /// The first piece at or after bit `start` (a multiple of 8): it begins at a multiple of 8, ends
+    /// after a set bit, and has gaps of at most [`GAP_WORDS`] clear words. `None` if no bit is set
+    /// there. The length of all pieces together grows with the number of set bits, not with their
+    /// positions.
     #[must_use]
     pub fn piece(&self, start: u32) -> Option<Range<u32>> {
         let first = (start / 64) as usize;

@@ -1,49 +1,52 @@
-//! The circuit breaker of a session (RFC 8084): until congestion control is there, what keeps a rate
-//! that the path can't carry from starving everybody else on it.
+//! The circuit breaker of a session (RFC 8084): until there is congestion control, it prevents a
+//! rate that the path can't carry from starving other traffic.
 //!
-//! It judges by what the peer has counted. Loss above a bound in two intervals in a row cuts the rate
-//! to half of what arrived; clean intervals raise it again, for a minute no further than three
-//! quarters of that, so the others keep a share. Loss that stays at the least rate ends the session.
+//! It judges by the peer's counts. Loss above a bound in two consecutive intervals cuts the rate to
+//! half of what arrived. Clean intervals raise it again, for the first minute to at most three
+//! quarters of what arrived, so that others keep a share. Loss that persists at the lowest rate
+//! ends the session.
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
-/// An interval lasts so many round trips …
+/// An interval lasts this many round trips …
 const INTERVAL_ROUND_TRIPS: u64 = 10;
 /// … and at least this long …
 const INTERVAL_MIN: Nanos = NANOS_PER_SECOND;
-/// … and judges at least so many packets, or chance decides.
+/// … and covers at least this many packets, so that it isn't decided by chance.
 const INTERVAL_PACKETS_MIN: u64 = 256;
-/// One packet in so many lost is too much, whatever the path is like …
+/// Losing one packet in this many is too much on any path …
 const LOSS_BOUND: u64 = 4;
-/// … and so is one in so many if there is a queue: marks (CE), or a round trip half as long again.
+/// … and one in this many if there is a queue, shown by CE marks or a round trip half as long
+/// again.
 const LOSS_BOUND_QUEUED: u64 = 20;
-/// A single interval may have met an outage.
+/// A single bad interval may be due to an outage.
 const INTERVALS_TO_TRIP: u32 = 2;
-/// Clean intervals raise the rate by one part in so many of the most …
+/// Clean intervals raise the rate by this fraction of the maximum …
 const RAISE_PARTS: u64 = 32;
-/// … and after this time without a trip up to the most.
+/// … and up to the maximum once the last trip is this long ago.
 const CEILING_NANOS: Nanos = 60 * NANOS_PER_SECOND;
-/// The least rate is one part in so many of the most …
+/// The lowest rate is this fraction of the maximum …
 const FLOOR_PARTS: u64 = 64;
-/// … and loss above the bound for so long there is a path that can't carry the session at all.
+/// … and loss above the bound for this long at the lowest rate means that the path can't carry the
+/// session at all.
 const FLOOR_NANOS: Nanos = 30 * NANOS_PER_SECOND;
 
-/// What was known of a path at one time, all counted since the start.
+/// A path's counters at one time, all since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Packets sent up to the newest that the peer has …
+    /// Packets sent, up to the newest that the peer has …
     pub sent: u64,
-    /// … and those of them that arrived …
+    /// … and how many of them arrived …
     pub received: u64,
     /// … marked CE.
     pub ce: u64,
     /// Wire bytes sent.
     pub wire_bytes: u64,
-    /// Smoothed round trip.
+    /// Smoothed round-trip time.
     pub srtt: Nanos,
 }
 
-/// What is to be done.
+/// What the caller must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing.
@@ -54,26 +57,26 @@ pub enum Verdict {
     Fatal,
 }
 
-/// Judge of one path's rate.
+/// Judges the rate of one path.
 #[derive(Debug)]
 pub struct Breaker {
     rate_max: u64,
     rate: u64,
-    /// How far clean intervals raise the rate.
+    /// Highest rate to which clean intervals raise it.
     ceiling: u64,
     tripped_at: Nanos,
     trips: u64,
-    /// Intervals above the bound, in a row.
+    /// Consecutive intervals above the bound.
     bad: u32,
-    /// Since when loss is above the bound at the least rate.
+    /// Since when loss has been above the bound at the lowest rate.
     floor_since: Option<Nanos>,
-    /// Where the interval began; `None`: with the next report.
+    /// Start of the interval; `None`: the next report starts it.
     start: Option<(Nanos, Report)>,
     srtt_least: Nanos,
 }
 
 impl Breaker {
-    /// At the most that the operator allows.
+    /// Starts at the maximum rate that the operator allows.
     #[must_use]
     pub fn new(rate_max: u64) -> Self {
         Self {
@@ -89,24 +92,24 @@ impl Breaker {
         }
     }
 
-    /// The rate in force, in wire bytes per second.
+    /// The current rate in wire bytes per second.
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Times that the rate was cut.
+    /// How often the rate was cut.
     #[must_use]
     pub fn trips(&self) -> u64 {
         self.trips
     }
 
-    /// The peer went silent: what was lost says that the path was gone, not that it was full.
+    /// Records that the peer went silent: its losses mean that the path was down, not congested.
     pub fn interrupt(&mut self) {
         self.start = None;
     }
 
-    /// The peer has counted.
+    /// Processes the peer's counts.
     pub fn report(&mut self, report: Report, now: Nanos) -> Verdict {
         if report.srtt > 0 {
             self.srtt_least = self.srtt_least.min(report.srtt);
@@ -177,7 +180,7 @@ mod tests {
     const PACKET: u64 = 1000;
     const RTT: Nanos = 25_000_000;
 
-    /// A path behind a session that always has something to send.
+    /// A path with a session that always has something to send.
     struct Path {
         breaker: Breaker,
         report: Report,
@@ -192,7 +195,7 @@ mod tests {
             Self { breaker, report, now: 0 }
         }
 
-        /// One interval in which so many parts of a thousand are lost.
+        /// One interval in which `lost` per mille of the packets are lost.
         fn interval(&mut self, lost: u64, srtt: Nanos, ce: u64) -> Verdict {
             self.now += INTERVAL_MIN;
             let sent = self.breaker.rate() / PACKET;
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(path.interval(500, RTT, 0), Verdict::Unchanged);
         assert_eq!(path.interval(0, RTT, 0), Verdict::Unchanged);
         assert_eq!(path.interval(500, RTT, 0), Verdict::Unchanged);
-        // Half arrives of 25 MB/s; half of that is the new rate.
+        // Half of 25 MB/s arrives; half of that is the new rate.
         assert_eq!(path.interval(500, RTT, 0), Verdict::Rate(MOST / 4));
         assert_eq!(path.breaker.trips(), 1);
     }

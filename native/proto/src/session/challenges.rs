@@ -1,9 +1,10 @@
-//! Challenges: whether a path answers, and whether it carries packets of full size (RFC 8899).
+//! Challenges: test whether a path answers, and whether it carries full-size packets (RFC 8899).
 //!
-//! Until a path is validated, and again when full-size packets seem to vanish, challenges leave in rounds:
-//! padded to the session's largest datagram (to that of each unit, while its unit is being looked for),
-//! and small behind them. Answers are padded as what they answer. One to a padded challenge says that
-//! the path will do. Small answers alone say that it is too narrow.
+//! Until a path is validated, and again when full-size packets seem to vanish, challenges are sent
+//! in rounds: padded to the session's largest datagram (to that of each candidate unit during the
+//! search for the unit), followed by a small one. Answers are padded like the challenge. An answer
+//! to a padded challenge shows that the path is usable. Answers to small ones alone mean that it is
+//! too narrow.
 
 use std::collections::VecDeque;
 
@@ -11,81 +12,82 @@ use crate::link::Nanos;
 
 use super::units::Units;
 
-/// Interval of challenges until one is answered, and the least interval of probes.
+/// Interval of challenges until one is answered, and the shortest interval of probes.
 pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
-/// Least interval of rounds while one of their smaller sizes is answered: past a short burst of loss.
+/// Shortest interval of rounds once a smaller size is answered: longer than a short loss burst.
 const ROUND_INTERVAL_MIN: Nanos = 20_000_000;
-/// Challenges that may be answered.
+/// Most unanswered challenges kept.
 const OUTSTANDING_MAX: usize = 32;
-/// Pairs of which the small one alone was answered, before that means anything: either may be lost.
-/// A path that loses 30 % of what it can carry makes as many one time in 1e5; five, one in 1500.
+/// Pairs of which only the small one was answered before the path counts as too narrow, since
+/// either may be lost. A path with 30 % loss produces this many once in 1e5; it produces five once
+/// in 1500.
 const SMALL_ANSWERS_MAX: u32 = 8;
 
 #[derive(Debug, Clone, Copy)]
 struct Challenge {
     token: u64,
     sent_at: Nanos,
-    /// The unit for whose packets it was padded; `None`: a small one.
+    /// The unit to whose packets it was padded; `None`: a small one.
     unit_bytes: Option<u16>,
 }
 
-/// A challenge is answered in rounds of sizes: each unit's, the largest first, and a small one.
+/// A search in rounds of sizes: each unit, largest first, then a small one.
 #[derive(Debug, Clone, Copy)]
 struct Search {
     units: Units,
     next: usize,
-    /// A padded one was answered.
+    /// Whether a padded challenge was answered.
     has_carried: bool,
     small_answers: u32,
 }
 
-/// What an answer shows.
+/// The meaning of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// The path answers; the round trip.
+    /// The path answers, with this round-trip time.
     Alive(Nanos),
-    /// The path answers, and packets of this unit pass both ways.
+    /// The path answers, and packets of this unit pass in both directions.
     Carried {
         /// In bytes.
         unit_bytes: u16,
-        /// The round trip.
+        /// The round-trip time.
         rtt: Nanos,
     },
-    /// The path answers small packets only, so far.
+    /// So far the path answers only small packets.
     Small,
-    /// The path answers small packets, and none of the padded ones that left right before them.
+    /// The path answers small packets but none of the padded ones sent just before them.
     TooNarrow,
 }
 
-/// Challenges of one end.
+/// One end's challenges on a path.
 #[derive(Debug, Default)]
 pub struct Challenges {
-    /// The oldest first.
+    /// Unanswered ones, oldest first.
     outstanding: VecDeque<Challenge>,
     due: Option<Nanos>,
     search: Option<Search>,
 }
 
 impl Challenges {
-    /// When the next is to be sent.
+    /// When the next one is due.
     #[must_use]
     pub fn due(&self) -> Option<Nanos> {
         self.due
     }
 
-    /// Begins to send small ones, unless some are being sent.
+    /// Starts to send small ones, unless some are being sent.
     pub fn start(&mut self, now: Nanos) {
         self.due.get_or_insert(now);
     }
 
-    /// Begins to ask for these units, of a path of which nothing is known: what was sent so far went
-    /// another way.
+    /// Starts to test for these units on a path about which nothing is known: earlier challenges
+    /// went another way.
     pub fn search(&mut self, units: Units, now: Nanos) {
         let search = Search { units, next: 0, has_carried: false, small_answers: 0 };
         *self = Self { due: Some(now), search: Some(search), ..Self::default() };
     }
 
-    /// Asks for fewer units from now on, if it asks at all.
+    /// Tests only for these units from now on, if a search is running.
     pub fn narrow(&mut self, units: Units) {
         if let Some(search) = &mut self.search {
             let has_carried = false;
@@ -93,18 +95,18 @@ impl Challenges {
         }
     }
 
-    /// What was asked for is known.
+    /// Ends the search or the probing.
     pub fn stop(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether units are being asked for.
+    /// Whether a search for units is running.
     #[must_use]
     pub fn is_searching(&self) -> bool {
         self.search.is_some()
     }
 
-    /// One leaves with this token; the unit for whose packets it is to be padded, if it is.
+    /// Records that a challenge with this token leaves; returns the unit to pad it for, if any.
     pub fn sent(&mut self, token: u64, timeout: Nanos, now: Nanos) -> Option<u16> {
         self.due = Some(now.saturating_add(timeout.max(CHALLENGE_INTERVAL)));
         let mut unit_bytes = None;
@@ -122,7 +124,7 @@ impl Challenges {
         unit_bytes
     }
 
-    /// An answer arrived; `None` if it is none to a challenge of this end.
+    /// Processes an answer; `None` if it answers no challenge of this end.
     pub fn answered(&mut self, token: u64, now: Nanos) -> Option<Answer> {
         let index = self.outstanding.iter().position(|sent| sent.token == token)?;
         let found = self.outstanding[index];
@@ -135,13 +137,13 @@ impl Challenges {
         if let Some(unit_bytes) = found.unit_bytes {
             search.has_carried = true;
             if search.next == 0 && search.units.get(0) != Some(unit_bytes) {
-                // The larger ones were lost, or will not pass: another round shows it.
+                // The larger ones were lost or do not pass; another round decides.
                 let soon = now.saturating_add(rtt.max(ROUND_INTERVAL_MIN));
                 self.due = self.due.map(|due| due.min(soon));
             }
             return Some(Answer::Carried { unit_bytes, rtt });
         }
-        // Of rounds that were lost as a whole, in an outage, nothing is known.
+        // Rounds that were lost completely, in an outage, say nothing about the size.
         search.small_answers += u32::from(!search.has_carried);
         let is_too_narrow = search.small_answers >= SMALL_ANSWERS_MAX;
         Some(if is_too_narrow { Answer::TooNarrow } else { Answer::Small })
@@ -158,11 +160,11 @@ mod tests {
 
     fn searching(units: &[u16]) -> Challenges {
         let mut challenges = Challenges::default();
-        challenges.search(Units::falling(units).unwrap(), 0);
+        challenges.search(Units::descending(units).unwrap(), 0);
         challenges
     }
 
-    /// Sends what is due, from one due time to the next; (token, unit it is padded for) of each.
+    /// Sends `count` challenges at their due times; returns the token and padded unit of each.
     fn send(challenges: &mut Challenges, count: u64) -> Vec<(u64, Option<u16>)> {
         (0..count)
             .map(|token| {
@@ -232,7 +234,7 @@ mod tests {
     #[test]
     fn an_outage_says_nothing_of_the_size() {
         let mut challenges = searching(&[UNIT]);
-        // Many pairs are lost, and when the path is back, a padded one by chance.
+        // Many pairs are lost; when the path is back, a padded one happens to be lost, too.
         let sent = send(&mut challenges, 40);
         let (small, full) = (sent[37].0, sent[38].0);
         assert_eq!(challenges.answered(small, 5), Some(Answer::Small));

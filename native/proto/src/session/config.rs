@@ -1,4 +1,4 @@
-//! What is fixed for the life of a session, and its keys.
+//! The fixed configuration of a session, and its keys.
 
 use crate::aead::Secret;
 use crate::link::Nanos;
@@ -7,35 +7,36 @@ use super::epochs::PACKETS_PER_KEY_MAX;
 use super::packet;
 use super::paths::PATHS_MAX;
 
-/// Bytes of a payload unit, fewest and most. The most leaves room for all headers in one datagram.
+/// Fewest payload bytes of a unit.
 pub const UNIT_BYTES_MIN: u16 = 256;
-/// See [`UNIT_BYTES_MIN`].
+/// Most payload bytes of a unit, which leaves room for all headers in one datagram.
 pub const UNIT_BYTES_MAX: u16 = 65_000;
-/// Messages in flight each way, most: a slot costs memory at both ends, and its credit wire bytes.
+/// Most messages in flight in each direction. A slot costs memory at both ends, and its credit wire
+/// bytes.
 pub const SLOTS_MAX: u16 = 1024;
 
-/// Whether packets carry bytes or only say how many they would carry.
+/// Whether packets carry bytes or only state their length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadMode {
-    /// Sealed payload: the only mode that may ever meet a network.
+    /// Sealed payload: the only mode allowed on a real network.
     Real,
-    /// No payload and no AEAD; lengths, timers and decisions are those of [`PayloadMode::Real`].
-    /// For the simulator only.
+    /// No payload and no AEAD; lengths, timers and decisions are as in [`PayloadMode::Real`]. For
+    /// the simulator only.
     LengthsOnly,
 }
 
-/// How a sending end finds out what was lost.
+/// How a sender detects losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Detection {
-    /// By the peer's reports of packets that did not arrive: one round trip after they were sent.
-    /// The time-out is left for reports that are lost themselves.
+    /// From the peer's reports of missing packets, one round trip after they were sent. The
+    /// time-out remains as a fallback for lost reports.
     #[default]
     Reports,
-    /// By the time-out alone: the paper's selective repeat with RTO, for comparisons.
+    /// From the time-out alone: the paper's selective repeat with RTO, for comparisons.
     Timeout,
 }
 
-/// Which IP carries the packets.
+/// IP version of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IpVersion {
     /// Version 4.
@@ -56,7 +57,7 @@ impl IpVersion {
     }
 }
 
-/// Fixed for the life of a session, and equal at both ends but for the connection ids.
+/// Fixed for the life of a session, and equal at both ends except for the connection ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfig {
     /// Connection id in the packets that this end receives.
@@ -65,25 +66,25 @@ pub struct SessionConfig {
     pub connection_id_peer: u64,
     /// Payload bytes of a full unit.
     pub unit_bytes: u16,
-    /// What carries the packets, which is counted with them.
+    /// IP version, whose headers count as part of each packet.
     pub ip: IpVersion,
-    /// Paths between the ends: from 1 to [`PATHS_MAX`].
+    /// Number of paths between the ends, from 1 to [`PATHS_MAX`].
     pub paths: u8,
-    /// Units of a chunk, the grain in which a landing message is published. At least 1.
+    /// Units of a chunk, the granularity at which landed data is published. At least 1.
     pub chunk_units: u16,
-    /// Messages in flight each way. A power of two.
+    /// Messages in flight in each direction. A power of two.
     pub slots: u16,
-    /// Bytes on the wire per second that this end may send, IP and UDP headers included.
+    /// Rate at which this end may send, in bytes per second including IP and UDP headers.
     pub rate_bytes_per_second: u64,
-    /// Silence of the peer after which the session is given up, in nanoseconds.
+    /// Silence of the peer after which the session ends, in nanoseconds.
     pub idle_timeout: Nanos,
-    /// What arrives this many nanoseconds later than what was sent after it is not lost: the skew of
-    /// the path, if it is known. What the path does is learnt on top.
+    /// Known skew of the path in nanoseconds: a packet that arrives up to this much later than one
+    /// that was sent after it isn't taken for lost. Measured reordering is added to it.
     pub reordering: Nanos,
-    /// How this end finds out which of its units were lost.
+    /// How this end detects the loss of its units.
     pub detection: Detection,
-    /// Packets after which this end takes a new key for what it sends: up to
-    /// [`PACKETS_PER_KEY_MAX`], [`super::PACKETS_PER_KEY`] unless for a test.
+    /// Packets after which this end replaces its sending key: up to [`PACKETS_PER_KEY_MAX`], and
+    /// [`super::PACKETS_PER_KEY`] except in tests.
     pub packets_per_key: u64,
     /// Whether packets carry bytes.
     pub payload: PayloadMode,
@@ -93,25 +94,25 @@ pub struct SessionConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The unit is too small or too large.
-    #[error("unit_bytes is {0}: from {UNIT_BYTES_MIN} to {UNIT_BYTES_MAX} is needed")]
+    #[error("unit_bytes is {0}; allowed: {UNIT_BYTES_MIN} to {UNIT_BYTES_MAX}")]
     UnitBytes(u16),
     /// A chunk has no units.
-    #[error("chunk_units is 0: at least 1 is needed")]
+    #[error("chunk_units is 0; it must be at least 1")]
     ChunkUnits,
-    /// The number of slots is no power of two, or too large.
-    #[error("slots is {0}: a power of two up to {SLOTS_MAX} is needed")]
+    /// The number of slots is not a power of two, or too large.
+    #[error("slots is {0}; allowed: a power of two up to {SLOTS_MAX}")]
     Slots(u16),
     /// There is no path, or there are too many.
-    #[error("paths is {0}: from 1 to {PATHS_MAX} is needed")]
+    #[error("paths is {0}; allowed: 1 to {PATHS_MAX}")]
     Paths(u8),
-    /// Nothing could ever be sent.
+    /// Nothing could be sent.
     #[error("rate_bytes_per_second is 0")]
     Rate,
     /// The session would end at once.
     #[error("idle_timeout is 0")]
     IdleTimeout,
-    /// A key could protect nothing, or more than it may.
-    #[error("packets_per_key is {0}: from 1 to {PACKETS_PER_KEY_MAX} is needed")]
+    /// The packet limit of a key is zero or above the maximum.
+    #[error("packets_per_key is {0}; allowed: 1 to {PACKETS_PER_KEY_MAX}")]
     PacketsPerKey(u64),
 }
 
@@ -142,26 +143,26 @@ impl SessionConfig {
         Ok(())
     }
 
-    /// Bytes of the largest datagram of this session, UDP and IP headers not included.
+    /// Bytes of the session's largest datagram, without UDP and IP headers.
     #[must_use]
     pub fn datagram_bytes_max(&self) -> usize {
         packet::DATA_OVERHEAD_BYTES_MAX + usize::from(self.unit_bytes)
     }
 
-    /// Bytes of the largest packet, UDP and IP headers included.
+    /// Bytes of the session's largest packet, with UDP and IP headers.
     #[must_use]
     pub fn packet_bytes_max(&self) -> usize {
         self.datagram_bytes_max() + self.ip.header_bytes()
     }
 }
 
-/// How much later than a newer packet one may arrive on a path and still be told from a repeated one,
-/// besides the configured skew: two ways through a network that differ by this much.
+/// Delay behind newer packets, in addition to the configured skew, up to which a packet can still be
+/// told from a replayed one: the difference between two routes through a network.
 const REPLAY_SKEW: Nanos = 40_000_000;
 
 impl SessionConfig {
-    /// Packet numbers behind the newest that a replay window has to tell apart: what the peer, which
-    /// has the same rate, can send while one is that late.
+    /// Width that a path's replay window needs: the packets that the peer, which has the same rate,
+    /// can send while one packet is delayed by that much.
     #[must_use]
     pub fn replay_packets(&self) -> u64 {
         let late = u128::from(self.reordering.saturating_add(REPLAY_SKEW));
@@ -170,15 +171,15 @@ impl SessionConfig {
     }
 }
 
-/// The secrets of a session's end: those of both directions, for key epoch 0, which the peer has the
-/// other way round, and one of its own.
+/// The secrets of one end: those of both directions for key epoch 0, which the peer has swapped, and
+/// one of its own.
 #[derive(Clone)]
 pub struct SessionKeys {
     /// Protects what this end sends.
     pub send: Secret,
     /// Protects what this end receives.
     pub receive: Secret,
-    /// Random, known to this end alone: tokens of challenges are drawn from it.
+    /// Random seed for the tokens of challenges. The peer does not know it.
     pub token_seed: [u8; 32],
 }
 

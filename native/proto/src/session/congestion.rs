@@ -1,5 +1,5 @@
-//! The seam of congestion control: how fast each path may be sent on (UnoCC). Until that is
-//! there: the session's rate, and a circuit breaker for each path.
+//! The interface for congestion control: how fast each path may send (UnoCC). Until that exists,
+//! the session's rate with a circuit breaker for each path.
 
 use std::fmt::Debug;
 
@@ -9,53 +9,53 @@ use super::breaker::{self, Breaker};
 use super::path::PathAccount;
 use super::paths::PathId;
 
-/// What may leave on a path.
+/// How much may be sent on a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
-    /// Wire bytes a second. The session's rate bounds all paths together, whatever these are.
+    /// Wire bytes per second. The session's rate limits all paths together, regardless of this.
     pub rate_bytes_per_second: u64,
-    /// Wire bytes that may be under way when a unit leaves.
+    /// Most wire bytes in flight when a unit leaves.
     pub window_bytes: u64,
 }
 
-/// What comes of a report.
+/// Result of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing.
     Unchanged,
-    /// Allowances are others now, of this path or any.
+    /// The allowance of this or any other path has changed.
     Changed,
     /// The path can't carry the session at all.
     Hopeless,
 }
 
-/// Decides how fast each path may be sent on. Sans-IO as the machine is: what it is told comes with
-/// the time.
+/// Decides how fast each path may send. Sans-IO like the session machine: all inputs come with
+/// their time.
 pub trait Congestion: Debug + Send {
-    /// What may leave on a path. Asked for after [`Verdict::Changed`].
+    /// The allowance of a path. Queried after [`Verdict::Changed`].
     fn allowance(&self, path: PathId) -> Allowance;
 
-    /// A packet leaves on a path.
+    /// Records that a packet leaves on a path.
     fn sent(&mut self, _path: PathId, _wire_bytes: u64, _now: Nanos) {}
 
-    /// The peer has reported about a path.
+    /// Processes the peer's report about a path.
     fn reported(&mut self, path: PathId, account: &PathAccount, now: Nanos) -> Verdict;
 
-    /// The path went silent: what was lost says that it was gone, not that it was full.
+    /// Records that the path went silent: its losses mean that it was down, not congested.
     fn interrupted(&mut self, path: PathId);
 
-    /// Times that a rate was cut because the path could not carry it.
+    /// How often a rate was cut because the path could not carry it.
     fn trips(&self) -> u64;
 }
 
-/// The session's rate on every path, less what a circuit breaker takes off.
+/// The session's rate on every path, unless a circuit breaker has reduced it.
 #[derive(Debug)]
 pub struct MandatoryRate {
     breakers: Vec<Breaker>,
 }
 
 impl MandatoryRate {
-    /// For so many paths, each of which may be given the whole rate.
+    /// Creates the control of this many paths, each of which may use the whole rate.
     #[must_use]
     pub fn new(rate_bytes_per_second: u64, paths: u8) -> Self {
         Self { breakers: (0..paths).map(|_| Breaker::new(rate_bytes_per_second)).collect() }

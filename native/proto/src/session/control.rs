@@ -1,6 +1,6 @@
-//! Control packets: when one is due and what goes into it.
+//! Control packets: when one is due and what it contains.
 //!
-//! Frames repeat until what came back shows that they arrived; nothing is ever waited for twice
+//! Frames are repeated until the peer's frames show that they arrived, so nothing ever waits
 //! without a timer.
 
 use std::ops::Range;
@@ -23,21 +23,22 @@ use super::rtt::RoundTrip;
 use super::sender::Sender;
 use super::units::UnitSearch;
 
-/// An acknowledgement waits for at most this share of a round trip for more to acknowledge …
+/// An acknowledgement waits at most this fraction of a round trip for more to acknowledge …
 const ACK_DELAY_SHARE: u64 = 16;
-/// … within these bounds: at least a batch of packets, at most a fraction of the least time-out.
+/// … within these bounds: at least the time of a batch of packets, at most a fraction of the
+/// shortest time-out.
 const ACK_DELAY_MIN: Nanos = 100_000;
 const ACK_DELAY_MAX: Nanos = 25_000_000;
-/// Times that the acknowledgement of an ended message is repeated unasked.
+/// Unsolicited repetitions of the acknowledgement of an ended message.
 const ACK_REPEATS: u8 = 2;
-/// Longest pause between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
+/// Longest interval between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
-/// Times that CLOSE is sent.
+/// Number of times that CLOSE is sent.
 const CLOSE_REPEATS: u8 = 3;
-/// Least pause between those.
+/// Shortest interval between them.
 const CLOSE_INTERVAL_MIN: Nanos = 10_000_000;
 
-/// A repeated statement: when it is due next, and how often it was made in vain.
+/// A repeated frame: when it is due next, and how often it was sent without an answer.
 #[derive(Debug, Default)]
 pub struct Repeat {
     due: Option<Nanos>,
@@ -51,17 +52,17 @@ impl Repeat {
         self.due
     }
 
-    /// It is due, as if it had not been made yet.
+    /// Makes it due now, as if it had never been sent.
     pub fn now(&mut self, now: Nanos) {
         *self = Self { due: Some(now), backoff: 0 };
     }
 
-    /// It need not be made any more.
+    /// Stops the repetition.
     pub fn stop(&mut self) {
         *self = Self::default();
     }
 
-    /// It was made, and is due again after a pause that grows.
+    /// Records that it was sent; it is due again after a growing interval.
     pub fn again(&mut self, timeout: Nanos, now: Nanos) {
         let pause = timeout.saturating_mul(1 << self.backoff.min(10)).min(REPEAT_INTERVAL_MAX);
         self.due = Some(now.saturating_add(pause));
@@ -74,15 +75,15 @@ impl Repeat {
 pub struct Control {
     ack_due: Option<Nanos>,
     ack_repeats: u8,
-    /// A round of SLICE frames in progress: the next message and unit to report.
+    /// A SLICE round in progress: the next message and unit to report.
     round: Option<(u64, u32)>,
     credit: Repeat,
-    /// All credit below this message number is known to the peer.
+    /// The peer knows all credit below this message number.
     credit_confirmed_end: u64,
     notices: Repeat,
     notices_made: u64,
-    /// Notices of the round in progress that were in earlier packets of it.
-    notices_said: usize,
+    /// Notices that earlier packets of the current round contained.
+    notices_written: usize,
     lost_runs: Vec<(u64, u32)>,
     drain: Drain,
     close: Option<(u8, Repeat)>,
@@ -91,30 +92,30 @@ pub struct Control {
 }
 
 impl Control {
-    /// Something arrived that is to be acknowledged in due time.
+    /// Schedules a delayed acknowledgement.
     pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
         let share = rtt.smoothed().map_or(ACK_DELAY_MIN, |srtt| srtt / ACK_DELAY_SHARE);
         let due = now.saturating_add(share.clamp(ACK_DELAY_MIN, ACK_DELAY_MAX));
         self.ack_due = Some(self.ack_due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Something arrived that is to be acknowledged at once.
+    /// Schedules an immediate acknowledgement.
     pub fn acknowledge_now(&mut self, now: Nanos) {
         self.ack_due = Some(now);
     }
 
-    /// A message ended here: say so at once, and again.
+    /// Acknowledges the end of a message immediately, and repeats it.
     pub fn message_ended(&mut self, now: Nanos) {
         self.acknowledge_now(now);
         self.ack_repeats = ACK_REPEATS;
     }
 
-    /// A receive was posted.
+    /// Records that a receive was posted.
     pub fn credit_changed(&mut self, now: Nanos) {
         self.credit.now(now);
     }
 
-    /// The peer knows all credit below `end`.
+    /// Records that the peer knows all credit below `end`.
     pub fn credit_confirmed(&mut self, end: u64, posted_end: u64, now: Nanos) {
         let end = end.min(posted_end);
         if end > self.credit_confirmed_end {
@@ -127,19 +128,19 @@ impl Control {
         }
     }
 
-    /// How many notices about messages were ever made, and whether the peer is still to be told any.
+    /// Updates the number of notices ever made, and whether any are pending.
     pub fn notices_changed(&mut self, made: u64, is_any: bool, now: Nanos) {
         if !is_any {
             self.notices.stop();
-            self.notices_said = 0;
+            self.notices_written = 0;
         } else if made > self.notices_made {
             self.notices.now(now);
-            self.notices_said = 0;
+            self.notices_written = 0;
         }
         self.notices_made = made;
     }
 
-    /// The peer shows that it does not know of a notice: it is made again with the next
+    /// Resends the notices, because the peer does not seem to know one: with the next
     /// acknowledgement, or at once if none is due.
     pub fn notices_missed(&mut self, now: Nanos) {
         if let Some(due) = self.notices.due {
@@ -147,7 +148,7 @@ impl Control {
         }
     }
 
-    /// Where this end's drain stands.
+    /// The state of this end's drain.
     #[must_use]
     pub fn drain(&self) -> &Drain {
         &self.drain
@@ -158,7 +159,7 @@ impl Control {
         &mut self.drain
     }
 
-    /// Only CLOSE is said from now on.
+    /// Starts to close: from now on only CLOSE is sent.
     pub fn close(&mut self, code: u8, completed_end: u64, now: Nanos) {
         let mut repeat = Repeat::default();
         repeat.now(now);
@@ -173,7 +174,7 @@ impl Control {
         self.close.is_some() && self.closes_left == 0
     }
 
-    /// When the next control packet is to be sent, on whatever path.
+    /// When the next control packet is due on any path.
     #[must_use]
     pub fn next_at(&self, is_established: bool, now: Nanos) -> Option<Nanos> {
         if let Some((_, repeat)) = &self.close {
@@ -185,7 +186,7 @@ impl Control {
         dues.into_iter().flatten().min()
     }
 
-    /// Appends the frames of a packet on `path` with up to `room` bytes; moves all timers on.
+    /// Appends the frames of a packet on `path`, up to `room` bytes, and updates all timers.
     pub fn write(
         &mut self,
         out: &mut Vec<u8>,
@@ -206,14 +207,14 @@ impl Control {
         if paths[path].probe.take().is_some_and(|probe| probe != Probe::Quiet) {
             Frame::Ping.encode(out);
         }
-        for told in paths.in_turn() {
-            let Some((newest, at)) = paths[told].newest else { continue };
+        for reported in paths.in_turn() {
+            let Some((newest, at)) = paths[reported].newest else { continue };
             if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
                 break;
             }
             let age_nanos = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
-            let counts = paths[told].arrived;
-            Frame::PathCounts { path: told, newest, age_nanos, counts }.encode(out);
+            let counts = paths[reported].arrived;
+            Frame::PathCounts { path: reported, newest, age_nanos, counts }.encode(out);
         }
         let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES + DRAINING_BYTES;
         if self.close.is_none() {
@@ -227,7 +228,7 @@ impl Control {
         self.write_slices(out, end - reserved, halves.receiver);
         let is_asking = paths[path].challenges.due().is_some_and(|due| due <= now);
         if let Some(bytes) = answered_bytes {
-            // It may be larger than what the path carries: no challenge is lost with it.
+            // The answer may be larger than what the path carries, so no challenge is sent with it.
             out.resize(out.len().max(start + bytes), 0);
         } else if is_asking && self.close.is_none() {
             let token = paths.new_token();
@@ -244,13 +245,14 @@ impl Control {
         }
     }
 
-    /// Whether this packet begins a round of acknowledgements.
+    /// Starts a round of acknowledgements if one is due; returns whether this packet starts one.
     fn start_round(&mut self, halves: &Halves<'_>, now: Nanos) -> bool {
         if self.round.is_none() && self.ack_due.is_some_and(|due| due <= now) {
             self.round = Some((halves.receiver.completed_end(), 0));
             self.ack_due = None;
             if self.ack_repeats > 0 {
-                // A quarter of a round trip first, a whole one then: past a short burst of loss.
+                // First a quarter of a round trip, then a whole one, to get past a short loss
+                // burst.
                 let pause =
                     if self.ack_repeats == ACK_REPEATS { halves.srtt / 4 } else { halves.srtt };
                 self.ack_repeats -= 1;
@@ -261,7 +263,7 @@ impl Control {
         false
     }
 
-    /// What was lost: news in any packet, what was reported before once a round.
+    /// Writes losses: new ones in any packet, previously reported ones once per round.
     fn write_losses(
         &mut self,
         out: &mut Vec<u8>,
@@ -296,20 +298,20 @@ impl Control {
         }
     }
 
-    /// As many notices as there is room for; the next packet goes on where this one ends.
+    /// Writes as many notices as fit; the next packet continues from there.
     fn write_notices(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
         if self.notices.due.is_none_or(|due| due > now) {
             return;
         }
         let notices = halves.sender.notices().chain(halves.receiver.notices());
-        for frame in notices.skip(self.notices_said) {
+        for frame in notices.skip(self.notices_written) {
             if out.len() + STREAM_END_BYTES_MAX > end {
                 return;
             }
             frame.encode(out);
-            self.notices_said += 1;
+            self.notices_written += 1;
         }
-        self.notices_said = 0;
+        self.notices_written = 0;
         self.notices.again(halves.timeout, now);
     }
 
@@ -332,7 +334,7 @@ impl Control {
         self.credit.again(halves.timeout, now);
     }
 
-    /// As much of the round as there is room for; the next packet goes on where this one ends.
+    /// Writes as much of the round as fits; the next packet continues from there.
     fn write_slices(&mut self, out: &mut Vec<u8>, end: usize, receiver: &Receiver) {
         let Some((from, from_unit)) = self.round.take() else { return };
         for (message, progress) in receiver.progress(from) {
@@ -377,8 +379,8 @@ impl Control {
     }
 }
 
-/// Answers the oldest challenge of a path, and those behind it of its size; the bytes that all of them
-/// had, if there are any.
+/// Answers the oldest challenge of a path and those of the same size directly after it. Returns
+/// their plaintext size if there are any.
 fn write_responses(out: &mut Vec<u8>, path: &mut Path) -> Option<usize> {
     let (_, bytes) = *path.responses.front()?;
     let is_alike = |path: &Path| path.responses.front().is_some_and(|(_, other)| *other == bytes);
@@ -390,18 +392,18 @@ fn write_responses(out: &mut Vec<u8>, path: &mut Path) -> Option<usize> {
     Some(bytes)
 }
 
-/// What a control packet is written from.
+/// The inputs for writing a control packet.
 #[derive(Debug)]
 pub struct Halves<'a> {
-    /// What is known of the session's unit.
+    /// State of the session's unit.
     pub units: &'a mut UnitSearch,
-    /// Messages going out.
+    /// Outgoing messages.
     pub sender: &'a Sender,
-    /// Messages coming in.
+    /// Incoming messages.
     pub receiver: &'a Receiver,
     /// Whether a path is validated.
     pub is_established: bool,
-    /// Smoothed round trip, or a guess.
+    /// Smoothed round-trip time, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.
     pub timeout: Nanos,

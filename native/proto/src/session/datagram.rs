@@ -1,35 +1,35 @@
-//! What a socket says of a datagram, and what it is told of one.
+//! What the socket reports about a received datagram, and how it should send one.
 
 use super::ecn::Ecn;
 use super::paths::PathId;
 
-/// Where a datagram came from.
+/// Source of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The address that this end sends to on the path that the datagram names.
+    /// The peer's address on the path that the datagram names.
     Path,
-    /// Another one, which this end would follow if the datagram is authentic: see
+    /// Another address, which this end follows if the datagram is authentic: see
     /// [`super::Session::receive`].
     Elsewhere,
-    /// Another one.
+    /// Any other address.
     Foreign,
 }
 
-/// What the socket says of a datagram.
+/// What the socket reports about a received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// The path whose address of this end it came to.
+    /// The path on whose local address it arrived.
     pub path: PathId,
-    /// Where it came from.
+    /// Its source.
     pub source: Source,
     /// The ECN field of its IP header.
     pub ecn: Ecn,
 }
 
-/// How a datagram is to leave.
+/// How to send a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Departure {
-    /// By which path.
+    /// The path to use.
     pub path: PathId,
     /// The ECN field of its IP header.
     pub ecn: Ecn,

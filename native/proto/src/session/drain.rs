@@ -1,74 +1,77 @@
-//! The orderly end of a session: nothing new is sent, what is under way ends, then both ends close.
+//! The orderly end of a session: nothing new is sent, everything in progress ends, then both ends
+//! close.
 //!
-//! An end says DRAINING in its control packets, and in each whether all of its sends have ended. An
-//! end that hears it drains, too. Who knows that both are done closes: nobody's outcome is open then.
+//! An end sends DRAINING frames, each with whether all its sends have ended. An end that receives
+//! one drains, too. The end that knows that both are done closes; by then every outcome is known.
 
 use crate::link::Nanos;
 
 use super::control::Repeat;
 use super::frame::Frame;
 
-/// Where an end stands.
+/// One end's state of draining.
 #[derive(Debug, Default)]
 pub struct Drain {
-    /// Whether the peer asked for it; none before it begins.
+    /// Whether the peer asked for it; `None` before it starts.
     is_asked: Option<bool>,
-    /// Its sends have all ended.
+    /// Whether all its sends have ended.
     is_done: bool,
-    /// So have those of the peer.
+    /// Whether all sends of the peer have ended.
     is_peer_done: bool,
-    /// What is due to be said.
-    saying: Repeat,
+    /// When to send the frame.
+    notice: Repeat,
 }
 
 impl Drain {
-    /// Whether nothing new is sent.
+    /// Whether the session drains.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.is_asked.is_some()
     }
 
-    /// Whether it is the peer's: it asked first. None if there is no drain.
+    /// Whether the peer asked first; `None` if there is no drain.
     #[must_use]
     pub fn is_asked(&self) -> Option<bool> {
         self.is_asked
     }
 
-    /// Begins, as the peer asks if `is_asked`; true unless it had.
+    /// Starts to drain, at the peer's request if `is_asked`; returns whether it had not started
+    /// before.
     pub fn begin(&mut self, is_asked: bool, now: Nanos) -> bool {
         let begins = self.is_asked.is_none();
         if begins {
             self.is_asked = Some(is_asked);
-            self.saying.now(now);
+            self.notice.now(now);
         }
         begins
     }
 
-    /// The peer has said so.
-    pub fn peer_said(&mut self, is_done: bool) {
+    /// Processes the peer's frame.
+    pub fn peer_reported(&mut self, is_done: bool) {
         self.is_peer_done |= is_done;
     }
 
-    /// Whether sends are under way here; true if nothing is at either end, so that it is over.
+    /// Updates whether sends are in progress here; returns whether none are at either end, so the
+    /// drain is complete.
     pub fn update(&mut self, has_sends: bool, now: Nanos) -> bool {
         if self.is_draining() && !has_sends && !self.is_done {
             self.is_done = true;
-            self.saying.now(now);
+            self.notice.now(now);
         }
         self.is_done && self.is_peer_done
     }
 
-    /// When a control packet is to say it.
+    /// When a control packet has to carry the frame.
     #[must_use]
     pub fn due(&self) -> Option<Nanos> {
-        self.saying.due()
+        self.notice.due()
     }
 
-    /// Appends the frame if it is due; it is said again after a time-out, until the session closes.
+    /// Appends the frame if it is due. It is repeated after a time-out until the session closes.
     pub fn write(&mut self, out: &mut Vec<u8>, timeout: Nanos, now: Nanos) {
-        if self.saying.due().is_some_and(|due| due <= now) {
+        if self.notice.due().is_some_and(|due| due <= now) {
             Frame::Draining { is_done: self.is_done }.encode(out);
-            self.saying.again(timeout, now);
+            self.notice.again(timeout, now);
         }
     }
 }

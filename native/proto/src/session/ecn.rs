@@ -1,9 +1,10 @@
-//! Explicit congestion notification of a path (RFC 3168, RFC 9000 §13.4): what arrives is counted, the
-//! counts go back to the sender, and the sender marks only while they make sense.
+//! Explicit congestion notification of a path (RFC 3168, RFC 9000 §13.4): the receiver counts
+//! arriving marks, the counts return to the sender, and the sender marks packets only while the
+//! counts are plausible.
 
 use super::packet::Malformed;
 
-/// Challenges that leave marked; if none of so many is answered, the path may drop what is marked.
+/// Challenges sent marked; if none of them is answered, the path may drop marked packets.
 const TESTING_PACKETS: u64 = 6;
 
 /// The ECN field of an IP header.
@@ -12,7 +13,7 @@ pub enum Ecn {
     /// Not ECN-capable.
     #[default]
     NotEct,
-    /// ECN-capable, which nobody here sends.
+    /// ECN-capable; never sent here.
     Ect1,
     /// ECN-capable.
     Ect0,
@@ -21,7 +22,7 @@ pub enum Ecn {
 }
 
 impl Ecn {
-    /// From the low two bits of the traffic class.
+    /// Decodes the low two bits of the traffic class.
     #[must_use]
     pub fn from_bits(bits: u8) -> Self {
         match bits & 3 {
@@ -33,7 +34,7 @@ impl Ecn {
     }
 }
 
-/// Authentic packets that arrived on a path, since the start.
+/// Authentic packets that arrived on a path since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathCounts {
     /// All of them.
@@ -58,7 +59,7 @@ impl PathCounts {
         }
     }
 
-    /// Refuses counts that no packets can have made.
+    /// Rejects impossible counts.
     pub(super) fn checked(self) -> Result<Self, Malformed> {
         if self.ect0 + self.ect1 + self.ce > self.received { Err(Malformed) } else { Ok(self) }
     }
@@ -66,45 +67,46 @@ impl PathCounts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Marked packets were sent, and nothing is known of them.
+    /// Marked packets were sent, with no report about them yet.
     Testing,
-    /// The counts that came back account for the marks.
+    /// The peer's counts account for the marks.
     Capable,
-    /// They do not, or nothing marked arrives.
+    /// They do not, or no marked packet arrives.
     Failed,
 }
 
-/// Whether what this end sends on a path is marked ECT(0), and what came back about it.
+/// Decides whether packets sent on a path are marked ECT(0), based on the peer's counts.
 #[derive(Debug)]
 pub struct Marking {
     state: State,
     /// Packets sent with ECT(0).
     marked: u64,
-    /// The newest counts of the peer.
+    /// The peer's newest counts.
     peer: PathCounts,
 }
 
 impl Default for Marking {
-    /// Nothing sent yet; the first packets test the path.
+    /// Before any packet; the first packets test the path.
     fn default() -> Self {
         Self { state: State::Testing, marked: 0, peer: PathCounts::default() }
     }
 }
 
 impl Marking {
-    /// How the next packet is to be marked.
+    /// The mark for the next packet.
     #[must_use]
     pub fn codepoint(&self) -> Ecn {
         if self.state == State::Failed { Ecn::NotEct } else { Ecn::Ect0 }
     }
 
-    /// What the peer has counted.
+    /// The peer's counts.
     #[must_use]
     pub fn peer(&self) -> PathCounts {
         self.peer
     }
 
-    /// A packet leaves, marked as [`Self::codepoint`] says. `is_validated`: the path has answered.
+    /// Records that a packet leaves with the mark of [`Self::codepoint`]. `is_validated`: the path
+    /// has answered.
     pub fn packet_sent(&mut self, is_validated: bool) {
         if self.state == State::Testing && !is_validated && self.marked >= TESTING_PACKETS {
             self.state = State::Failed;
@@ -112,7 +114,8 @@ impl Marking {
         self.marked += u64::from(self.state != State::Failed);
     }
 
-    /// The peer's counts arrived. Older ones than known are passed over: frames are reordered.
+    /// Processes the peer's counts. Older counts than the known ones are ignored, as frames may be
+    /// reordered.
     pub fn counts_received(&mut self, counts: PathCounts) {
         let known = self.peer;
         if counts.received <= known.received {
@@ -122,7 +125,7 @@ impl Marking {
         if self.state == State::Failed {
             return;
         }
-        // While this end marks, it marks everything: each packet arrives as ECT(0) or CE.
+        // While this end marks, it marks every packet, so each arrives as ECT(0) or CE.
         let is_sound = counts.ect1 == 0
             && counts.ect0 >= known.ect0
             && counts.ce >= known.ce
@@ -164,7 +167,7 @@ mod tests {
     fn marks_that_are_accounted_for_go_on() {
         let good = [counts(4, 4, 0, 0), counts(9, 6, 0, 3)];
         assert_eq!(tested(9, &good), (State::Capable, Ecn::Ect0));
-        // An older frame overtaken by a newer one says nothing.
+        // An older frame that was overtaken by a newer one is ignored.
         assert_eq!(tested(9, &[good[1], good[0]]), (State::Capable, Ecn::Ect0));
     }
 

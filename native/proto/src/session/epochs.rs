@@ -1,28 +1,29 @@
-//! Key epochs: which key seals what leaves, which ones open what arrives, and when each of them goes
-//! (`docs/formats/session-wire.md` "Key epochs").
+//! Key epochs: which key seals outgoing packets, which keys open incoming ones, and when each key
+//! is wiped (`docs/formats/session-wire.md` "Key epochs").
 //!
-//! Each direction is a chain of secrets: the secret of the next epoch is derived from this one's,
-//! which is then wiped, so the secrets a machine holds tell nothing of earlier epochs. The sender of a
-//! direction moves on alone; its receiver follows when the first packet under the next key is
-//! authentic. Packet numbers go on over epochs, so a number is used once in the life of a session.
+//! Each direction is a chain of secrets: the secret of the next epoch is derived from the current
+//! one, which is then wiped, so the secrets in memory reveal nothing about earlier epochs. The
+//! sender of a direction advances on its own; its receiver follows when the first packet under the
+//! next key is authentic. Packet numbers continue across epochs, so a number is used once in the
+//! life of a session.
 
 use crate::aead::{AeadKey, Secret};
 use crate::link::Nanos;
 
-/// Packets that one key may ever protect (NIST SP 800-38D keeps far below 2^32 of them).
+/// Most packets that one key may protect (NIST SP 800-38D; far below its 2^32).
 pub const PACKETS_PER_KEY_MAX: u64 = 1 << 28;
-/// Packets after which a key is replaced, if nothing else is asked for. What is left up to
-/// [`PACKETS_PER_KEY_MAX`] is for a peer that is slow to confirm.
+/// Packets after which a key is replaced by default. The rest up to [`PACKETS_PER_KEY_MAX`] is for
+/// a peer that is slow to confirm.
 pub const PACKETS_PER_KEY: u64 = 1 << 27;
-/// Packets of a key kept back, so that a session at its limit can still say so.
+/// Packets of a key reserved so that a session at its limit can still announce its end.
 const PACKETS_RESERVED: u64 = 16;
-/// Packets that may fail authentication under one key. Far below what forging one takes, far above
-/// what line noise makes (RFC 9001 §6.6 allows 2^52).
+/// Most packets that may fail authentication under one key: far fewer than forging one takes, far
+/// more than line noise causes (RFC 9001 §6.6 allows 2^52).
 pub const FORGERIES_PER_KEY_MAX: u64 = 1 << 36;
-/// How long the key before the current one opens stragglers: longer than packets live on a path.
+/// How long the previous key still opens late packets: longer than packets live on a path.
 const PREVIOUS_KEY_NANOS: Nanos = 5_000_000_000;
 
-/// The secret of an epoch, which gives its key and the secret after it.
+/// The secret of an epoch, from which its key and the next secret are derived.
 #[derive(Debug)]
 struct Chain {
     secret: Secret,
@@ -40,25 +41,25 @@ impl Chain {
     }
 }
 
-/// What the header says of an epoch: its low eight bits. Three neighbours never look alike.
+/// The epoch as sent in headers, its low eight bits, which differ for any three neighbours.
 fn on_wire(epoch: u64) -> u8 {
     epoch as u8
 }
 
-/// The keys of what this end sends: one at a time.
+/// The sending keys: one at a time.
 #[derive(Debug)]
 pub struct SendKeys {
     chain: Chain,
     key: AeadKey,
-    /// Packets of this epoch, on all channels.
+    /// Packets of this epoch on all channels.
     packets: u64,
     packets_per_key: u64,
-    /// The peer has opened a packet of this epoch. Until then it may not hold the key after it.
+    /// Whether the peer has opened a packet of this epoch. Until then it may not have the next key.
     is_confirmed: bool,
 }
 
 impl SendKeys {
-    /// Epoch 0; a new key after every `packets_per_key` packets.
+    /// Starts at epoch 0; there is a new key after every `packets_per_key` packets.
     #[must_use]
     pub fn new(secret: &Secret, packets_per_key: u64) -> Self {
         let chain = Chain { secret: secret.clone(), epoch: 0 };
@@ -72,13 +73,13 @@ impl SendKeys {
         self.chain.epoch
     }
 
-    /// The peer has opened a packet of this epoch.
+    /// Records that the peer has opened a packet of this epoch.
     pub fn confirmed(&mut self) {
         self.is_confirmed = true;
     }
 
-    /// Takes the key on for one more packet; its epoch as the header says it. `None` once the key
-    /// may protect no more and the peer has not confirmed it.
+    /// Counts one more packet, advancing the key if due, and returns its epoch as sent in the
+    /// header. `None` once the key may protect no more packets and the peer has not confirmed it.
     pub fn begin(&mut self) -> Option<u8> {
         if self.packets >= self.packets_per_key && self.is_confirmed {
             self.chain.advance();
@@ -99,21 +100,21 @@ impl SendKeys {
         &self.key
     }
 
-    /// Whether only what is kept back for closing is left.
+    /// Whether only the reserve for closing is left.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         !self.is_confirmed && self.packets >= PACKETS_PER_KEY_MAX - PACKETS_RESERVED
     }
 }
 
-/// Which of the receiver's keys.
+/// Selects one of the receiver's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Age {
-    /// The one before the current one.
+    /// The key before the current one.
     Previous,
-    /// Of the newest epoch that an authentic packet came from.
+    /// The newest epoch from which an authentic packet came.
     Current,
-    /// Of the epoch that the peer may move to.
+    /// The epoch to which the peer may advance next.
     Next,
 }
 
@@ -130,20 +131,20 @@ impl EpochKey {
     }
 }
 
-/// The keys of what this end receives: previous, current and next, all derived beforehand, so that
-/// a forged packet costs no derivation.
+/// The receiving keys: previous, current and next, all derived in advance, so that a forged packet
+/// costs no derivation.
 #[derive(Debug)]
 pub struct ReceiveKeys {
     previous: Option<EpochKey>,
     previous_until: Nanos,
     current: EpochKey,
     next: EpochKey,
-    /// Of the next epoch.
+    /// Chain of the next epoch.
     chain: Chain,
 }
 
 impl ReceiveKeys {
-    /// Epoch 0 and the one after it.
+    /// Starts with epoch 0 and the next one.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
         let mut chain = Chain { secret: secret.clone(), epoch: 0 };
@@ -159,8 +160,8 @@ impl ReceiveKeys {
         self.current.epoch
     }
 
-    /// Which key a packet with this epoch in its header is under; `None`: one that is gone, or that
-    /// the peer can't have yet.
+    /// Finds the key for an epoch in a header; `None` if that key is wiped, or the peer can't have
+    /// it yet.
     #[must_use]
     pub fn find(&self, epoch: u8) -> Option<Age> {
         let is = |key: &EpochKey| on_wire(key.epoch) == epoch;
@@ -173,7 +174,7 @@ impl ReceiveKeys {
         }
     }
 
-    /// The key of that age, while it has not met too many forgeries.
+    /// The key, unless it has seen too many forgeries.
     #[must_use]
     pub fn key(&self, age: Age) -> Option<&AeadKey> {
         let found = match age {
@@ -184,7 +185,7 @@ impl ReceiveKeys {
         (found.forgeries_left > 0).then_some(&found.key)
     }
 
-    /// A packet under that key was not authentic.
+    /// Records that a packet under this key was not authentic.
     pub fn forged(&mut self, age: Age) {
         let found = match age {
             Age::Previous => self.previous.as_mut(),
@@ -196,13 +197,14 @@ impl ReceiveKeys {
         }
     }
 
-    /// Whether a key has met so many forgeries that the session can't go on.
+    /// Whether a key has seen so many forgeries that the session must end.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.current.forgeries_left == 0 || self.next.forgeries_left == 0
     }
 
-    /// A packet under that key was authentic: the first under the next one makes it the current one.
+    /// Records that a packet under this key was authentic; the first one under the next key makes
+    /// that key current.
     pub fn opened(&mut self, age: Age, now: Nanos) {
         if age == Age::Next {
             self.chain.advance();
@@ -213,13 +215,13 @@ impl ReceiveKeys {
         }
     }
 
-    /// Spends so much of the current key's budget.
+    /// Spends part of the current key's budget.
     #[cfg(test)]
     pub fn spend(&mut self, forgeries: u64) {
         self.current.forgeries_left -= forgeries;
     }
 
-    /// Wipes the previous key when nothing under it can be on its way any more.
+    /// Wipes the previous key once no packet under it can still be in flight.
     pub fn retire(&mut self, now: Nanos) {
         if now >= self.previous_until {
             self.previous = None;
@@ -235,7 +237,7 @@ mod tests {
         Secret::take(&mut [7; 32])
     }
 
-    /// What a key does to nothing under one nonce: equal for equal keys only.
+    /// The tag of an empty message under a fixed nonce: equal only for equal keys.
     fn fingerprint(key: &AeadKey) -> [u8; 16] {
         key.seal([0xff; 12], b"", &mut [])
     }

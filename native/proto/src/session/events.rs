@@ -1,4 +1,4 @@
-//! What happened, for the user of a session; counted as it is told.
+//! Events for the user of a session, counted as they are reported.
 
 use std::collections::VecDeque;
 
@@ -11,39 +11,39 @@ use super::statistics::SessionStatistics;
 pub enum CompletionStatus {
     /// All of the message is in the peer's (send) or in this end's (receive) buffer.
     Ok,
-    /// The session ended before the peer confirmed: the message may or may not have arrived.
+    /// The session ended before the peer confirmed; the message may or may not have arrived.
     OutcomeUnknown,
     /// The session ended, and the message did not arrive.
     Aborted,
-    /// The message is longer than the receive posted for it. Nothing of it counts.
+    /// The message is longer than the receive posted for it, so none of it counts.
     TooLong,
-    /// The sender gave the message up. At the sender: it may have arrived all the same.
+    /// The sender cancelled the message. At the sender: it may have arrived nevertheless.
     Cancelled,
-    /// The receiver wanted no more of the message: the chunks that landed are right, the rest of
-    /// the buffer is as it was.
+    /// The receiver wanted no more of the message. The chunks that landed are valid; the rest of
+    /// the buffer is unchanged.
     Partial,
 }
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Someone asked for it.
+    /// The user requested it.
     Requested,
     /// The peer was silent for the idle timeout.
     IdleTimeout,
-    /// A key has protected as many packets as it may, and the peer has not confirmed it.
+    /// A key has protected the maximum number of packets, and the peer has not confirmed it.
     PacketLimit,
     /// More packets failed authentication than a key tolerates.
     ForgeryLimit,
     /// The peer is no longer trusted.
     Revoked,
-    /// The path loses too much at the least rate that the circuit breaker leaves.
+    /// The path loses too much even at the lowest rate of the circuit breaker.
     PathOverloaded,
-    /// The path carries small packets and not those of full size.
+    /// The path carries small packets but not full-size ones.
     PathMtu,
-    /// One end drained, and all that was under way has ended, or had no more time.
+    /// One end drained, and everything in progress has ended or ran out of time.
     Draining,
-    /// This end may not act any more: whoever attests it refused it.
+    /// This end may no longer act: its own attestation was refused.
     Barred,
     /// A code that this version does not know.
     Other(u8),
@@ -81,7 +81,7 @@ impl CloseReason {
     }
 }
 
-/// What happened, for the user of the session.
+/// An event for the user of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The peer holds the keys and the path carries full-size packets both ways.
@@ -91,43 +91,43 @@ pub enum Event {
     },
     /// A send ended. Exactly one for each accepted [`super::SendRequest`].
     SendCompleted {
-        /// From the request.
+        /// As given in the request.
         user_data: u64,
         /// Its message number.
         message: u64,
         /// How it ended.
         status: CompletionStatus,
-        /// When its first packet was sent (when it ended, if none was).
+        /// When its first packet was sent, or when it ended if none was.
         started: Nanos,
         /// When it ended: the arrival of the last acknowledgement.
         completed: Nanos,
     },
     /// A receive ended. Exactly one for each accepted [`super::ReceiveRequest`].
     ReceiveCompleted {
-        /// From the request.
+        /// As given in the request.
         user_data: u64,
         /// Its message number.
         message: u64,
-        /// Bytes of the message, of a stream its range; 0 unless the status is `Ok`, or `Partial`
-        /// and some of it has arrived.
+        /// Bytes of the message, or the range of a stream; 0 unless the status is `Ok`, or
+        /// `Partial` with some of it arrived.
         length: u64,
-        /// The word sent along.
+        /// The immediate.
         immediate: Option<u32>,
         /// How it ended.
         status: CompletionStatus,
     },
-    /// Nothing new is sent any more, at either end: one of them drains.
+    /// One of the ends drains: neither sends anything new.
     Draining,
-    /// The session is over; all requests have completed. The last event.
+    /// The session is over and all requests have completed. The last event.
     Closed {
         /// Why.
         reason: CloseReason,
-        /// Whether the peer closed it; of a drain, whether the peer asked for it first.
+        /// Whether the peer closed it or, for a drain, asked for it first.
         by_peer: bool,
     },
 }
 
-/// Oldest first. At most one per accepted request, and three for the session itself.
+/// Events, oldest first: at most one per accepted request, and three for the session itself.
 #[derive(Debug, Default)]
 pub struct Events {
     queue: VecDeque<Event>,
@@ -140,7 +140,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Adds an event; `length` is the message's, for a completion.
+    /// Adds an event; for a completion, `length` is the message's.
     pub fn push(&mut self, event: Event, length: u64) {
         self.sends_ended += u64::from(matches!(event, Event::SendCompleted { .. }));
         match event {
@@ -158,7 +158,7 @@ impl Events {
         self.queue.push_back(event);
     }
 
-    /// Sends that have ended, well or not.
+    /// Number of sends that have ended, successfully or not.
     #[must_use]
     pub fn sends_ended(&self) -> u64 {
         self.sends_ended
@@ -169,7 +169,7 @@ impl Events {
         self.queue.pop_front()
     }
 
-    /// Writes the counters that follow from events.
+    /// Writes the counters that are derived from events.
     pub fn count_into(&self, statistics: &mut SessionStatistics) {
         statistics.sends_completed = self.sends_completed;
         statistics.receives_completed = self.receives_completed;

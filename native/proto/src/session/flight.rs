@@ -1,4 +1,4 @@
-//! Units under way: when each left and on which path, and which of them were lost.
+//! Units in flight: when and on which path each was sent, and which of them were lost.
 
 use std::collections::VecDeque;
 
@@ -6,37 +6,37 @@ use crate::link::Nanos;
 
 use super::paths::PathId;
 
-/// Transmissions remembered: 3 round trips of 25 ms at 400 Gbit/s in 4 KiB units.
-/// When full, nothing new is sent until the oldest is acknowledged or lost.
+/// Most transmissions kept: 3 round trips of 25 ms at 400 Gbit/s in 4 KiB units. When full, nothing
+/// new is sent until the oldest is acknowledged or lost.
 const TRANSMISSIONS_MAX: usize = 1 << 20;
-/// Transmissions that one packet's reports may be looked up in, most. A report is repeated, and what
-/// is left then is lost by its time-out.
+/// Most transmissions looked up for the loss reports of one packet. Reports are repeated, and any
+/// losses still unmarked after that are detected by their time-out.
 const LOOKUPS_MAX: u32 = 1 << 17;
 
-/// A unit that left.
+/// A unit that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmission {
-    /// On which path …
+    /// The path …
     pub path: PathId,
-    /// … in which packet of it.
+    /// … and the packet on it.
     pub packet: u64,
     /// Its message.
     pub message: u64,
     /// Its coded index.
     pub coded: u32,
-    /// When.
+    /// Send time.
     pub sent_at: Nanos,
 }
 
 #[derive(Debug)]
 struct Entry {
     transmission: Transmission,
-    /// 0: nothing is known of it. Else it was reported lost, and so were the next ones, so many
-    /// together.
+    /// 0: not reported lost. Otherwise the number of entries, from this one on, that were reported
+    /// lost together.
     lost: u32,
 }
 
-/// Those of one path, in the order of their packets.
+/// Transmissions of one path, in packet order.
 #[derive(Debug, Default)]
 struct Line {
     entries: VecDeque<Entry>,
@@ -44,21 +44,21 @@ struct Line {
     repeated_in: Option<u64>,
 }
 
-/// All transmissions of which nobody knows yet what became of them.
+/// All transmissions whose outcome is unknown.
 #[derive(Debug)]
 pub struct Flight {
     /// By path.
     lines: Vec<Line>,
-    /// Reported lost, and not looked at since.
+    /// Reported lost and not processed yet.
     lost: VecDeque<Transmission>,
-    /// Lookups left for the reports of the packet being received.
+    /// Lookups left for the loss reports of the current packet.
     lookups: u32,
-    /// Transmissions lost by report, and by time-out.
+    /// Transmissions lost according to reports, and according to time-outs.
     counts: (u64, u64),
 }
 
 impl Flight {
-    /// Nothing is under way on any of so many paths.
+    /// Creates the state before any transmission.
     #[must_use]
     pub fn new(paths: u8) -> Self {
         Self {
@@ -69,32 +69,32 @@ impl Flight {
         }
     }
 
-    /// Nothing more may be sent but what was sent before.
+    /// Whether only units that were sent before may be sent.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.lines.iter().map(|line| line.entries.len()).sum::<usize>() >= TRANSMISSIONS_MAX
     }
 
-    /// Whether nothing is under way or to be sent again.
+    /// Whether nothing is in flight or has to be sent again.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lost.is_empty() && self.lines.iter().all(|line| line.entries.is_empty())
     }
 
-    /// The oldest of a path: its packet, and when it left.
+    /// The oldest transmission of a path: its packet and send time.
     #[must_use]
     pub fn oldest(&self, path: PathId) -> Option<(u64, Nanos)> {
         let oldest = &self.lines[path.index()].entries.front()?.transmission;
         Some((oldest.packet, oldest.sent_at))
     }
 
-    /// Whether there are reported losses to look at.
+    /// Whether there are unprocessed loss reports.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Whether something that was sent again is not known to have arrived.
+    /// Whether a resent unit is not known to have arrived.
     #[must_use]
     pub fn is_recovering(&self) -> bool {
         self.has_lost()
@@ -104,13 +104,13 @@ impl Flight {
             })
     }
 
-    /// Transmissions lost by report, and by time-out.
+    /// Transmissions lost according to reports, and according to time-outs.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         self.counts
     }
 
-    /// A unit has left.
+    /// Records that a unit has left.
     pub fn sent(&mut self, transmission: Transmission, is_retransmission: bool) {
         let line = &mut self.lines[transmission.path.index()];
         if is_retransmission {
@@ -119,12 +119,12 @@ impl Flight {
         line.entries.push_back(Entry { transmission, lost: 0 });
     }
 
-    /// Reports of one packet follow.
+    /// Starts to process the loss reports of one packet.
     pub fn begin_reports(&mut self) {
         self.lookups = LOOKUPS_MAX;
     }
 
-    /// The peer reports the packets `start..end` of a path as lost.
+    /// Processes the peer's report that packets `start..end` of a path are lost.
     pub fn report(&mut self, path: PathId, start: u64, end: u64) {
         let entries = &mut self.lines[path.index()].entries;
         let from = entries.partition_point(|entry| entry.transmission.packet < start);
@@ -137,7 +137,7 @@ impl Flight {
                 at += entry.lost as usize;
                 continue;
             }
-            // What is marked now is passed in one step when it is reported again.
+            // Entries marked now are skipped in one step when they are reported again.
             entry.lost = u32::try_from(to - at).unwrap_or(1).min(self.lookups + 1);
             self.lost.push_back(entry.transmission);
             self.counts.0 += 1;
@@ -145,7 +145,7 @@ impl Flight {
         }
     }
 
-    /// A path is gone: everything on it counts as lost by its time-out.
+    /// Counts everything on a path as lost by time-out.
     pub fn abandon(&mut self, path: PathId) {
         for entry in self.lines[path.index()].entries.drain(..) {
             if entry.lost == 0 {
@@ -160,7 +160,7 @@ impl Flight {
         self.lost.pop_front()
     }
 
-    /// Forgets the oldest of each path as long as they are lost or not outstanding.
+    /// Drops the oldest transmissions of each path while they are lost or no longer outstanding.
     pub fn prune(&mut self, is_outstanding: impl Fn(&Transmission) -> bool) {
         let is_over = |oldest: &Entry| oldest.lost > 0 || !is_outstanding(&oldest.transmission);
         for line in &mut self.lines {
@@ -170,8 +170,8 @@ impl Flight {
         }
     }
 
-    /// When the first one is given up, and where. `patience` says how long a packet of a path may be
-    /// waited for; `None`: until more is known.
+    /// The time and path of the next time-out. `patience` is how long to wait for a packet of a
+    /// path; `None`: until more is known.
     #[must_use]
     pub fn next(&self, patience: impl Fn(PathId, u64) -> Option<Nanos>) -> Option<(Nanos, PathId)> {
         let paths = (0..self.lines.len()).map(|index| PathId(index as u8));
@@ -182,7 +182,7 @@ impl Flight {
         given_up.min()
     }
 
-    /// Takes an outstanding transmission whose time is up.
+    /// Takes an outstanding transmission whose time-out has passed.
     pub fn take_expired(
         &mut self,
         now: Nanos,
@@ -195,7 +195,7 @@ impl Flight {
         self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
     }
 
-    /// Takes the oldest outstanding transmission of a path, which is about to leave again.
+    /// Takes the oldest outstanding transmission of a path, which is about to be sent again.
     pub fn take_oldest(
         &mut self,
         path: PathId,
@@ -205,7 +205,7 @@ impl Flight {
         self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub fn clear(&mut self) {
         self.lines.iter_mut().for_each(|line| line.entries.clear());
         self.lost.clear();
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(flight.counts().0, u64::from(LOOKUPS_MAX));
         flight.begin_reports();
         flight.report(PATH, 0, u64::MAX);
-        // One lookup passes what was marked before.
+        // One lookup skips the entries marked before.
         assert_eq!(flight.counts().0, count - 1);
         flight.begin_reports();
         flight.report(PATH, 1, u64::MAX);

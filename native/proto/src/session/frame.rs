@@ -1,7 +1,7 @@
 //! Control frames (`docs/formats/session-wire.md`, "Frames").
 //!
-//! Every frame states an absolute, cumulative fact, so losing, repeating or reordering them does no
-//! harm. They travel inside sealed packets only.
+//! Every frame states an absolute, cumulative fact, so losing, repeating or reordering frames does
+//! no harm. They are only sent inside sealed packets.
 
 use super::ecn::PathCounts;
 use super::gaps::LossCounts;
@@ -50,17 +50,17 @@ pub const DRAINING_BYTES: usize = 2;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 
-/// The cumulative count of a message that has ended, whatever its length.
+/// The cumulative count of a message that has ended, regardless of its length.
 pub const ENDED: u32 = u32::MAX;
 
-/// Why one end gives a message up.
+/// Why one end aborts a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbortReason {
-    /// It is longer than its receive.
+    /// The message is longer than its receive.
     TooLong,
-    /// Its sender does not want it any more.
+    /// The sender cancelled it.
     Cancelled,
-    /// Its receiver wants no more of it than it has.
+    /// The receiver wants no more of it than has arrived.
     Completed,
 }
 
@@ -83,77 +83,78 @@ impl AbortReason {
     }
 }
 
-/// One frame. Numbers of messages are below 2^48.
+/// One frame. Message numbers are below 2^48.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Where both directions stand.
+    /// Progress of both directions.
     Ack {
-        /// All messages to this end below it have ended here.
+        /// All messages to this end with lower numbers have ended here.
         completed_end: u64,
-        /// All credit of the peer below this message number is known here.
+        /// All credit from the peer for lower message numbers is known here.
         credit_end: u64,
     },
-    /// What has arrived of one message.
+    /// The units of one message that have arrived.
     Slice {
         /// Its number.
         message: u64,
-        /// All units below it are in; [`ENDED`] means that the message has ended.
+        /// All lower units have arrived; [`ENDED`] means that the message has ended.
         cumulative: u32,
         /// First unit of the bitmap, a multiple of 8.
         start: u32,
-        /// Bit i (least significant first) of byte j: unit `start + 8j + i` is in, or not needed.
+        /// Bit i (least significant first) of byte j: unit `start + 8j + i` has arrived or is not
+        /// needed.
         bitmap: &'a [u8],
     },
     /// Receives posted, by message number.
     Credit {
         /// Message number of the first length.
         start: u64,
-        /// Buffer lengths, 40 bit each, big-endian.
+        /// Buffer lengths, 40 bits each, big-endian.
         lengths: &'a [u8],
     },
-    /// The sender of this message has given it up.
+    /// The sender has aborted this message.
     AbortSend {
         /// Its number.
         message: u64,
         /// Why.
         reason: AbortReason,
     },
-    /// The receiver of this message has given it up.
+    /// The receiver has aborted this message.
     AbortReceive {
         /// Its number.
         message: u64,
         /// Why.
         reason: AbortReason,
     },
-    /// What the sender named of a stream is all there will be.
+    /// The stream has no more units than those announced.
     StreamEnd {
         /// Its number.
         message: u64,
-        /// Units named, each counted once.
+        /// Number of announced units, each counted once.
         units: u32,
         /// The stream's range, as in the descriptor of its units.
         length: u64,
-        /// The word sent along.
+        /// The immediate.
         immediate: Option<u32>,
     },
-    /// To be acknowledged at once.
+    /// Requests an immediate acknowledgement.
     Ping,
     /// Packets that did not arrive.
     Losses {
-        /// On which path.
+        /// The path.
         path: PathId,
-        /// Runs of packet numbers, to be read with [`lost_runs`]: rising, none empty or beside
-        /// another.
+        /// Runs of packet numbers, to be read with [`lost_runs`]: ascending, not empty, not
+        /// adjacent.
         runs: &'a [u8],
     },
-    /// What did not arrive since the start.
+    /// Total losses since the start.
     LossCounts {
-        /// On which path.
+        /// The path.
         path: PathId,
         /// The counts.
         counts: LossCounts,
     },
-    /// To be answered with the same token, on the same path.
+    /// To be answered with the same token on the same path.
     PathChallenge {
         /// Any value.
         token: u64,
@@ -163,25 +164,25 @@ pub enum Frame<'a> {
         /// The challenge's value.
         token: u64,
     },
-    /// What has arrived on a path: only said when something has.
+    /// What has arrived on a path; sent only if something has.
     PathCounts {
-        /// On which path.
+        /// The path.
         path: PathId,
         /// Largest packet number received on it …
         newest: u64,
         /// … and how long ago that was, in nanoseconds (saturated).
         age_nanos: u32,
-        /// All below 2^48, and the marked ones together no more than all.
+        /// All below 2^48; the marked ones add up to no more than the total.
         counts: PathCounts,
     },
-    /// The unit of the session, by the end that decides it, or confirmed by the other.
+    /// The session's unit, from the end that decides it, or the other end's confirmation.
     Unit {
         /// In bytes.
         unit_bytes: u16,
     },
-    /// Nothing new is sent; the session is to end when all that is under way has.
+    /// The sender starts nothing new, and the session ends once everything in progress has.
     Draining {
-        /// All sends of this end have ended.
+        /// Whether all sends of this end have ended.
         is_done: bool,
     },
     /// The session is over.
@@ -279,7 +280,7 @@ pub fn push_credit_length(out: &mut Vec<u8>, length: u64) {
     out.extend_from_slice(&length.to_be_bytes()[3..]);
 }
 
-/// The lengths of a CREDIT frame.
+/// Iterates over the lengths of a CREDIT frame.
 pub fn credit_lengths(lengths: &[u8]) -> impl Iterator<Item = u64> + '_ {
     lengths.chunks_exact(CREDIT_LENGTH_BYTES).map(be)
 }
@@ -290,7 +291,7 @@ pub fn push_lost_run(out: &mut Vec<u8>, (start, length): (u64, u32)) {
     out.extend_from_slice(&length.to_be_bytes());
 }
 
-/// The runs of a LOSSES frame, each as its first packet number and one more than its last.
+/// Iterates over the runs of a LOSSES frame: first packet number, and end (exclusive).
 pub fn lost_runs(runs: &[u8]) -> impl Iterator<Item = (u64, u64)> + '_ {
     runs.chunks_exact(LOST_RUN_BYTES).map(|run| {
         let start = be(&run[..8]);
@@ -298,8 +299,8 @@ pub fn lost_runs(runs: &[u8]) -> impl Iterator<Item = (u64, u64)> + '_ {
     })
 }
 
-/// Whether runs rise, so that what they name is looked up once.
-fn are_rising(runs: &[u8]) -> bool {
+/// Whether runs are ascending, so that each packet number is looked up once.
+fn are_ascending(runs: &[u8]) -> bool {
     let mut before = None;
     lost_runs(runs).all(|(start, end)| {
         let is_next = start < end && before.is_none_or(|before| before < start);
@@ -312,22 +313,23 @@ fn push_u48(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&value.to_be_bytes()[2..]);
 }
 
-/// The frames of a control packet, padding skipped. Ends after the first malformed one.
+/// Iterator over the frames of a control packet, without padding. It ends after the first malformed
+/// one.
 #[derive(Debug, Clone)]
 pub struct Frames<'a> {
     rest: &'a [u8],
-    /// Paths that there are to be named.
+    /// Number of paths that frames may name.
     paths: u8,
 }
 
 impl<'a> Frames<'a> {
-    /// Reads the plaintext of a control packet of a session with so many paths.
+    /// Reads the plaintext of a control packet of a session with this many paths.
     #[must_use]
     pub fn new(plaintext: &'a [u8], paths: u8) -> Self {
         Self { rest: plaintext, paths }
     }
 
-    /// Checks all of them, so that a packet is applied wholly or not at all.
+    /// Checks all frames, so that a packet is applied completely or not at all.
     pub fn validate(&self) -> Result<(), Malformed> {
         self.clone().try_for_each(|frame| frame.map(drop))
     }
@@ -390,7 +392,7 @@ impl<'a> Frames<'a> {
                 let path = self.path()?;
                 let count = self.number(2)? as usize;
                 let runs = self.take(count * LOST_RUN_BYTES)?;
-                if !are_rising(runs) {
+                if !are_ascending(runs) {
                     return Err(Malformed);
                 }
                 Frame::Losses { path, runs }

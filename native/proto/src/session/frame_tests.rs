@@ -1,4 +1,4 @@
-//! Control frames: round trips, truncation, flipped bytes, what is malformed.
+//! Control frames: round trips, truncation, flipped bytes, and malformed frames.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn reasons() -> impl Strategy<Value = AbortReason> {
     prop_oneof![Just(TooLong), Just(Cancelled), Just(Completed)]
 }
 
-/// A frame as fields, so that proptest may own what `Frame` borrows.
+/// Encoded frames, generated from fields because `Frame` borrows its data.
 fn encoded() -> impl Strategy<Value = Vec<u8>> {
     let write = |frame: Frame<'_>| {
         let mut out = Vec::new();

@@ -1,47 +1,50 @@
-//! What of the peer's packets has not arrived: gaps in their numbers, from when they are seen until
-//! they are filled or counted as losses and reported (docs/understand/sessions.md, "Recovery").
+//! The peer's packets that have not arrived: gaps in their numbers, from the time they are noticed
+//! until they are filled, or counted as losses and reported (docs/understand/sessions.md,
+//! "Recovery").
 //!
-//! Time decides, as in RFC 8985 (RACK): a packet is lost once one that was sent later has been here
-//! for the *reordering window*. The window starts small, and grows with every packet that comes after
-//! it was given up.
+//! Time decides, as in RFC 8985 (RACK): a packet is lost once a packet sent later has been here for
+//! the *reordering window*. The window starts small and grows with every packet that arrives after
+//! it was counted as lost.
 
 use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
-/// Gaps that may be open, and lost runs that are remembered or wait to be reported, most: beyond it
-/// the oldest is settled or forgotten at once, so a peer's numbers cost bounded memory.
+/// Most open gaps, remembered lost runs and waiting reports. Beyond this the oldest is settled or
+/// forgotten at once, so a peer's packet numbers use bounded memory.
 const GAPS_MAX: usize = 1024;
-/// The window starts at this share of a round trip: what neighbouring queues of a host may add.
+/// The window starts at this fraction of a round trip, which covers neighbouring queues of a host.
 const WINDOW_SHARE: u64 = 64;
-/// The window is never shorter than a batch of packets takes.
+/// The window is never shorter than a batch of packets.
 const WINDOW_MIN: Nanos = 100_000;
-/// The window before a round trip is known.
+/// The window before a round-trip time is known.
 const WINDOW_INITIAL: Nanos = 1_000_000;
-/// Runs lost for good after which the window is what it was at the start (RFC 8985 §7.4: 16).
+/// Lost runs without a late arrival after which the window returns to its initial size (RFC 8985
+/// §7.4: 16).
 const CALM_RUNS: u32 = 16;
-/// Times that a loss is reported: each in a round of acknowledgements of its own.
+/// How often a loss is reported, each time in a different acknowledgement round.
 const REPORTS: u8 = 4;
-/// A run of this many packets at least, over a silence of [`OUTAGE_TIMEOUTS`], is an outage.
+/// Fewest packets of a run that counts as an outage if it spans a silence of [`OUTAGE_TIMEOUTS`].
 const OUTAGE_PACKETS: u64 = 32;
-/// See [`OUTAGE_PACKETS`]: as long as a sender waits before it holds back its units.
+/// See [`OUTAGE_PACKETS`]; equal to the time after which a sender holds back its units.
 pub const OUTAGE_TIMEOUTS: u64 = 4;
 
-/// Packets that were lost on the way to one end, since the start.
+/// Packets lost on the way to one end, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LossCounts {
-    /// Packets counted as lost, outages not included.
+    /// Packets counted as lost, without outages.
     pub lost: u64,
-    /// Runs of such packets with neighbouring numbers.
+    /// Runs of such packets with consecutive numbers.
     pub runs: u64,
-    /// Packets of those that came after all.
+    /// Packets of those that arrived later after all.
     pub found: u64,
-    /// Units that came although they had landed before.
+    /// Units that arrived after they had already landed.
     pub duplicates: u64,
 }
 
 impl LossCounts {
-    /// Takes later counts in: packets are reordered, counts only grow.
+    /// Merges other counts. Packets may be reordered but counts only grow, so the larger ones are
+    /// newer.
     pub fn merge(&mut self, counts: Self) {
         self.lost = self.lost.max(counts.lost);
         self.runs = self.runs.max(counts.runs);
@@ -61,27 +64,27 @@ impl std::iter::Sum for LossCounts {
     }
 }
 
-/// What decides how long a gap may stay open.
+/// Times that decide how long a gap may stay open.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Smoothed round trip, if known.
+    /// Smoothed round-trip time, if known.
     pub srtt: Option<Nanos>,
     /// Retransmission time-out.
     pub timeout: Nanos,
 }
 
-/// Numbers `start..end`, none of which has arrived.
+/// Packet numbers `start..end`, none of which has arrived.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     start: u64,
     end: u64,
-    /// When a packet behind it arrived first.
+    /// When the first packet after the gap arrived.
     seen_at: Nanos,
-    /// How long nothing had arrived then.
+    /// How long nothing had arrived by then.
     silence: Nanos,
 }
 
-/// A run that is to be reported so many times more.
+/// A run that has to be reported `times` more times.
 #[derive(Debug, Clone, Copy)]
 struct Report {
     start: u64,
@@ -89,19 +92,19 @@ struct Report {
     times: u8,
 }
 
-/// Packet numbers of one channel as they arrive.
+/// The packet numbers of one channel as they arrive.
 #[derive(Debug, Default)]
 pub struct Gaps {
-    /// Least window, as configured.
+    /// Smallest window, as configured.
     window_floor: Nanos,
-    /// What packets that came too late have made of it.
+    /// Window derived from packets that arrived too late.
     window_learnt: Nanos,
     calm_runs: u32,
-    /// One more than the newest number, and when it arrived. `None` before the first.
+    /// One more than the newest number, and its arrival time. `None` before the first.
     newest: Option<(u64, Nanos)>,
-    /// By rising number, and by rising time.
+    /// Open gaps, ascending by number and time.
     open: VecDeque<Gap>,
-    /// Counted as lost lately, by rising number.
+    /// Recently lost gaps, ascending by number.
     lost: VecDeque<Gap>,
     unreported: VecDeque<Report>,
     reported: VecDeque<Report>,
@@ -109,14 +112,14 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// Nothing has arrived. `window_floor`: what arrives this much later than what was sent after it
-    /// is not lost.
+    /// Creates the state before any packet. `window_floor`: a packet that arrives up to this much
+    /// later than one sent after it isn't lost.
     #[must_use]
     pub fn new(window_floor: Nanos) -> Self {
         Self { window_floor, ..Self::default() }
     }
 
-    /// An authentic packet arrived, for the first time.
+    /// Records the first arrival of an authentic packet.
     pub fn packet_received(&mut self, number: u64, timing: Timing, now: Nanos) {
         match self.newest {
             Some((next, _)) if number < next => return self.filled(number, timing, now),
@@ -132,13 +135,13 @@ impl Gaps {
         self.newest = Some((number + 1, now));
     }
 
-    /// When the oldest gap is lost, if it is not filled before.
+    /// When the oldest gap counts as lost if it is not filled before.
     #[must_use]
     pub fn next_at(&self, timing: Timing) -> Option<Nanos> {
         self.open.front().map(|gap| gap.seen_at.saturating_add(self.window(timing)))
     }
 
-    /// Counts as lost what has been open for the window; whether there was any.
+    /// Counts gaps that have been open for the window as lost; returns whether there were any.
     pub fn settle(&mut self, timing: Timing, now: Nanos) -> bool {
         let window = self.window(timing);
         let mut is_any = false;
@@ -149,31 +152,31 @@ impl Gaps {
         is_any
     }
 
-    /// A unit came that had landed before.
+    /// Records a unit that had already landed.
     pub fn duplicate(&mut self) {
         self.counts.duplicates += 1;
     }
 
-    /// What was lost since the start.
+    /// Losses since the start.
     #[must_use]
     pub fn counts(&self) -> LossCounts {
         self.counts
     }
 
-    /// Whether a loss was never reported.
+    /// Whether there is a loss that was never reported.
     #[must_use]
     pub fn is_unreported(&self) -> bool {
         !self.unreported.is_empty()
     }
 
-    /// Whether a loss is to be reported again.
+    /// Whether there is a loss to report again.
     #[must_use]
     pub fn is_repeating(&self) -> bool {
         !self.reported.is_empty()
     }
 
-    /// Takes up to `room` runs (first number, length) to report: new ones, and those reported before
-    /// if this report `repeats`.
+    /// Takes up to `room` runs (first number, length) to report: new ones, and earlier ones if
+    /// `repeats`.
     pub fn take_reports(&mut self, room: usize, repeats: bool, runs: &mut Vec<(u64, u32)>) {
         let mut left = if repeats { self.reported.len() } else { 0 };
         while runs.len() < room {
@@ -203,7 +206,7 @@ impl Gaps {
     fn settle_oldest(&mut self, timing: Timing) {
         let Some(gap) = self.open.pop_front() else { return };
         let length = gap.end - gap.start;
-        // While the path was gone it lost everything, whatever it loses else.
+        // An outage loses everything, so it says nothing about the path's usual loss.
         let is_outage = length >= OUTAGE_PACKETS
             && gap.silence > timing.timeout.saturating_mul(OUTAGE_TIMEOUTS);
         if !is_outage {
@@ -223,7 +226,7 @@ impl Gaps {
         }
     }
 
-    /// A packet of a gap arrived.
+    /// Records a packet that fills a gap.
     fn filled(&mut self, number: u64, timing: Timing, now: Nanos) {
         if take(&mut self.open, number).is_some() {
             return;
@@ -231,7 +234,7 @@ impl Gaps {
         if let Some(gap) = take(&mut self.lost, number) {
             self.counts.found += 1;
             self.calm_runs = 0;
-            // The window it would have taken, and a quarter.
+            // The window that would have sufficed, plus a quarter.
             let delay = now.saturating_sub(gap.seen_at);
             let most = timing.srtt.unwrap_or(timing.timeout);
             self.window_learnt = self.window_learnt.max(delay + delay / 4).min(most);
@@ -246,7 +249,7 @@ fn push_bounded(gaps: &mut VecDeque<Gap>, gap: Gap) {
     gaps.push_back(gap);
 }
 
-/// Takes a number out of the gap that it is in, which becomes smaller, or two.
+/// Removes a number from its gap, which shrinks or splits in two.
 fn take(gaps: &mut VecDeque<Gap>, number: u64) -> Option<Gap> {
     let index = gaps.partition_point(|gap| gap.end <= number);
     let gap = *gaps.get(index).filter(|gap| gap.start <= number)?;
@@ -322,7 +325,7 @@ mod tests {
         assert_eq!(counts(&gaps), (1, 1, 1));
         gaps.packet_received(4, TIMING, 10 * MILLISECOND);
         assert_eq!(gaps.next_at(TIMING), Some(15 * MILLISECOND));
-        // Never more than a round trip.
+        // Never longer than a round trip.
         gaps.settle(TIMING, 15 * MILLISECOND);
         gaps.packet_received(3, TIMING, 500 * MILLISECOND);
         gaps.packet_received(6, TIMING, 500 * MILLISECOND);
@@ -358,7 +361,7 @@ mod tests {
         gaps.settle(TIMING, 2_000 * MILLISECOND);
         assert_eq!(counts(&gaps), (0, 0, 0));
         assert_eq!(reports(&mut gaps, false), [(1, 99)]);
-        // As many at once without a silence are a burst.
+        // The same number lost without a silence is a burst.
         gaps.packet_received(200, TIMING, 1_001 * MILLISECOND);
         gaps.settle(TIMING, 2_000 * MILLISECOND);
         assert_eq!(counts(&gaps), (99, 1, 0));
@@ -384,7 +387,8 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a set of numbers: what is neither here nor lost is open, and every loss is real.
+        /// Compared with a set of numbers: everything neither arrived nor lost is open, and every
+        /// loss is real.
         #[test]
         fn agrees_with_a_set_of_numbers(
             steps in proptest::collection::vec((0_u64..60, 0_u64..400_000), 1..120),

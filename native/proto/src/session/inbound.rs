@@ -1,4 +1,4 @@
-//! What comes of an authentic packet.
+//! Processing of authentic packets.
 
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
@@ -28,12 +28,12 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) {
-        let Some(path) = self.paths.named(header.channel) else { return };
+        let Some(path) = self.paths.with_channel(header.channel) else { return };
         self.last_received = now;
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
             self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
-            // What left into the silence says nothing of sizes.
+            // Losses during the silence say nothing about packet sizes.
             self.paths.iter_mut().for_each(|(_, path)| path.narrow.forget());
         }
         self.statistics.packets_received += 1;
@@ -97,7 +97,7 @@ impl Session {
             Outcome::Completed => self.control.message_ended(now),
             Outcome::TooLong => self.refresh_notices(now),
             Outcome::Late => {
-                // An uncoded message has ended with all of its units, unless one end gave it up.
+                // An uncoded message has ended with all its units, unless one end aborted it.
                 if unit.k == 0 {
                     self.paths[path].gaps.duplicate();
                 }
@@ -193,16 +193,16 @@ impl Session {
                 self.paths[path].challenge_received(token, plaintext_bytes);
                 self.control.acknowledge_now(now);
             }
-            Frame::PathCounts { path: told, newest, age_nanos, counts } => {
+            Frame::PathCounts { path: reported, newest, age_nanos, counts } => {
                 let age = (age_nanos < u32::MAX).then_some(age_nanos.into());
-                self.newest_received((path, told), newest, age, now);
-                self.counts_received(told, counts, now);
+                self.newest_received((path, reported), newest, age, now);
+                self.counts_received(reported, counts, now);
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
-            Frame::Unit { unit_bytes } => self.unit_told(unit_bytes, now),
+            Frame::Unit { unit_bytes } => self.unit_announced(unit_bytes, now),
             Frame::Draining { is_done } => {
-                self.control.drain_mut().peer_said(is_done);
+                self.control.drain_mut().peer_reported(is_done);
                 self.begin_drain(true, now);
             }
             Frame::Close { code } => {
@@ -212,8 +212,8 @@ impl Session {
         }
     }
 
-    /// The newest packet of a path that the peer has, as told on another or the same one, and for
-    /// how long, unless that is longer than can be said.
+    /// Processes the newest packet of a path that the peer has, reported on the same or another
+    /// path, and how long the peer has had it, unless that is too long to encode.
     fn newest_received(
         &mut self,
         (on, path): (PathId, PathId),
@@ -272,8 +272,8 @@ impl Session {
         }
     }
 
-    /// The peer says which unit the session has.
-    fn unit_told(&mut self, unit_bytes: u16, now: Nanos) {
+    /// Processes the session's unit as sent by the peer.
+    fn unit_announced(&mut self, unit_bytes: u16, now: Nanos) {
         if !self.units.has(unit_bytes) {
             self.statistics.malformed += 1;
             return;
@@ -281,11 +281,12 @@ impl Session {
         if !self.units.is_decided() {
             self.decide_unit(unit_bytes, now);
         }
-        self.units.told(now);
+        self.units.announced(now);
         self.validate_paths();
     }
 
-    /// The session has a unit: what counts in it begins, nothing of it has been used.
+    /// Sets the session's unit. Sender and receiver start over with it; they have not been used
+    /// yet.
     fn decide_unit(&mut self, unit_bytes: u16, now: Nanos) {
         self.units.decided(unit_bytes, now);
         self.config.unit_bytes = unit_bytes;
@@ -296,7 +297,7 @@ impl Session {
         self.paths.unit_decided(&self.config, now);
     }
 
-    /// Takes into use what is known to carry the session's unit.
+    /// Validates the paths that are known to carry the session's unit.
     fn validate_paths(&mut self) {
         if !self.units.is_decided() {
             return;
@@ -324,7 +325,7 @@ impl Session {
         self.paths.measured();
     }
 
-    /// A path will not do: the others have to, if there are any.
+    /// Abandons a path that is unusable; if it was the last one, the session ends.
     fn abandon(&mut self, path: PathId, reason: CloseReason, now: Nanos) {
         let is_last = self.paths.iter().all(|(id, other)| id == path || other.is_abandoned());
         if is_last {

@@ -1,4 +1,4 @@
-//! One message on its way in: which units have landed, and the parity that waits for the rest.
+//! An incoming message: its landed units, and the parity kept until the rest arrives.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use super::bitmap::Bitmap;
 use super::layout::{Block, Layout};
 use super::requests::Memory;
 
-/// What every packet of a message says of it.
+/// Properties of a message that all its packets state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
-    /// How it is cut.
+    /// Its division into units.
     pub layout: Layout,
-    /// Whether its units are named as it goes.
+    /// Whether it is a stream, whose units are announced as it goes.
     pub is_stream: bool,
-    /// The word sent along.
+    /// The immediate.
     pub immediate: Option<u32>,
 }
 
-/// One message on its way in.
+/// An incoming message.
 #[derive(Debug)]
 pub struct Landing {
-    /// What its packets say of it.
+    /// The properties stated by its packets.
     pub description: Description,
-    /// By coded index: landed, or not needed any more.
+    /// By coded index: landed or no longer needed.
     pub arrived: Bitmap,
-    /// Units that each chunk still waits for.
+    /// Number of units that each chunk still lacks.
     chunk_missing: Vec<u16>,
-    /// Units of an ended stream.
+    /// Number of units of an ended stream.
     stream_units: Option<u32>,
-    /// Parity symbols of blocks that are not whole yet.
+    /// Parity symbols of incomplete blocks.
     pub parity: BTreeMap<u32, Vec<(u8, Vec<u8>)>>,
 }
 
 impl Landing {
-    /// A message of which nothing has arrived.
+    /// Creates a message of which nothing has arrived.
     #[must_use]
     pub fn new(description: Description, chunk_units: u16) -> Self {
         let units = description.layout.data_units();
@@ -50,13 +50,13 @@ impl Landing {
         }
     }
 
-    /// Chunks of the message.
+    /// Number of chunks of the message.
     #[must_use]
     pub fn chunk_count(&self) -> u32 {
         self.chunk_missing.len() as u32
     }
 
-    /// A data unit is in memory; the last one of a chunk publishes the chunk.
+    /// Records that a data unit is in memory; the last one of a chunk publishes the chunk.
     pub fn unit_landed(
         &mut self,
         unit: u32,
@@ -73,13 +73,13 @@ impl Landing {
         }
     }
 
-    /// The sender has named this many units of a stream and names no more. Said more than once, the
-    /// first counts.
+    /// Records the final number of units of a stream. If it is stated again, the first value
+    /// counts.
     pub fn stream_ended(&mut self, units: u32) {
         self.stream_units.get_or_insert(units);
     }
 
-    /// Whether nothing more is to come.
+    /// Whether the message is complete.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         if self.description.is_stream {
@@ -88,7 +88,7 @@ impl Landing {
         self.arrived.is_full()
     }
 
-    /// Bytes of the message that are in memory, the rest of a short last unit included.
+    /// Bytes of the message in memory; a short last unit counts in full.
     #[must_use]
     pub fn landed_bytes(&self) -> u64 {
         let layout = &self.description.layout;
@@ -109,13 +109,13 @@ impl Landing {
 #[derive(Debug, Default)]
 pub struct Restorer {
     coder: Coder,
-    /// The data symbols of one block, padded.
+    /// The padded data symbols of one block.
     symbols: Vec<u8>,
 }
 
 impl Restorer {
-    /// Computes the missing data units of a block, which has enough parity, and writes them to their
-    /// place in the message that starts at the offset.
+    /// Computes the missing data units of a block that has enough parity, and writes them to their
+    /// place in the message that starts at `offset`.
     pub fn restore<M: Memory>(
         &mut self,
         layout: &Layout,

@@ -1,11 +1,11 @@
-//! How a message is cut: units, and blocks of an erasure code.
+//! How a message is divided into units, and into blocks of an erasure code.
 //!
-//! Coded index: with selective repeat the unit's own index; with a code, block after block, the k
-//! data units first and its m parity units behind them. The last block may have fewer data units.
+//! Coded index: with selective repeat, the unit's own index. With a code, block by block: first the
+//! k data units, then the m parity units. The last block may have fewer data units.
 
 use super::requests::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX};
 
-/// What stands at a coded index.
+/// The kind of unit at a coded index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// A data unit, by its index in the message.
@@ -14,27 +14,27 @@ pub enum Place {
     Parity {
         /// The block.
         block: u32,
-        /// Its place among the parity units of the block.
+        /// Its index among the block's parity units.
         index: u8,
     },
 }
 
-/// A block: where it is among data units and among coded indices.
+/// A block: its position among data units and among coded indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// First data unit.
     pub data_start: u32,
-    /// Data units; below k only in the last block.
+    /// Number of data units; below k only in the last block.
     pub data_count: u32,
     /// First coded index; data units come first.
     pub coded_start: u32,
-    /// One past its last coded index.
+    /// End of its coded indices.
     pub coded_end: u32,
-    /// Bytes of the symbols that are coded.
+    /// Bytes of the symbols that the code works on.
     pub symbol_bytes: usize,
 }
 
-/// The cut of one message. Both ends compute it from what each packet says.
+/// The division of one message. Both ends compute it from the contents of each packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     length: u64,
@@ -46,14 +46,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `None` if there is no such message: too long, too many units, or no valid code.
-    /// k = m = 0 is selective repeat.
+    /// Computes the layout; `None` for an impossible message: too long, too many units, or an
+    /// invalid code. k = m = 0 is selective repeat.
     #[must_use]
     pub fn new(length: u64, unit_bytes: u16, k: u8, m: u8) -> Option<Self> {
         if length > MESSAGE_BYTES_MAX || unit_bytes == 0 {
             return None;
         }
-        // A message of no bytes has one unit of no bytes, so that something is sent and counted.
+        // An empty message has one empty unit, so that something is sent and counted.
         let data_units = length.div_ceil(u64::from(unit_bytes)).max(1);
         let coded_units = match (k, m) {
             (0, 0) => data_units,
@@ -78,7 +78,7 @@ impl Layout {
         self.unit_bytes.into()
     }
 
-    /// Data units a block has at most; 0 without a code.
+    /// Most data units of a block; 0 without a code.
     #[must_use]
     pub fn k(&self) -> u8 {
         self.k
@@ -90,7 +90,7 @@ impl Layout {
         self.m
     }
 
-    /// Whether parity travels along.
+    /// Whether the message has parity units.
     #[must_use]
     pub fn is_coded(&self) -> bool {
         self.k != 0
@@ -108,7 +108,7 @@ impl Layout {
         self.coded_units
     }
 
-    /// What stands at a coded index, which must be below [`Self::coded_units`].
+    /// The unit at a coded index, which must be below [`Self::coded_units`].
     #[must_use]
     pub fn place(&self, coded: u32) -> Place {
         if !self.is_coded() {
@@ -145,7 +145,8 @@ impl Layout {
         let data_start = number * k;
         let data_count = k.min(self.data_units - data_start);
         let coded_start = number * (k + u32::from(self.m));
-        // A lone unit is coded at its own size; beside others it is padded with zeros to theirs.
+        // A single unit is coded at its own size; in a larger block it is padded with zeros to a
+        // full unit.
         let symbol_bytes = if data_count == 1 {
             self.unit_length(data_start).max(1)
         } else {
@@ -173,7 +174,7 @@ impl Layout {
         self.length.saturating_sub(start).min(u64::from(self.unit_bytes)) as usize
     }
 
-    /// Where a data unit starts in the message.
+    /// Offset of a data unit in the message.
     #[must_use]
     pub fn unit_offset(&self, unit: u32) -> u64 {
         u64::from(unit) * u64::from(self.unit_bytes)

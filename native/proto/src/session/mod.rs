@@ -1,10 +1,11 @@
-//! The session machine (`docs/understand/sessions.md`): sealed messages over datagrams, selective repeat or erasure coded.
+//! The session machine (`docs/understand/sessions.md`): sealed messages over datagrams, with
+//! selective repeat or erasure coding.
 //!
-//! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
-//! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
+//! It has three kinds of input: the user (`post_*`, `close`), the network (`receive`) and a timer
+//! (`handle_timeout`). After each of them the caller pulls its outputs until they are empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/formats/session-wire.md`. What a path may carry and which one a unit takes is decided behind two
-//! seams, [`Congestion`] and [`PathChoice`].
+//! `docs/formats/session-wire.md`. Two traits decide how much a path may carry and which path a
+//! unit takes, [`Congestion`] and [`PathChoice`].
 
 mod absences;
 mod bitmap;
@@ -89,10 +90,10 @@ pub use statistics::{SendLimit, SessionStatistics};
 pub use stream::STREAM_PARTS_MAX;
 pub use units::{UNIT_CANDIDATES_MAX, Units};
 
-/// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
-/// A lone lost unit makes at most two time-outs of silence; more means that the path is gone.
+/// Silence of the peer, in time-outs, after which units are held back and only probes are sent. A
+/// single lost unit causes at most two time-outs of silence; more means that the path is down.
 pub const STALL_TIMEOUTS: u64 = gaps::OUTAGE_TIMEOUTS;
-/// A session without traffic probes its peer this many times per idle timeout.
+/// Probes per idle timeout that a session without traffic sends to its peer.
 const PROBES_PER_IDLE_TIMEOUT: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,11 +104,11 @@ enum State {
     Established,
     /// Only CLOSE is sent.
     Closing,
-    /// Nothing is sent any more.
+    /// Nothing more is sent.
     Closed,
 }
 
-/// Which path a unit takes, and how fast each may be sent on.
+/// Decides which path each unit takes, and how fast each path may send.
 pub type Steering = (Box<dyn PathChoice>, Box<dyn Congestion>);
 
 fn default_steering(config: &SessionConfig) -> Steering {
@@ -133,21 +134,21 @@ pub struct Session {
     control: Control,
     paths: Paths,
     units: UnitSearch,
-    /// Of all that leaves, on whatever path.
+    /// Paces all outgoing packets, across paths.
     pacer: pacing::Pacer,
-    /// The path of the datagram that was written last.
+    /// The path of the last datagram written.
     departed: PathId,
-    /// When the peer was last heard.
+    /// When the peer was last heard from.
     last_received: Nanos,
-    /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
+    /// Start of the peer's silence: `last_received`, or the first unit sent after a pause.
     silent_since: Nanos,
-    /// When nobody drove this end: no silence of the peer's.
+    /// Times when this end was not driven, which don't count as silence of the peer.
     absences: Absences,
     is_stalled: bool,
     /// Units wait until the caller allows them.
     is_held: bool,
     stalled_since: Nanos,
-    /// The datagram being received came from another address than the path's.
+    /// The datagram being received came from an address other than the path's.
     is_elsewhere: bool,
     events: Events,
     sends_posted: u64,
@@ -156,8 +157,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that begins to validate its paths at `now`, and then uses them in turn at the
-    /// session's rate ([`RoundRobin`], [`MandatoryRate`]).
+    /// Creates a session that starts to validate its paths at `now` and then uses them in turn at
+    /// the session's rate ([`RoundRobin`], [`MandatoryRate`]).
     ///
     /// # Panics
     /// If [`SessionConfig::validate`] refuses the configuration.
@@ -166,9 +167,10 @@ impl Session {
         Self::steered(config, keys, default_steering(&config), now)
     }
 
-    /// Like [`Self::new`], with a unit that is found on the way: the largest of `units` whose packets
-    /// pass both ways, as the end that `decides` sees it. Nothing can be posted before the session is
-    /// established; [`Self::config`] has the unit then, whatever it had before.
+    /// Like [`Self::new`], but the session finds its unit: the largest of `units` whose packets
+    /// pass in both directions, as determined by the end that `decides`. Nothing can be posted
+    /// before the session is established; from then on [`Self::config`] has the unit, regardless of
+    /// its earlier value.
     ///
     /// # Panics
     /// If [`SessionConfig::validate`] refuses the configuration with any of the units.
@@ -180,7 +182,7 @@ impl Session {
         keys: &SessionKeys,
         now: Nanos,
     ) -> Self {
-        // What is no probe must pass whatever comes of it.
+        // Packets other than probes must pass whichever unit is chosen.
         let mut least = config;
         for unit_bytes in units.iter() {
             least.unit_bytes = unit_bytes;
@@ -189,7 +191,7 @@ impl Session {
         Self::build(least, keys, UnitSearch::new(units, decides), default_steering(&config), now)
     }
 
-    /// A session whose paths are chosen and filled by others than [`Self::new`]'s.
+    /// Like [`Self::new`], with the caller's own path choice and congestion control.
     ///
     /// # Panics
     /// If [`SessionConfig::validate`] refuses the configuration.
@@ -241,15 +243,15 @@ impl Session {
 
     // Commands.
 
-    /// Holds units back, or no more: a rate that several sessions share is used up. Control packets
-    /// go on, so that nothing looks lost or late for it.
+    /// Holds units back or releases them, for a rate that several sessions share. Control packets
+    /// are still sent, so that nothing appears lost or late because of it.
     pub fn hold_units(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
-    /// Sends nothing new, and has the peer send nothing new: sends are refused from now on; what is
-    /// under way, streams that are open too, goes on. When all sends of both ends have ended, the
-    /// session closes as [`CloseReason::Draining`]. How long that may take is the caller's to say.
+    /// Starts to drain both ends: new sends are refused; sends in progress, including open streams,
+    /// continue. When all sends of both ends have ended, the session closes as
+    /// [`CloseReason::Draining`]. The caller limits how long that may take.
     pub fn drain(&mut self, now: Nanos) {
         self.begin_drain(false, now);
     }
@@ -261,7 +263,7 @@ impl Session {
         self.finish_drain(now);
     }
 
-    /// Ends the session: completes all requests, and tells the peer (without waiting for it).
+    /// Ends the session: completes all requests and notifies the peer (without waiting for it).
     pub fn close(&mut self, reason: CloseReason, now: Nanos) {
         if matches!(self.state, State::Connecting | State::Established) {
             let completed_end = self.receiver.completed_end();
@@ -273,12 +275,12 @@ impl Session {
 
     // Inputs.
 
-    /// Takes a datagram from the network; whether it was authentic. Whatever is wrong with it is
-    /// counted, never returned.
+    /// Processes a datagram from the network; returns whether it was authentic. Faults are only
+    /// counted.
     ///
-    /// An authentic one from elsewhere, while the path is not validated, means: the caller sends to
-    /// where it came from, from now on. What was answered to challenges sent before validates
-    /// nothing. A validated path stays what it is.
+    /// While the path is not validated, an authentic datagram from another address makes the caller
+    /// send to that address from now on, and answers to earlier challenges no longer validate the
+    /// path. A validated path does not change.
     pub fn receive(
         &mut self,
         datagram: &mut [u8],
@@ -289,7 +291,8 @@ impl Session {
         if matches!(self.state, State::Closing | State::Closed) {
             return false;
         }
-        let path = packet::channel_of(datagram).and_then(|channel| self.paths.named(channel));
+        let path =
+            packet::channel_of(datagram).and_then(|channel| self.paths.with_channel(channel));
         if path.is_some_and(|path| path != arrival.path) {
             self.statistics.misdirected += 1;
             return false;
@@ -321,13 +324,14 @@ impl Session {
         false
     }
 
-    /// Nobody drove this end in that time, which has just ended: it is no silence of a path's. To be
-    /// called before [`Self::handle_timeout`].
+    /// Reports that this end was not driven during a period that has just ended, so that it doesn't
+    /// count as silence of a path. Call it before [`Self::handle_timeout`].
     pub fn was_away(&mut self, away: Range<Nanos>) {
         self.absences.note(away.start, away.end);
     }
 
-    /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.
+    /// Processes the passage of time. Call it at [`Self::next_timeout`]; harmless at any other
+    /// time.
     pub fn handle_timeout(&mut self, now: Nanos) {
         match self.state {
             State::Closed => {}
@@ -359,8 +363,8 @@ impl Session {
 
     // Outputs.
 
-    /// Appends one whole datagram to `out`; false if nothing may be sent now. How it is to leave
-    /// says [`Self::departure`].
+    /// Appends one whole datagram to `out`; false if nothing may be sent now. [`Self::departure`]
+    /// says how to send it.
     pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
         if self.state == State::Closed || self.pacer.next_at() > now {
             return false;
@@ -381,14 +385,14 @@ impl Session {
         !open.is_empty() && self.transmit_unit(open, memory, now, out)
     }
 
-    /// How the datagram that was appended last is to leave.
+    /// How to send the datagram that was appended last.
     #[must_use]
     pub fn departure(&self) -> Departure {
         Departure { path: self.departed, ecn: self.paths[self.departed].marking.codepoint() }
     }
 
-    /// When [`Self::handle_timeout`] and [`Self::next_transmit`] are to be called next.
-    /// May be in the past if there is something to send.
+    /// When to call [`Self::handle_timeout`] and [`Self::next_transmit`] next. May be in the past
+    /// if there is something to send.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Nanos> {
         if self.state == State::Closed {
@@ -415,7 +419,7 @@ impl Session {
         self.events.pop()
     }
 
-    // Questions.
+    // Queries.
 
     /// The configuration.
     #[must_use]
@@ -429,38 +433,39 @@ impl Session {
         self.state == State::Established
     }
 
-    /// Whether the unit is known, in which all that is posted counts.
+    /// Whether the unit, in which all posted messages are counted, is decided.
     #[must_use]
     pub fn has_unit(&self) -> bool {
         self.units.is_decided()
     }
 
-    /// Whether the session is over and silent: it may be dropped once its events are pulled.
+    /// Whether the session is over and sends nothing more; it may be dropped once its events are
+    /// pulled.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed
     }
 
-    /// Which units of a chunk of a message that is landing are in memory: bit i (least significant
+    /// The units of a chunk that are in memory while a message lands: bit i (least significant
     /// first) of byte j is unit 8j + i of the chunk. `None` if there is no such message or chunk.
     #[must_use]
     pub fn packet_map(&self, message: u64, chunk: u32) -> Option<Vec<u8>> {
         self.receiver.packet_map(message, chunk)
     }
 
-    /// The immediate of a message that is landing: known from its first packet on.
+    /// The immediate of a message that is landing, known from its first packet on.
     #[must_use]
     pub fn immediate(&self, message: u64) -> Option<u32> {
         self.receiver.immediate(message)
     }
 
-    /// Whether a unit would leave now if it were not held back ([`Self::hold_units`]).
+    /// Whether a unit is ready to leave but held back ([`Self::hold_units`]).
     #[must_use]
     pub fn has_held_units(&self, now: Nanos) -> bool {
         self.is_held && self.unit_at().is_some_and(|at| at <= now)
     }
 
-    /// One more than the last message number for which the peer is known to have posted a receive.
+    /// End of the message numbers for which the peer is known to have posted a receive.
     #[must_use]
     pub fn credit_end(&self) -> u64 {
         self.sender.credit_end()
@@ -481,7 +486,7 @@ impl Session {
         self.state == State::Established && !self.is_stalled
     }
 
-    /// Closes once nothing is under way at either end.
+    /// Closes the session once nothing is in progress at either end.
     fn finish_drain(&mut self, now: Nanos) {
         let has_sends = self.events.sends_ended() < self.sends_posted;
         if self.check_open().is_ok() && self.control.drain_mut().update(has_sends, now) {
@@ -492,7 +497,8 @@ impl Session {
     fn end(&mut self, reason: CloseReason, by_peer: bool, now: Nanos) {
         self.sender.close(now, &mut self.events);
         self.receiver.close(&mut self.events);
-        // Which end is done last, and so closes, is chance: the drain is its who asked for it.
+        // Which end finishes last, and so closes, is a matter of timing; report the end that asked
+        // to drain.
         let is_drained = reason == CloseReason::Draining;
         let asked = self.control.drain().is_asked().filter(|_| is_drained);
         self.events.push(Event::Closed { reason, by_peer: asked.unwrap_or(by_peer) }, 0);

@@ -1,19 +1,19 @@
-//! Suspicion that a path has become too narrow: full-size packets vanish while others arrive (the black
-//! hole of RFC 8899 §4.3). Challenges then find out (`challenges.rs`).
+//! Detects that a path may have become too narrow: full-size packets vanish while others arrive
+//! (the black hole of RFC 8899 §4.3). Challenges then find out (`challenges.rs`).
 
 use crate::link::Nanos;
 
-/// Full-size packets in a row that must have vanished …
+/// Number of consecutive full-size packets that must have vanished …
 const VANISHED_MIN: u64 = 16;
-/// … over at least so many time-outs.
+/// … over at least this many time-outs.
 const TIMEOUTS: u64 = 6;
 
-/// What is known of full-size packets on the path.
+/// State of the full-size packets on one path.
 #[derive(Debug, Default)]
 pub struct Narrow {
-    /// Packets sent that are smaller.
+    /// Number of smaller packets sent.
     small_sent: u64,
-    /// Full-size packets that must have arrived, by the peer's count of all …
+    /// Number of full-size packets that must have arrived, given the peer's total count …
     arrived: u64,
     /// … which is this.
     counted: u64,
@@ -23,7 +23,7 @@ pub struct Narrow {
 }
 
 impl Narrow {
-    /// A packet leaves.
+    /// Records that a packet leaves.
     pub fn sent(&mut self, is_full: bool, now: Nanos) {
         if !is_full {
             self.small_sent += 1;
@@ -35,7 +35,8 @@ impl Narrow {
         self.vanished += 1;
     }
 
-    /// The peer has received so many packets: more than all small ones are proof of a full-size one.
+    /// Records how many packets the peer has received: more than all small ones prove that a
+    /// full-size one arrived.
     pub fn received(&mut self, count: u64) {
         self.counted = self.counted.max(count);
         let arrived = count.saturating_sub(self.small_sent);
@@ -45,14 +46,14 @@ impl Narrow {
         }
     }
 
-    /// Nothing is known any more: the path answers at full size, or nothing does at all. Small
-    /// packets that were lost meanwhile are no reason to doubt the arrival of others.
+    /// Discards the suspicion: the path answers at full size, or nothing answers at all. Small
+    /// packets lost meanwhile must not hide later arrivals.
     pub fn forget(&mut self) {
         self.vanished = 0;
         self.small_sent = self.counted.saturating_sub(self.arrived);
     }
 
-    /// Whether there is reason to ask.
+    /// Whether the path should be challenged.
     #[must_use]
     pub fn is_suspected(&self, timeout: Nanos, now: Nanos) -> bool {
         self.vanished >= VANISHED_MIN

@@ -1,30 +1,30 @@
-//! In which order the units of a message leave for the first time: all data, then parity.
+//! The order in which a message's units are first sent: all data, then parity.
 //!
-//! Data goes first, so a message of which nothing is lost is complete when its data is, whatever its
-//! code. Parity follows in rounds: the first symbol of each block, then the second. A message whose
-//! blocks lack little is mended by the first rounds, and what is known to be whole by then is passed
-//! over (docs/decisions/0048-parity-last.md).
+//! Data goes first, so a message without losses is complete when its data is, regardless of its
+//! code. Parity follows in rounds: the first symbol of each block, then the second. If the blocks
+//! lack few units, the first rounds suffice, and parity of blocks known to be complete by then is
+//! skipped (docs/decisions/0048-parity-last.md).
 
 use super::bitmap::Bitmap;
 use super::layout::Layout;
 use super::receiver::SCRATCH_BYTES_MAX;
 
-/// How far the first transmission of a message has come.
+/// Progress of a message's first transmission.
 #[derive(Debug, Clone, Copy)]
 pub struct Order {
-    /// Blocks whose data goes out in turn.
+    /// Number of blocks whose data is interleaved.
     depth: u32,
-    /// Blocks whose parity goes out in turn.
+    /// Number of blocks whose parity is interleaved.
     breadth: u32,
     /// Units that have left or are not needed.
     passed: u32,
 }
 
 impl Order {
-    /// Nothing has left. The data of `depth` blocks goes out in turn, one at least.
+    /// Starts before the first unit, with the data of `depth` blocks interleaved (at least one).
     #[must_use]
     pub fn new(layout: &Layout, depth: u8) -> Self {
-        // What is encoded at once has to fit in memory, here and at the peer.
+        // Blocks that are encoded together must fit in memory, here and at the peer.
         let parity_bytes = u64::from(layout.m()) * layout.unit_bytes();
         let breadth = (SCRATCH_BYTES_MAX as u64).checked_div(parity_bytes).unwrap_or(1);
         let blocks = if layout.is_coded() { layout.block_count() } else { 1 };
@@ -32,13 +32,13 @@ impl Order {
         Self { depth: u32::from(depth).max(1), breadth, passed: 0 }
     }
 
-    /// Blocks whose parity goes out in turn.
+    /// Number of blocks whose parity is interleaved.
     #[must_use]
     pub fn breadth(&self) -> u32 {
         self.breadth
     }
 
-    /// The coded index of the unit that is next; `None` after the last.
+    /// Coded index of the next unit; `None` after the last.
     #[must_use]
     pub fn next(&self, layout: &Layout) -> Option<u32> {
         let position = self.passed;
@@ -55,12 +55,12 @@ impl Order {
         })
     }
 
-    /// The next unit has left.
+    /// Records that the next unit has left.
     pub fn advance(&mut self) {
         self.passed += 1;
     }
 
-    /// Passes over parity that is known not to be needed.
+    /// Skips parity that is known not to be needed.
     pub fn skip(&mut self, layout: &Layout, acknowledged: &Bitmap) {
         while let Some(position) = self.passed.checked_sub(layout.data_units())
             && let Some(coded) = self.next(layout)
@@ -76,7 +76,7 @@ impl Order {
         }
     }
 
-    /// Parity units of a block that have left or were not needed.
+    /// Number of a block's parity units that have left or were not needed.
     #[must_use]
     pub fn parity_passed(&self, layout: &Layout, number: u32) -> u32 {
         let position = self.passed.saturating_sub(layout.data_units());
@@ -87,8 +87,8 @@ impl Order {
         within / blocks + u32::from(within % blocks > number - first)
     }
 
-    /// Of the group of blocks with the parity unit sent at this place: its first block, how many
-    /// there are, and how many of their units are sent before.
+    /// The group of blocks to which the parity unit at this position belongs: first block, number
+    /// of blocks, and number of the group's parity units that come before.
     fn group(&self, layout: &Layout, position: u32) -> (u32, u32, u32) {
         let within = position % (self.breadth * u32::from(layout.m()));
         let first = (position - within) / u32::from(layout.m());
@@ -100,12 +100,12 @@ impl Order {
         if k == 0 || self.depth == 1 {
             return layout.coded_of(position);
         }
-        // All groups before this one are whole.
+        // All earlier groups are complete.
         let start = position - position % (k * self.depth);
         let blocks = self.depth.min(layout.block_count() - start / k);
         let short = layout.block(start / k + blocks - 1).data_count;
         let within = position - start;
-        // Once the last block is through, which may be short, the others go on without it.
+        // The last block may be short; once it is finished, the others continue without it.
         let (row, block) = match within.checked_sub(short * blocks) {
             None => (within / blocks, within % blocks),
             Some(rest) => (short + rest / (blocks - 1), rest % (blocks - 1)),
@@ -155,7 +155,7 @@ mod tests {
             }
             let places = parity.iter().map(|coded| match layout.place(*coded) {
                 Place::Parity { block, index } => (block / order.breadth(), index, block),
-                Place::Data(_) => panic!("data behind parity"),
+                Place::Data(_) => panic!("data after parity"),
             });
             prop_assert!(places.is_sorted(), "groups, then rounds, then blocks");
             // Within a block units keep their order.

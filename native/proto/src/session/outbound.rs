@@ -1,4 +1,4 @@
-//! What leaves: probes, control packets, units.
+//! Outgoing packets: probes, control packets and units.
 
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
@@ -14,7 +14,7 @@ use super::sender::Pick;
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
 impl Session {
-    /// When silence of the peer calls for a challenge or a stall, if it has not yet.
+    /// When the peer's silence requires a challenge or a stall that has not happened yet.
     pub(super) fn probe_at(&self) -> Option<Nanos> {
         let is_waiting = self.sender.has_outstanding();
         let is_challenging = self.paths.iter().any(|(_, path)| path.challenges.due().is_some());
@@ -49,24 +49,24 @@ impl Session {
         }
     }
 
-    /// When the oldest unit on a path has waited for its time-out without any report about it since,
-    /// and there are other paths. While this end was away nobody listened.
+    /// When the oldest unit on a path will have waited for its time-out without any report about
+    /// it, if there are other paths. Time during which this end was not driven does not count.
     fn silence_on(&self, path: PathId) -> Option<Nanos> {
         let known = &self.paths[path];
         let (packet, sent_at) = self.sender.oldest_on(path)?;
-        // What is late although newer packets were reported is lost, and the path is well.
+        // A late unit, while newer packets were reported, is lost; the path itself works.
         let is_unheard = known.packets_reported <= packet && !known.is_silent;
         (is_unheard && self.paths.has_other(path))
             .then(|| self.absences.extend(sent_at, self.paths.timeout_on(path)))
     }
 
-    /// See [`Self::silence_on`]: the first one.
+    /// The earliest of [`Self::silence_on`].
     pub(super) fn silence_at(&self) -> Option<Nanos> {
         (0..self.paths.count()).filter_map(|path| self.silence_on(PathId(path))).min()
     }
 
-    /// Passes over paths of which nothing is heard, if there are others: what is under way on them
-    /// goes out again, and challenges find out when they are back.
+    /// Skips paths on which nothing is heard, if there are others: units in flight on them are sent
+    /// again, and challenges detect when they are back.
     pub(super) fn watch_paths(&mut self, now: Nanos) {
         for path in (0..self.paths.count()).map(PathId) {
             if self.silence_on(path).is_none_or(|at| at > now) {
@@ -80,15 +80,15 @@ impl Session {
         }
     }
 
-    /// When a probe is due on a path behind its last unit, while units on it are unacknowledged and
-    /// nothing else is to be sent, or may be.
+    /// When a probe is due on a path after its last unit, while units on it are unacknowledged and
+    /// nothing else has to or may be sent.
     fn tail_probe_on(&self, path: PathId) -> Option<Nanos> {
         self.sender.oldest_on(path)?;
         let known = &self.paths[path];
         Some(known.probes.next_at(known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
     }
 
-    /// See [`Self::tail_probe_on`]: the first one.
+    /// The earliest of [`Self::tail_probe_on`].
     pub(super) fn tail_probe_at(&self) -> Option<Nanos> {
         let is_quiet = self.is_stalled || !(self.sender.has_new() || self.sender.has_lost());
         let is_waiting =
@@ -105,7 +105,7 @@ impl Session {
         }
         for path in (0..self.paths.count()).map(PathId) {
             if self.tail_probe_on(path).is_some_and(|at| at <= now) {
-                // Where units have another way, they take it once this one has gone silent.
+                // If units can take another path, they do so once this one has gone silent.
                 let has_other = self.paths.has_other(path);
                 let known = &mut self.paths[path];
                 let srtt = known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL);
@@ -117,7 +117,7 @@ impl Session {
         }
     }
 
-    /// When a control packet is due, and the path that it has to take if there is one.
+    /// When a control packet is due, and the path that it must take, if any.
     pub(super) fn control_due(&self, now: Nanos) -> Option<(Nanos, Option<PathId>)> {
         let anywhere = self.control.next_at(self.state == State::Established, now);
         if self.state == State::Closing {
@@ -184,8 +184,8 @@ impl Session {
         is_sent
     }
 
-    /// Sends the unit that goes with a probe: neither a stall nor what the path allows holds it
-    /// back, and the probes go on behind it.
+    /// Sends the unit that follows a probe, regardless of a stall or the path's allowance. The
+    /// probes continue after it.
     pub(super) fn transmit_carried(
         &mut self,
         memory: &impl Memory,
@@ -232,7 +232,7 @@ impl Session {
         true
     }
 
-    /// A packet has been written for a path.
+    /// Accounts for a packet written for a path.
     fn account(&mut self, path: PathId, wire_bytes: usize, now: Nanos) {
         let wire_bytes = wire_bytes as u64;
         self.departed = path;

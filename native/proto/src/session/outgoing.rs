@@ -1,4 +1,4 @@
-//! One message on its way out, and the window of all of them.
+//! An outgoing message, and the window of all outgoing messages.
 
 use std::collections::VecDeque;
 
@@ -13,50 +13,50 @@ use super::layout::{Block, Layout};
 use super::order::Order;
 use super::stream::Stream;
 
-/// Where a message stands.
+/// State of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Waiting to be sent, being sent, or waiting to be acknowledged.
     Active,
-    /// Completed: all of it has left, and nothing of it is sent again.
+    /// Completed: all of it was sent, and nothing is sent again.
     Injected,
-    /// Completed: given up by one end; the peer has not said yet that it knows.
+    /// Completed: aborted by one end; the peer has not confirmed yet.
     GivenUp(AbortReason),
-    /// Completed, and the peer has nothing more to say about it.
+    /// Completed, and the peer will send nothing more about it.
     Ended,
 }
 
-/// Where the units of a message come from.
+/// Source of a message's units.
 #[derive(Debug)]
 pub enum Body {
-    /// All of them from one place, in order.
+    /// All from one memory range, in order.
     Whole {
-        /// Where its bytes start in memory.
+        /// Offset of its first byte in memory.
         offset: u64,
-        /// How far its first transmission has come.
+        /// Progress of its first transmission.
         order: Order,
     },
     /// Part by part.
     Stream(Stream),
 }
 
-/// One message on its way out.
+/// An outgoing message.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// How it is cut.
+    /// Its division into units.
     pub layout: Layout,
-    /// Where its units come from.
+    /// The source of its units.
     pub body: Body,
-    /// Whether what is lost is sent again.
+    /// Whether lost units are sent again.
     pub is_reliable: bool,
-    /// The word sent along.
+    /// The immediate.
     pub immediate: Option<u32>,
     user_data: u64,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// Set from the first transmission on; of a stream, from when it may be sent.
+    /// Time of the first transmission; for a stream, of the permission to send it.
     pub started: Option<Nanos>,
-    /// By coded index: the peer has it, or does not need it.
+    /// By coded index: the peer has the unit or does not need it.
     pub acknowledged: Bitmap,
     /// Coded units that were lost and not sent again. Empty without a code.
     abandoned: Bitmap,
@@ -64,7 +64,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// A message of which nothing has been sent.
+    /// Creates a message of which nothing has been sent.
     #[must_use]
     pub fn new(
         (layout, body): (Layout, Body),
@@ -94,7 +94,7 @@ impl Outgoing {
         }
     }
 
-    /// The unit to be sent next of those that were not sent yet, by its coded index.
+    /// Coded index of the next unit that was never sent.
     #[must_use]
     pub fn next_new(&self) -> Option<u32> {
         match &self.body {
@@ -103,13 +103,13 @@ impl Outgoing {
         }
     }
 
-    /// Whether every unit that there will be has been sent.
+    /// Whether every unit, including future ones of a stream, has been sent.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.next_new().is_none() && self.stream().is_none_or(Stream::is_ended)
     }
 
-    /// The first transmission, or permission to send a stream.
+    /// Records the first transmission, or the permission to send a stream.
     pub fn start(&mut self, now: Nanos) {
         if self.started.is_none() {
             self.started = Some(now);
@@ -119,7 +119,7 @@ impl Outgoing {
         }
     }
 
-    /// [`Self::next_new`] has been sent.
+    /// Records that [`Self::next_new`] has been sent.
     pub fn advance(&mut self) {
         match &mut self.body {
             Body::Whole { order, .. } => order.advance(),
@@ -127,14 +127,14 @@ impl Outgoing {
         }
     }
 
-    /// Passes over parity that the peer no longer needs.
+    /// Skips parity that the peer no longer needs.
     pub fn skip(&mut self) {
         if let Body::Whole { order, .. } = &mut self.body {
             order.skip(&self.layout, &self.acknowledged);
         }
     }
 
-    /// Reports the end to the user, and frees what it took.
+    /// Reports the end to the user and frees the message's memory.
     pub fn complete(
         &mut self,
         number: u64,
@@ -144,19 +144,19 @@ impl Outgoing {
     ) {
         let (user_data, started) = (self.user_data, self.started.unwrap_or(now));
         let length = self.stream().map_or(self.layout.length(), |stream| {
-            self.layout.length().min(u64::from(stream.named_units()) * self.layout.unit_bytes())
+            self.layout.length().min(u64::from(stream.announced_units()) * self.layout.unit_bytes())
         });
         let event =
             Event::SendCompleted { user_data, message: number, status, started, completed: now };
         events.push(event, length);
-        // The bitmaps may be large, and slots wait for older messages.
+        // The bitmaps may be large, and the slot may have to wait for older messages.
         self.acknowledged = Bitmap::new(0);
         self.abandoned = Bitmap::new(0);
     }
 
-    /// A transmission of this unit was lost. With a code it is sent again only if what has arrived
-    /// and what may still arrive of its block is not enough: parity that has not left is for what
-    /// nobody knows of yet.
+    /// Decides whether to resend a unit after one of its transmissions was lost. With a code it is
+    /// resent only if what has arrived and may still arrive of its block does not suffice; parity
+    /// that has not left is kept for losses not known yet.
     pub fn must_resend(&mut self, coded: u32) -> bool {
         let Some((block, parity_passed)) = self.parity_passed(coded) else { return true };
         self.abandoned.set(coded);
@@ -169,8 +169,8 @@ impl Outgoing {
         true
     }
 
-    /// Whether this is the first time that a block falls back to repeating, its parity being used
-    /// up; asked when a unit of it is repeated.
+    /// Whether this is the first time that the message resends a unit of a block whose parity is
+    /// used up.
     pub fn falls_back(&mut self, coded: u32) -> bool {
         let m = u32::from(self.layout.m());
         self.parity_passed(coded).is_some_and(|(_, passed)| passed == m)
@@ -193,7 +193,7 @@ impl Outgoing {
 /// The messages that have not ended, by number.
 #[derive(Debug, Default)]
 pub struct Window {
-    /// Number of the first.
+    /// Number of the first message.
     base: u64,
     messages: VecDeque<Outgoing>,
 }
@@ -205,13 +205,13 @@ impl Window {
         self.base
     }
 
-    /// One more than the number of the last.
+    /// End of the message numbers.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.base + self.messages.len() as u64
     }
 
-    /// Messages in it.
+    /// Number of messages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.messages.len()
@@ -230,13 +230,13 @@ impl Window {
         self.messages.get(usize::try_from(index).ok()?)
     }
 
-    /// The same, to be changed.
+    /// A message by number, mutable.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Outgoing> {
         let index = number.checked_sub(self.base)?;
         self.messages.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Whether the unit of a transmission is still needed.
+    /// Whether a transmission's unit is still needed.
     #[must_use]
     pub fn is_outstanding(&self, transmission: &Transmission) -> bool {
         self.get(transmission.message).is_some_and(|message| {

@@ -1,33 +1,34 @@
-//! Pacing: a token bucket on wire bytes, kept as the time at which the bucket would be full again.
+//! Pacing: a token bucket on wire bytes, represented by the time at which it will be full again.
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
-/// Packets of the largest size that may ever leave back to back, to make up for a worker that was
-/// woken late: one batched system call (segmentation offload takes 64), a tenth of a shallow switch
-/// buffer. Woken 3.8 ms late it still keeps 200 Mbit/s; with 8 packets it lost 13 % of its rate.
+/// Most packets of the largest size sent back to back to catch up after a late wake-up of the
+/// worker: one batched system call (segmentation offload takes 64), a tenth of a shallow switch
+/// buffer. With a wake-up 3.8 ms late it still reaches 200 Mbit/s; with 8 packets it lost 13 % of
+/// its rate.
 pub const BURST_PACKETS: u64 = 64;
-/// Packets that may leave back to back after a pause. What they are ahead of the rate stands in the
-/// path's queue for as long as the rate is the path's own, in every round-trip time and three times
-/// in every time-out: 64 of them cost selective repeat 12 ms a loss at 200 Mbit/s.
+/// Most packets sent back to back after a pause. If the rate is the path's own, such a burst stays
+/// in the path's queue, adding to every round-trip time and three times to every time-out: 64
+/// packets cost selective repeat 12 ms per loss at 200 Mbit/s.
 pub const RESTART_PACKETS: u64 = 8;
 
-/// The pace of one sending end.
+/// The pace of one sender.
 #[derive(Debug)]
 pub struct Pacer {
     rate_bytes_per_second: u64,
     packet_bytes_max: u64,
-    /// How far ahead of the rate sending may run …
+    /// How far sending may run ahead of the rate …
     burst_nanos: Nanos,
-    /// … and how far right after a pause.
+    /// … and how far directly after a pause.
     restart_nanos: Nanos,
-    /// When everything sent so far has been earned, in whole nanoseconds …
+    /// When the rate will have covered everything sent so far, in whole nanoseconds …
     earned_at: Nanos,
     /// … and the fraction, in 1/rate nanoseconds.
     earned_fraction: u64,
 }
 
 impl Pacer {
-    /// A bucket that is full at `now`.
+    /// Creates a bucket that is full at `now`.
     #[must_use]
     pub fn new(rate_bytes_per_second: u64, packet_bytes_max: u64, now: Nanos) -> Self {
         let mut pacer = Self {
@@ -42,10 +43,10 @@ impl Pacer {
         pacer
     }
 
-    /// Goes on at another rate; what was sent ahead of the old one is earned at the old one.
+    /// Changes the rate. Bytes sent ahead of the old rate are still covered at the old rate.
     pub fn set_rate(&mut self, rate_bytes_per_second: u64, now: Nanos) {
         self.adopt(rate_bytes_per_second);
-        // The bucket is not larger than before: nothing leaves at once for having been slow.
+        // The bucket does not grow, so that a formerly slow rate does not cause a burst.
         self.restart(now);
     }
 
@@ -62,7 +63,7 @@ impl Pacer {
         self.earned_fraction = 0;
     }
 
-    /// There is something to send again after a pause: what was not used meanwhile is not owed.
+    /// Resumes after a pause; unused capacity from the pause is lost.
     pub fn restart(&mut self, now: Nanos) {
         let earned_at = now.saturating_add(self.burst_nanos - self.restart_nanos);
         if self.earned_at < earned_at {
@@ -71,7 +72,7 @@ impl Pacer {
         }
     }
 
-    /// When the next packet may leave (in the past or `now`: at once).
+    /// When the next packet may leave; a time not after `now` means at once.
     #[must_use]
     pub fn next_at(&self) -> Nanos {
         self.earned_at.saturating_sub(self.burst_nanos)
@@ -83,7 +84,8 @@ impl Pacer {
             self.earned_at = now;
             self.earned_fraction = 0;
         }
-        // A packet of 16 GB would not fit 64 bits; one division of those is enough for each packet.
+        // A packet of 16 GB would overflow 64 bits; this way each packet needs only one 64-bit
+        // division.
         let parts =
             wire_bytes.saturating_mul(NANOS_PER_SECOND).saturating_add(self.earned_fraction);
         let rate = self.rate_bytes_per_second;
@@ -158,7 +160,7 @@ mod tests {
             now = pacer.next_at().max(now);
             pacer.sent(1000, now);
         }
-        // A tenth of the rate: the next burst takes as long as 56 packets do, at least.
+        // At a tenth of the rate the next burst takes at least as long as 56 packets.
         assert!(now >= (BURST_PACKETS - RESTART_PACKETS - 1) * millisecond, "{now}");
     }
 

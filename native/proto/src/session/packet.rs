@@ -1,21 +1,21 @@
 //! The packet header and the message descriptor (`docs/formats/session-wire.md`, "Packet").
 //!
-//! A header that decodes is only well-formed; nothing of it may be believed before the tag is.
+//! A header that decodes is only well-formed; no field may be trusted before the tag is verified.
 
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
-/// The version this machine speaks, in the high half of the first byte.
+/// The protocol version, in the high half of the first byte.
 pub const VERSION: u8 = 5;
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
 pub const DESCRIPTOR_BYTES: usize = 7;
-/// Bytes of the immediate that follows the descriptor if the kind says so.
+/// Bytes of the immediate that follows the descriptor if the kind has one.
 pub const IMMEDIATE_BYTES: usize = 4;
-/// What a unit costs beside its payload, at most.
+/// Most bytes of a unit packet besides its payload.
 pub const DATA_OVERHEAD_BYTES_MAX: usize =
     HEADER_BYTES + DESCRIPTOR_BYTES + IMMEDIATE_BYTES + TAG_BYTES;
-/// Bytes of the plaintext of a control packet that is as large as the largest of a unit.
+/// Most plaintext bytes of a control packet, so that it is no larger than the largest unit packet.
 #[must_use]
 pub fn control_bytes_max(unit_bytes: u16) -> usize {
     DATA_OVERHEAD_BYTES_MAX - HEADER_BYTES - TAG_BYTES + usize::from(unit_bytes)
@@ -42,35 +42,36 @@ pub enum Kind {
         message: u64,
         /// Index of the unit in the order of first transmission (parity after each block).
         unit: u32,
-        /// Message length in bytes, below 2^40; of a stream the range its units may lie in.
+        /// Message length in bytes, below 2^40; for a stream the range of its units.
         length: u64,
         /// Data units of a block; 0 with selective repeat.
         k: u8,
         /// Parity units of a block; 0 with selective repeat.
         m: u8,
-        /// Whether the units that will come are not all of the message, but named as it goes.
+        /// Whether the message is a stream, whose units are announced as it goes instead of in
+        /// advance.
         is_stream: bool,
-        /// The word sent along with the message.
+        /// The immediate, a word sent with the message.
         immediate: Option<u32>,
     },
 }
 
-/// A packet header with what follows it in the clear. All of it is additional authenticated data.
+/// A packet's unencrypted header and descriptor. All of it is additional authenticated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Connection id of the receiving end.
     pub connection_id: u64,
-    /// Which key.
+    /// Key epoch.
     pub epoch: u8,
-    /// Which path; first part of the nonce.
+    /// Path; first part of the nonce.
     pub channel: u32,
-    /// Rises by one per packet of a channel; second part of the nonce.
+    /// Increases by one per packet of a channel; second part of the nonce.
     pub packet_number: u64,
     /// What the packet carries.
     pub kind: Kind,
 }
 
-/// The bytes are no packet of this version.
+/// The bytes are not a packet of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed packet")]
 pub struct Malformed;
@@ -85,7 +86,7 @@ impl Header {
         nonce
     }
 
-    /// Appends the header. Message number, unit and length must be within their fields.
+    /// Appends the header. Message number, unit and length must fit their fields.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (kind, message, unit) = match self.kind {
             Kind::Control => (KIND_CONTROL, 0, 0),
@@ -116,7 +117,7 @@ impl Header {
         out.extend_from_slice(&bytes[..length]);
     }
 
-    /// Reads a header; returns it and its length, which is where the ciphertext starts.
+    /// Decodes a header; returns it and its length, which is the offset of the ciphertext.
     pub fn decode(datagram: &[u8]) -> Result<(Self, usize), Malformed> {
         let (fixed, rest) = datagram.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed)?;
         if fixed[0] >> 4 != VERSION {
@@ -153,7 +154,7 @@ impl Header {
     }
 }
 
-/// The channel that a datagram names, if it is long enough to: nothing of it is checked.
+/// The channel in a datagram's header, unchecked; `None` if the datagram is too short.
 #[must_use]
 pub fn channel_of(datagram: &[u8]) -> Option<u32> {
     datagram.get(10..14).map(|bytes| be(bytes) as u32)

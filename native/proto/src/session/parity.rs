@@ -5,22 +5,22 @@ use sealane_erasure::Coder;
 use super::layout::{Block, Layout};
 use super::requests::Memory;
 
-/// Parity of the blocks that were encoded last: as many as go out in turn.
+/// Parity of the most recently encoded blocks, as many as are interleaved.
 #[derive(Debug, Default)]
 pub struct ParityCache {
-    /// Message and number of the block in each place.
+    /// Message and block number of each entry.
     owners: Vec<Option<(u64, u32)>>,
-    /// Bytes of a place.
+    /// Bytes of an entry.
     stride: usize,
-    /// The parity symbols of each place, one behind the other.
+    /// The concatenated parity symbols of each entry.
     parity: Vec<u8>,
     data: Vec<u8>,
     coder: Coder,
 }
 
 impl ParityCache {
-    /// The parity symbols of a block, one behind the other; `place` is its message, its number and
-    /// how many blocks go out in turn ([`super::order::Order::breadth`]).
+    /// The concatenated parity symbols of a block. The tuple is its message, its number, and the
+    /// number of interleaved blocks ([`super::order::Order::breadth`]).
     pub fn of<M: Memory>(
         &mut self,
         (message, number, breadth): (u64, u32, u32),
@@ -29,7 +29,7 @@ impl ParityCache {
         (offset, memory): (u64, &M),
     ) -> &[u8] {
         let parity_bytes = usize::from(layout.m()) * block.symbol_bytes;
-        // Blocks that go out in turn have neighbouring numbers.
+        // Interleaved blocks have consecutive numbers.
         let start = self.place_of(number % breadth, layout);
         let Self { data, parity, coder, owners, .. } = self;
         let parity = &mut parity[start..start + parity_bytes];
@@ -51,7 +51,7 @@ impl ParityCache {
         parity
     }
 
-    /// Where a block has its place; makes it if it is not there.
+    /// Offset of an entry, which is created if it doesn't exist.
     fn place_of(&mut self, index: u32, layout: &Layout) -> usize {
         let stride = usize::from(layout.m()) * layout.unit_bytes() as usize;
         if stride != self.stride {

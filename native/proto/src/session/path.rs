@@ -1,7 +1,7 @@
-//! One path: a pair of addresses with its own packet numbers, and all that is known of it.
+//! One path: a pair of addresses with its own packet numbers, and everything known about it.
 //!
-//! Packets of a path are numbered on their own, so that what is late on one says nothing of another:
-//! loss, round trip, marks and size are found path by path.
+//! Each path numbers its packets separately, so that a late packet on one says nothing about
+//! another: loss, round-trip time, marks and packet size are determined for each path.
 
 use std::collections::VecDeque;
 
@@ -19,77 +19,77 @@ use super::rtt::RoundTrip;
 use super::units::Units;
 use super::unproven::Unproven;
 
-/// Answers to the peer's challenges that may wait.
+/// Most answers to the peer's challenges that may wait.
 const RESPONSES_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing is known of it yet.
+    /// Nothing is known about it yet.
     Challenged,
-    /// It has carried a packet of full size to the peer, whose answer came back on it.
+    /// It has carried a full-size packet to the peer, whose answer came back on it.
     Validated,
-    /// It is too narrow, or too full, and nothing is sent on it any more.
+    /// It is too narrow or too congested, and is no longer used.
     Abandoned,
 }
 
-/// What a path is good for.
+/// State of a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PathState {
-    /// Nothing is known of it yet: it is being challenged.
+    /// Nothing is known about it yet: it is being challenged.
     #[default]
     Challenged,
     /// It carries units.
     Validated,
-    /// It did, and is passed over now because nothing is heard of it; challenges go on.
+    /// It was validated but is skipped because nothing has been heard on it; challenges continue.
     Silent,
-    /// It is too narrow, or too full, and nothing is sent on it any more.
+    /// It is too narrow or too congested, and is no longer used.
     Abandoned,
 }
 
-/// What is known of the packets of one path, counted since the start.
+/// Statistics of one path since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathAccount {
-    /// What it is good for.
+    /// Its state.
     pub state: PathState,
     /// Packets sent.
     pub packets_sent: u64,
-    /// Wire bytes of those.
+    /// Wire bytes of these packets.
     pub wire_bytes_sent: u64,
     /// Packets up to the newest that the peer has: arrived, lost or late.
     pub packets_reported: u64,
-    /// Packets that arrived, by mark, as the peer has counted.
+    /// Packets that arrived, by mark, according to the peer.
     pub received: PathCounts,
-    /// Packets that the peer counts as lost and that have not come since.
+    /// Packets that the peer counts as lost and that have not arrived since.
     pub lost_packets: u64,
-    /// Runs of packets that were lost one after the other.
+    /// Runs of consecutive lost packets.
     pub lost_runs: u64,
-    /// Wire bytes behind the newest packet that the peer has reported (0.4 % of a round trip's may
-    /// be counted that are not).
+    /// Wire bytes sent after the newest packet that the peer has reported; may be too high by 0.4 %
+    /// of a round trip's bytes.
     pub in_flight_bytes: u64,
-    /// Smoothed round trip in nanoseconds; 0 before the first.
+    /// Smoothed round-trip time in nanoseconds; 0 before the first sample.
     pub srtt: Nanos,
-    /// Packets received from the peer on it, by mark.
+    /// Packets received from the peer on this path, by mark.
     pub arrived: PathCounts,
 }
 
-/// What bounds all paths of a session together.
+/// Limits for all paths of a session together.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// Wire bytes a second.
+    /// Wire bytes per second.
     pub rate_bytes_per_second: u64,
     /// Wire bytes of the largest packet.
     pub packet_bytes_max: u64,
 }
 
 impl Pace {
-    /// Of a session.
+    /// The limits of a session.
     #[must_use]
     pub fn of(config: &SessionConfig) -> Self {
         let rate_bytes_per_second = config.rate_bytes_per_second;
         Self { rate_bytes_per_second, packet_bytes_max: config.packet_bytes_max() as u64 }
     }
 
-    /// A full bucket of it.
+    /// A pacer with a full bucket.
     #[must_use]
     pub fn pacer(self, now: Nanos) -> Pacer {
         Pacer::new(self.rate_bytes_per_second, self.packet_bytes_max, now)
@@ -100,33 +100,34 @@ impl Pace {
 #[derive(Debug)]
 pub struct Path {
     state: State,
-    /// Units on it have waited for a time-out without any report about it, and there are others.
+    /// Units on it have waited for a time-out without any report about it, and other paths are
+    /// usable.
     pub is_silent: bool,
     /// Round trip and time-out.
     pub rtt: RoundTrip,
-    /// Questions to the peer whether it carries packets …
+    /// Challenges that ask the peer whether the path carries packets …
     pub challenges: Challenges,
-    /// … and answers that wait: (token, bytes that the plaintext with the question had).
+    /// … and waiting answers to its challenges: (token, plaintext bytes of the challenge packet).
     pub responses: VecDeque<(u64, usize)>,
-    /// A probe is to leave …
+    /// A probe has to leave …
     pub probe: Option<Probe>,
-    /// … and behind it the oldest unit, although it may be under way.
+    /// … followed by the oldest unit, even if it is in flight.
     pub is_carrying: bool,
-    /// When the next one is.
+    /// Schedule of the probes.
     pub probes: Probes,
-    /// Largest unit whose packets have passed both ways; 0 before any has.
+    /// Largest unit whose packets have passed in both directions; 0 before any has.
     pub carried_unit_bytes: u16,
     /// Largest packet number received, and when.
     pub newest: Option<(u64, Nanos)>,
-    /// What of the peer's packets did not arrive …
+    /// The peer's packets that did not arrive …
     pub gaps: Gaps,
-    /// … and what did.
+    /// … and those that did.
     pub arrived: PathCounts,
-    /// Whether what leaves on it is marked.
+    /// ECN marking of outgoing packets.
     pub marking: Marking,
-    /// Whether it has become too narrow.
+    /// Detection that it has become too narrow.
     pub narrow: Narrow,
-    /// What of this end's packets did not arrive, as the peer says.
+    /// This end's packets that did not arrive, according to the peer.
     pub peer_losses: LossCounts,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
@@ -134,14 +135,14 @@ pub struct Path {
     pub unproven: Unproven,
     packets_sent: u64,
     wire_bytes_sent: u64,
-    /// If it may be given less than the session's rate.
+    /// Set if the path's rate is below the session's.
     pacer: Option<Pacer>,
     window_bytes: u64,
 }
 
 impl Path {
-    /// A path of which nothing is known. `reordering`: the skew that both ends know of; `units`: those
-    /// of which one is to pass on it.
+    /// Creates a path about which nothing is known. `reordering`: the skew that both ends know;
+    /// `units`: the units to try on it.
     #[must_use]
     pub fn new(reordering: Nanos, units: Units, now: Nanos) -> Self {
         let mut challenges = Challenges::default();
@@ -177,13 +178,13 @@ impl Path {
         self.state == State::Validated
     }
 
-    /// Whether nothing is known of it yet.
+    /// Whether nothing is known about it yet.
     #[must_use]
     pub fn is_challenged(&self) -> bool {
         self.state == State::Challenged
     }
 
-    /// It carries units from now on.
+    /// Marks it as validated: it carries units from now on.
     pub fn validated(&mut self) {
         self.is_silent = false;
         if self.state == State::Challenged {
@@ -191,7 +192,7 @@ impl Path {
         }
     }
 
-    /// Nothing is sent on it any more.
+    /// Stops using it.
     pub fn abandon(&mut self) {
         self.state = State::Abandoned;
         self.challenges = Challenges::default();
@@ -200,19 +201,19 @@ impl Path {
         self.is_carrying = false;
     }
 
-    /// Whether nothing is sent on it any more.
+    /// Whether it is no longer used.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.state == State::Abandoned
     }
 
-    /// Begins to ask whether it carries packets of these units.
+    /// Starts to test whether it carries packets of these units.
     pub fn search(&mut self, units: Units, now: Nanos) {
         self.carried_unit_bytes = 0;
         self.challenges.search(units, now);
     }
 
-    /// The peer wants an answer on it, as large as the packet that asks.
+    /// Queues the answer to a challenge of the peer, which must be as large as the challenge.
     pub fn challenge_received(&mut self, token: u64, plaintext_bytes: usize) {
         if self.is_abandoned() {
             return;
@@ -223,7 +224,7 @@ impl Path {
         self.responses.push_back((token, plaintext_bytes));
     }
 
-    /// When a control packet has to leave on this path and no other.
+    /// When a control packet has to leave on this path in particular.
     #[must_use]
     pub fn control_due(&self, now: Nanos) -> Option<Nanos> {
         let is_at_once = !self.responses.is_empty() || self.probe.is_some();
@@ -231,7 +232,7 @@ impl Path {
         [at_once, self.challenges.due()].into_iter().flatten().min()
     }
 
-    /// An authentic packet arrived on it.
+    /// Records the arrival of an authentic packet.
     pub fn packet_received(&mut self, number: u64, now: Nanos) {
         if self.newest.is_none_or(|(newest, _)| number > newest) {
             self.newest = Some((number, now));
@@ -239,7 +240,7 @@ impl Path {
         self.gaps.packet_received(number, self.timing(), now);
     }
 
-    /// A packet of this number leaves on it.
+    /// Records that the packet with this number leaves.
     pub fn sent(&mut self, number: u64, wire_bytes: u64, now: Nanos) {
         self.marking.packet_sent(self.state != State::Challenged);
         self.packets_sent += 1;
@@ -250,7 +251,7 @@ impl Path {
         self.rtt.packet_sent((number, self.wire_bytes_sent), now);
     }
 
-    /// What may leave on it from now on.
+    /// Sets the allowance.
     pub fn allow(&mut self, allowance: Allowance, pace: Pace, now: Nanos) {
         self.window_bytes = allowance.window_bytes;
         let rate = allowance.rate_bytes_per_second;
@@ -265,7 +266,7 @@ impl Path {
         }
     }
 
-    /// When a unit may leave on it; `None`: when the peer reports.
+    /// When a unit may leave on it; `None`: after the peer's next report.
     #[must_use]
     pub fn allows_at(&self) -> Option<Nanos> {
         (self.in_flight_bytes() < self.window_bytes).then(|| self.paced_at())
@@ -277,13 +278,13 @@ impl Path {
         self.pacer.as_ref().map_or(0, Pacer::next_at)
     }
 
-    /// What decides how late is lost.
+    /// The times that decide when a late packet counts as lost.
     #[must_use]
     pub fn timing(&self) -> Timing {
         Timing { srtt: self.rtt.smoothed(), timeout: self.rtt.timeout() }
     }
 
-    /// What is known of its packets.
+    /// Statistics of its packets.
     #[must_use]
     pub fn account(&self) -> PathAccount {
         PathAccount {

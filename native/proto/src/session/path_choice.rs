@@ -1,4 +1,4 @@
-//! The seam of load balancing: which path each unit takes (UnoLB).
+//! The interface for load balancing: chooses the path of each unit (UnoLB).
 
 use std::fmt::Debug;
 
@@ -7,30 +7,32 @@ use crate::link::Nanos;
 use super::path::PathAccount;
 use super::paths::{PATHS_MAX, PathId, PathSet};
 
-/// Chooses the path of each unit. Sans-IO as the machine is: what it is told comes with the time.
+/// Chooses the path of each unit. Sans-IO like the session machine: all inputs come with their
+/// time.
 ///
-/// What must hold whatever it chooses is not its affair: units leave on validated paths only, within
-/// the session's rate and each path's allowance, and what was lost on one path may go out on any.
+/// The caller enforces the invariants regardless of the choice: units leave only on validated
+/// paths, within the session's rate and each path's allowance, and a unit lost on one path may be
+/// resent on any.
 pub trait PathChoice: Debug + Send {
-    /// The path of the next unit: one of `open`, which is not empty. Called once for each unit that
-    /// leaves. Another answer counts as the first of `open`.
+    /// Returns the path of the next unit, one of `open`, which is not empty. Called once for each
+    /// unit that leaves. Any other result counts as the first of `open`.
     fn choose(&mut self, open: PathSet, now: Nanos) -> PathId;
 
-    /// The peer has reported about a path.
+    /// Reports what the peer has counted on a path.
     fn reported(&mut self, _path: PathId, _account: &PathAccount, _now: Nanos) {}
 
-    /// A time-out has passed without a report about units on this path.
+    /// Reports that a time-out passed without a report about units on this path.
     fn interrupted(&mut self, _path: PathId, _now: Nanos) {}
 }
 
-/// One after the other.
+/// Uses the open paths in turn.
 #[derive(Debug)]
 pub struct RoundRobin {
     last: PathId,
 }
 
 impl Default for RoundRobin {
-    /// The first one is next.
+    /// Starts with the first path.
     fn default() -> Self {
         Self { last: PathId(PATHS_MAX - 1) }
     }
@@ -38,7 +40,7 @@ impl Default for RoundRobin {
 
 impl PathChoice for RoundRobin {
     fn choose(&mut self, open: PathSet, _now: Nanos) -> PathId {
-        self.last = open.behind(self.last).unwrap_or(self.last);
+        self.last = open.next_after(self.last).unwrap_or(self.last);
         self.last
     }
 }

@@ -1,5 +1,5 @@
-//! The paths of a session: which there are, which of them may take a unit, and which one a control
-//! packet takes (`docs/formats/session-wire.md`, "Paths").
+//! The paths of a session: which ones may take a unit, and which one a control packet takes
+//! (`docs/formats/session-wire.md`, "Paths").
 
 use std::ops::{Index, IndexMut};
 
@@ -16,48 +16,48 @@ use super::rtt::timeout_of;
 use super::units::Units;
 use super::unproven::Budget;
 
-/// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
-/// as many are there to take the place of those that fail.
+/// Most paths of a session: enough for each of the ten packets of an UnoRC block to take its own
+/// path, with as many spare ones to replace paths that fail.
 pub const PATHS_MAX: u8 = 32;
 
-/// A path of a session, from 0. It is the channel of the packets that take it.
+/// A path of a session, from 0. Also the channel of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PathId(pub u8);
 
 impl PathId {
-    /// Its place among the paths.
+    /// Its index among the paths.
     #[must_use]
     pub fn index(self) -> usize {
         self.0.into()
     }
 }
 
-/// Some paths of a session.
+/// A set of paths of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PathSet(u32);
 
 impl PathSet {
-    /// With another path.
+    /// Adds a path.
     #[must_use]
     pub fn with(self, path: PathId) -> Self {
         Self(self.0 | 1 << path.0)
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it has this one.
+    /// Whether it contains this path.
     #[must_use]
     pub fn has(self, path: PathId) -> bool {
         self.0 >> path.0 & 1 == 1
     }
 
-    /// The first one behind `path`, in a circle; `None` if there is none at all.
+    /// The next path after `path`, cyclically; `None` if the set is empty.
     #[must_use]
-    pub fn behind(self, path: PathId) -> Option<PathId> {
+    pub fn next_after(self, path: PathId) -> Option<PathId> {
         let later = self.0 & u32::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
         let found = if later == 0 { self.0 } else { later };
         (found != 0).then(|| PathId(found.trailing_zeros() as u8))
@@ -71,20 +71,21 @@ pub struct Paths {
     choice: Box<dyn PathChoice>,
     congestion: Box<dyn Congestion>,
     pace: Pace,
-    /// On which the peer was heard last: what it says arrives there, so what is said to it should.
+    /// The path on which the peer was heard last. Its control packets arrive there, so ours are
+    /// sent there, too.
     heard: PathId,
-    /// The greatest smoothed round trip of those in use; `None` before the first sample.
+    /// The largest smoothed round-trip time of the usable paths; `None` before the first sample.
     slowest: Option<Nanos>,
-    /// Whose report comes first in the next control packet.
-    first_told: usize,
-    /// What may be sent to addresses that have not answered.
+    /// The path whose report comes first in the next control packet.
+    first_reported: usize,
+    /// Limits the bytes sent to addresses that have not answered.
     budget: Budget,
-    /// Draws the tokens of challenges, which nobody knows who doesn't receive them.
+    /// Source of the tokens of challenges.
     tokens: ChaCha20Rng,
 }
 
 impl Paths {
-    /// Paths of which nothing is known, each beginning to be validated at `now`.
+    /// Creates the paths, each starting its validation at `now`.
     #[must_use]
     pub fn new(
         config: &SessionConfig,
@@ -108,7 +109,7 @@ impl Paths {
             pace,
             heard: PathId(0),
             slowest: None,
-            first_told: 0,
+            first_reported: 0,
             budget,
             tokens: ChaCha20Rng::from_seed(token_seed),
         };
@@ -116,7 +117,7 @@ impl Paths {
         paths
     }
 
-    /// The unit is known: paths are asked about this one only, and know it to pass if a larger one has.
+    /// The unit is decided: paths are only tested for it; one that carried a larger unit passes.
     pub fn unit_decided(&mut self, config: &SessionConfig, now: Nanos) {
         self.pace = Pace::of(config);
         for path in &mut self.all {
@@ -125,13 +126,13 @@ impl Paths {
         self.adopt_allowances(now);
     }
 
-    /// How many there are.
+    /// Number of paths.
     #[must_use]
     pub fn count(&self) -> u8 {
         self.all.len() as u8
     }
 
-    /// Each with its id.
+    /// Iterates over the paths with their ids.
     pub fn iter(&self) -> impl Iterator<Item = (PathId, &Path)> {
         (0..).map(PathId).zip(&self.all)
     }
@@ -141,13 +142,13 @@ impl Paths {
         (0..).map(PathId).zip(&mut self.all)
     }
 
-    /// A path that the peer names.
+    /// The path that the peer means by a channel.
     #[must_use]
-    pub fn named(&self, channel: u32) -> Option<PathId> {
+    pub fn with_channel(&self, channel: u32) -> Option<PathId> {
         (channel < u32::from(self.count())).then_some(PathId(channel as u8))
     }
 
-    /// Those that units may take at all: validated, and answering unless none answers.
+    /// Paths that units may take in principle: validated, and not silent unless all are.
     fn usable(&self) -> PathSet {
         if let [only] = &self.all[..] {
             return if only.is_validated() { PathSet(1) } else { PathSet(0) };
@@ -163,13 +164,13 @@ impl Paths {
         if answering.is_empty() { validated } else { answering }
     }
 
-    /// Whether units have another way than this path.
+    /// Whether units can take a path other than this one.
     #[must_use]
     pub fn has_other(&self, path: PathId) -> bool {
         self.iter().any(|(id, other)| id != path && other.is_validated() && !other.is_silent)
     }
 
-    /// Those that may take a unit now.
+    /// Paths that may take a unit now.
     #[must_use]
     pub fn open(&self, now: Nanos) -> PathSet {
         let usable = self.usable();
@@ -179,27 +180,27 @@ impl Paths {
         })
     }
 
-    /// When one of them may take a unit; `None`: when the peer reports.
+    /// When one of them may take a unit; `None`: after the peer's next report.
     #[must_use]
     pub fn open_at(&self) -> Option<Nanos> {
         let usable = self.usable();
         self.iter().filter(|(id, _)| usable.has(*id)).filter_map(|(_, path)| path.allows_at()).min()
     }
 
-    /// Chooses one of the paths that are open, for one unit.
+    /// Chooses one of the open paths for one unit.
     pub fn choose(&mut self, open: PathSet, now: Nanos) -> Option<PathId> {
-        let fallback = open.behind(PathId(PATHS_MAX - 1))?;
+        let fallback = open.next_after(PathId(PATHS_MAX - 1))?;
         let chosen = self.choice.choose(open, now);
         Some(if open.has(chosen) { chosen } else { fallback })
     }
 
-    /// A path went silent.
+    /// Records that a path went silent.
     pub fn interrupted(&mut self, path: PathId, now: Nanos) {
         self.choice.interrupted(path, now);
         self.congestion.interrupted(path);
     }
 
-    /// The peer has reported about a path.
+    /// Processes the peer's report about a path.
     pub fn reported(&mut self, path: PathId, now: Nanos) -> Verdict {
         let account = self[path].account();
         self.choice.reported(path, &account, now);
@@ -217,7 +218,7 @@ impl Paths {
         }
     }
 
-    /// A packet leaves on a path.
+    /// Records that a packet leaves on a path.
     pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
         let known = &mut self.all[path.index()];
         self.budget.sent(&mut known.unproven, wire_bytes, now);
@@ -225,86 +226,87 @@ impl Paths {
         self.congestion.sent(path, wire_bytes, now);
     }
 
-    /// When a control packet that has to take this path may leave.
+    /// Earliest time at which a control packet that must take this path may leave.
     #[must_use]
     pub fn control_open_at(&self, path: PathId) -> Nanos {
         let known = &self[path];
         known.paced_at().max(self.budget.open_at(&known.unproven))
     }
 
-    /// A token for a challenge that leaves now: nobody can guess it.
+    /// Draws an unpredictable token for a challenge.
     pub fn new_token(&mut self) -> u64 {
         self.tokens.next_u64()
     }
 
-    /// The peer was heard on a path.
+    /// Records that the peer was heard on a path.
     pub fn heard(&mut self, path: PathId) {
         self.heard = path;
     }
 
-    /// Which one a control packet takes if anyone will do: the one on which the peer was heard last, if
-    /// units could take it, too. That the peer is heard says nothing of the way there. `is_lost`: what
-    /// was said on the last one seems not to arrive.
+    /// Chooses the path of a control packet that may take any: the one on which the peer was heard
+    /// last, if units may take it, too; hearing the peer does not prove that packets reach it
+    /// there. `is_lost`: control packets on the previous one seem not to arrive.
     pub fn for_control(&mut self, is_lost: bool) -> PathId {
         let usable = self.usable();
         if is_lost || !usable.has(self.heard) {
-            self.heard = usable.behind(self.heard).unwrap_or(self.heard);
+            self.heard = usable.next_after(self.heard).unwrap_or(self.heard);
         }
         self.heard
     }
 
-    /// Every path once, another one first each time: whoever finds no room is told of soon.
+    /// All paths, each call starting with the next one, so that a report that finds no room is sent
+    /// soon.
     pub fn in_turn(&mut self) -> impl Iterator<Item = PathId> + use<> {
         let count = self.all.len();
-        let first = self.first_told;
-        self.first_told = (first + 1) % count;
+        let first = self.first_reported;
+        self.first_reported = (first + 1) % count;
         (first..first + count).map(move |index| PathId((index % count) as u8))
     }
 
-    /// A round trip was measured, or a path went into use or out of it.
+    /// Updates the round-trip time after a sample, or after a path became usable or unusable.
     pub fn measured(&mut self) {
         let usable = self.usable();
         let known = self.iter().filter(|(id, _)| usable.has(*id));
         self.slowest = known.filter_map(|(_, path)| path.rtt.smoothed()).max();
     }
 
-    /// The greatest smoothed round trip of those in use; `None` before the first sample.
+    /// The largest smoothed round-trip time of the usable paths; `None` before the first sample.
     #[must_use]
     pub fn srtt(&self) -> Option<Nanos> {
         self.slowest
     }
 
-    /// The greatest time-out of those in use.
+    /// The largest time-out of the usable paths.
     #[must_use]
     pub fn timeout(&self) -> Nanos {
         timeout_of(self.slowest)
     }
 
-    /// How long a unit on a path may stay unacknowledged: it goes by this path, and what is said of
-    /// it comes back by any.
+    /// How long a unit on a path may stay unacknowledged. The unit takes this path; its
+    /// acknowledgement may take any.
     #[must_use]
     pub fn timeout_on(&self, path: PathId) -> Nanos {
         let mean = |own: Nanos| own.midpoint(self.slowest.unwrap_or(own));
         timeout_of(self[path].rtt.smoothed().map(mean))
     }
 
-    /// How long a packet of a path may be waited for before what it carried is lost. `None`, where
-    /// losses are reported, while the peer has not said anything about it or a later one: then a
-    /// host may be late, or the path gone, which probes find out, and nothing is known to be lost.
+    /// How long to wait for a packet of a path before its contents count as lost. `None` with
+    /// reported losses until the peer has reported this packet or a later one: until then the host
+    /// may be late or the path down, which probes find out, and no loss is known.
     #[must_use]
     pub fn patience(&self, path: PathId, packet: u64, detection: Detection) -> Option<Nanos> {
         let is_passed = self[path].packets_reported > packet;
         (is_passed || detection == Detection::Timeout).then(|| self.timeout_on(path))
     }
 
-    /// Wire bytes a second that may leave on all together, if each has its allowance.
+    /// Wire bytes per second that all paths together may carry if each uses its allowance.
     #[must_use]
     pub fn rate(&self) -> u64 {
         let rates = self.iter().map(|(id, _)| self.congestion.allowance(id).rate_bytes_per_second);
         rates.fold(0, u64::saturating_add)
     }
 
-    /// Times that a rate was cut because the path could not carry it.
+    /// How often a rate was cut because the path could not carry it.
     #[must_use]
     pub fn trips(&self) -> u64 {
         self.congestion.trips()
@@ -334,9 +336,9 @@ mod tests {
     fn a_set_is_walked_in_a_circle() {
         let set = [1, 4, 31].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
         let walk: Vec<u8> =
-            [0, 1, 3, 4, 30, 31].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
+            [0, 1, 3, 4, 30, 31].map(|at| set.next_after(PathId(at)).unwrap().0).to_vec();
         assert_eq!(walk, [1, 4, 4, 31, 31, 1]);
-        assert_eq!(PathSet::default().behind(PathId(3)), None);
+        assert_eq!(PathSet::default().next_after(PathId(3)), None);
         assert!(set.has(PathId(4)) && !set.has(PathId(3)) && !set.is_empty());
     }
 
@@ -366,11 +368,7 @@ mod tests {
         paths[PathId(0)].validated();
         paths[PathId(2)].validated();
         paths.heard(PathId(1));
-        assert_eq!(
-            paths.for_control(false),
-            PathId(2),
-            "its challenges arrive, who knows what else"
-        );
+        assert_eq!(paths.for_control(false), PathId(2), "only its challenges are known to arrive");
         paths.heard(PathId(0));
         assert_eq!(paths.for_control(false), PathId(0));
         assert_eq!(paths.for_control(true), PathId(2), "nothing came back on the other");

@@ -1,32 +1,34 @@
-//! A session's plan: how messages of each size survive loss, for senders that leave the choice open.
+//! A session's plan: the loss recovery scheme for each message size, used by sends that leave the
+//! choice open.
 //!
-//! Made by a model outside (docs/understand/sessions.md) and installed whole; here it is only looked up.
+//! A model outside this crate computes it (docs/understand/sessions.md) and installs it as a whole;
+//! here it is only looked up.
 
 use super::layout::Layout;
 use super::requests::Reliability;
 
-/// Rows of a plan, most: one for each power of two that a message length can reach.
+/// Most rows of a plan: one for each power of two that a message length can reach.
 pub const PLAN_ROWS_MAX: usize = 64;
 
 /// One row of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanRow {
-    /// Longest message it is for, in bytes.
+    /// Longest message it applies to, in bytes.
     pub length_max: u64,
-    /// How those messages survive loss.
+    /// The scheme for these messages.
     pub reliability: Reliability,
 }
 
-/// Why a plan was not accepted; the one in force stays.
+/// Why a plan was refused; the current one stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// No rows, or too many.
-    #[error("a plan of {0} rows: from 1 to {PLAN_ROWS_MAX} are needed")]
+    #[error("the plan has {0} rows; allowed: 1 to {PLAN_ROWS_MAX}")]
     Rows(usize),
-    /// Lengths do not rise.
-    #[error("row {0} of the plan is for no longer messages than the row before")]
+    /// Lengths are not ascending.
+    #[error("row {0} of the plan must be for longer messages than the row before it")]
     Order(usize),
-    /// No such code; or the choice is left open again, or loss would not be survived.
+    /// The code is not valid, or the scheme is again open or doesn't recover losses.
     #[error("row {0} of the plan has no valid scheme")]
     Scheme(usize),
 }
@@ -36,7 +38,7 @@ pub enum PlanError {
 pub struct Plan(Vec<PlanRow>);
 
 impl Default for Plan {
-    /// Selective repeat for everything: what is right until a path is known.
+    /// Selective repeat for all lengths, which is right until the path is known.
     fn default() -> Self {
         let reliability = Reliability::SelectiveRepeat;
         Self(vec![PlanRow { length_max: u64::MAX, reliability }])
@@ -44,7 +46,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Checks the rows of a plan for a session of this unit.
+    /// Checks the rows of a plan for a session with this unit.
     pub fn new(rows: &[PlanRow], unit_bytes: u16) -> Result<Self, PlanError> {
         if rows.is_empty() || rows.len() > PLAN_ROWS_MAX {
             return Err(PlanError::Rows(rows.len()));
@@ -63,7 +65,7 @@ impl Plan {
         Ok(Self(rows.to_vec()))
     }
 
-    /// The scheme for a message of this length; the last row is for all longer ones, too.
+    /// The scheme for a message of this length; the last row also applies to all longer ones.
     #[must_use]
     pub fn choose(&self, length: u64) -> Reliability {
         let row = self.0.iter().find(|row| length <= row.length_max).or(self.0.last());
@@ -71,8 +73,8 @@ impl Plan {
     }
 }
 
-/// (k, m, depth) of a scheme that is one; k = m = 0 is selective repeat. `None` if there is no such
-/// code. Depth asks for no memory: what parity waits in is bounded by [`super::order::Order`] at
+/// (k, m, depth) of a concrete scheme; k = m = 0 is selective repeat. `None` if the code is not
+/// valid. Depth needs no memory of its own: waiting parity is bounded by [`super::order::Order`] at
 /// this end, and by the receiver at the other.
 pub(super) fn code_of(reliability: Reliability) -> Option<(u8, u8, u8)> {
     match reliability {

@@ -1,4 +1,4 @@
-//! The user's commands about messages: sends, streams, receives, and giving them up.
+//! The user's commands about messages: sends, streams, receives and their cancellation.
 
 use crate::link::Nanos;
 
@@ -9,7 +9,7 @@ use super::requests::{
 use super::{Session, State};
 
 impl Session {
-    /// Queues a message; returns its number, which counts all sends of this end from 0.
+    /// Queues a message and returns its number; sends of this end are numbered from 0.
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_sending()?;
         let mut request = request;
@@ -26,8 +26,8 @@ impl Session {
         Ok(number)
     }
 
-    /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
-    /// which counts as that of any send.
+    /// Queues a stream: a message whose units are announced with [`Self::continue_stream`]. Returns
+    /// its number, which counts as one of the sends.
     pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_sending()?;
         let number = self.sender.post_stream(request)?;
@@ -37,9 +37,9 @@ impl Session {
         Ok(number)
     }
 
-    /// Names units of a stream: in any order, with gaps, and again. What is reliable is sent once
-    /// and repeated only if lost, from the memory that was named first; what is unreliable is sent
-    /// as often as it is named.
+    /// Announces units of a stream, in any order, with gaps, possibly repeatedly. With a reliable
+    /// stream each unit is sent once, and again only if lost, always from the memory announced
+    /// first. With an unreliable stream it is sent each time it is announced.
     pub fn continue_stream(
         &mut self,
         message: u64,
@@ -53,8 +53,8 @@ impl Session {
         self.sender.continue_stream(message, part)
     }
 
-    /// Says that no more of a stream will come. A reliable stream completes at both ends when all
-    /// that was named has arrived, an unreliable one here when all has left.
+    /// Ends a stream. A reliable one completes at both ends when all announced units have arrived,
+    /// an unreliable one completes here when all have left.
     pub fn end_stream(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
         self.check_open()?;
         self.sender.end_stream(message, now, &mut self.events)?;
@@ -62,8 +62,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives a send up: it completes as `Cancelled` at once, and so does its receive unless all of
-    /// it has arrived before that is known there.
+    /// Cancels a send. It completes as `Cancelled` at once, and so does its receive unless all of
+    /// the message arrives there first.
     pub fn cancel_send(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
         self.check_open()?;
         self.sender.cancel(message, now, &mut self.events)?;
@@ -72,8 +72,9 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a receive with the chunks that have landed, as `Partial`: from here on nothing of the
-    /// message changes memory or bitmap. Its send ends as `Partial`, too, unless it has completed.
+    /// Completes a receive as `Partial` with the chunks that have landed. From then on the message
+    /// changes neither memory nor bitmap. Its send completes as `Partial`, too, unless it already
+    /// has.
     pub fn complete_receive(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
         self.check_open()?;
         self.receiver.complete(message, &mut self.events)?;
@@ -81,13 +82,13 @@ impl Session {
         Ok(())
     }
 
-    /// Puts a plan in force for the sends to come that leave the scheme open.
+    /// Sets the plan for later sends that leave the scheme open.
     pub fn install_plan(&mut self, plan: Plan) {
         self.plan = plan;
     }
 
-    /// Posts a buffer; returns the number of the message that will land in it, which counts all
-    /// receives of this end from 0. Its slot is that number modulo `slots`.
+    /// Posts a buffer and returns the number of the message that will land in it; receives of this
+    /// end are numbered from 0. Its slot is that number modulo `slots`.
     pub fn post_receive(&mut self, request: ReceiveRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_open()?;
         let number = self.receiver.post(request)?;
@@ -100,7 +101,7 @@ impl Session {
         if self.control.drain().is_draining() { Err(PostError::Draining) } else { Ok(()) }
     }
 
-    /// Refuses before the unit is known, and once the session ends.
+    /// Returns an error before the unit is decided, and once the session ends.
     pub(super) fn check_open(&self) -> Result<(), PostError> {
         if !self.units.is_decided() {
             return Err(PostError::Undecided);

@@ -1,60 +1,63 @@
-//! Probes behind the last unit, so that the peer sees what was lost before them (docs/understand/sessions.md,
-//! "Recovery"): the tail loss probe of RFC 8985 §7, at first in packets that carry nothing. Into a
-//! silence units go with them, so that the first to get through brings data (decision 52).
+//! Probes after the last unit, which show the peer the losses before them
+//! (docs/understand/sessions.md, "Recovery"): the tail loss probe of RFC 8985 §7, at first in
+//! packets without data. If the peer stays silent, units go with them, so that the first packet to
+//! get through brings data (decision 52).
 
 use crate::link::Nanos;
 
-/// First probe: right behind the last unit, for the gap that it leaves if it is lost.
+/// First probe: directly after the last unit, to reveal the gap if that unit is lost.
 const FIRST_SHARE: u64 = 64;
-/// Those until an answer could be here: each this many times as far behind the unit as the one
-/// before, past short bursts of losses, and no further apart than this share of a round trip.
+/// Probes before an answer is possible: each follows the last unit at a multiple of the previous
+/// distance, to get past short loss bursts, and at most this fraction of a round trip after the
+/// previous probe.
 const EARLY_GROWTH: u64 = 4;
 const EARLY_SHARE: u64 = 4;
-/// Those into a silence: a path that comes back waits for the next one, which is some 100 bytes …
+/// Probes after that: their interval delays the use of a path that comes back, and each costs some
+/// 100 bytes …
 const SILENCE_SHARE: u64 = 16;
-/// … and every so many of them have a unit behind them: the first when the repeated acknowledgement
-/// of a message would be here, too, a quarter of a round trip behind the lost one.
+/// … and a unit follows every fourth: the first at the time when the repeated acknowledgement of a
+/// message would arrive, too, a quarter of a round trip after the lost one.
 const CARRYING_EVERY: u32 = 4;
-/// Shortest pauses: of the early ones a batch of packets, …
+/// Shortest intervals: for the early probes the length of a batch of packets, …
 const EARLY_MIN: Nanos = 100_000;
-/// … and of those into a silence.
+/// … and for those during a silence.
 const SILENCE_MIN: Nanos = 1_000_000;
-/// An answer is here after a round trip, unless it is late by this share of one, …
+/// An answer is expected after a round trip plus this fraction of it, …
 const LATE_SHARE: u64 = 8;
-/// … and not before this.
+/// … and not before this time.
 const ANSWER_MIN: Nanos = 5_000_000;
 
-/// What a probe is for.
+/// The purpose of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probe {
-    /// Its number shows what is missing before it.
+    /// Its number reveals the packets missing before it.
     Quiet,
-    /// The peer is to answer it.
+    /// The peer has to answer it.
     Asking,
-    /// The same, and the oldest unit follows it: nothing else may have arrived.
+    /// As before, and the oldest unit follows it, in case nothing else has arrived.
     Carrying,
 }
 
-/// Which probe is next, and since when.
+/// Schedule of the probes.
 #[derive(Debug, Default)]
 pub struct Probes {
-    /// Probes since the last unit …
+    /// Number of probes since the last unit …
     sent: u32,
-    /// … and those of them that asked for an answer.
+    /// … and how many of them asked for an answer.
     asked: u32,
-    /// When the last unit left, or units were owed an answer.
+    /// When the last unit left, or when an answer for units became due.
     begun: Nanos,
-    /// When the probe before left.
+    /// When the previous probe left.
     since: Nanos,
 }
 
 impl Probes {
-    /// A unit has left, or units are owed an answer from now on.
+    /// Restarts after a unit has left, or when an answer for units becomes due.
     pub fn restart(&mut self, now: Nanos) {
         *self = Self { sent: 0, asked: 0, begun: now, since: now };
     }
 
-    /// When the next probe is due, if nothing is heard before.
+    /// When the next probe is due if nothing is heard before.
     #[must_use]
     pub fn next_at(&self, srtt: Nanos) -> Nanos {
         let asked_at = self.asked_at(srtt);
@@ -69,7 +72,7 @@ impl Probes {
         }
     }
 
-    /// A probe leaves; which one it is.
+    /// Records that a probe leaves and returns its purpose.
     pub fn sent(&mut self, srtt: Nanos, now: Nanos) -> Probe {
         self.sent = self.sent.saturating_add(1);
         self.since = now;
@@ -81,7 +84,8 @@ impl Probes {
         if is_carrying { Probe::Carrying } else { Probe::Asking }
     }
 
-    /// From when on probes ask for an answer: what was sent could have been answered.
+    /// The time from which probes ask for an answer, because the sent units could have been
+    /// answered by then.
     fn asked_at(&self, srtt: Nanos) -> Nanos {
         self.begun.saturating_add((srtt + srtt / LATE_SHARE).max(ANSWER_MIN))
     }
@@ -103,7 +107,7 @@ mod tests {
         };
         let found: Vec<_> = (0..6).map(|_| next(&mut probes)).collect();
         assert_eq!(found, [500, 2_000, 8_000, 16_000, 24_000, 32_000].map(|at| (at, Quiet)));
-        // After 36 ms what was sent first could have been answered.
+        // After 36 ms the first unit could have been answered.
         let found: Vec<_> = (0..9).map(|_| next(&mut probes)).collect();
         let kinds = [Asking, Asking, Asking, Carrying, Asking, Asking, Asking, Carrying, Asking];
         let expected = (0..9).map(|index| 36_000 + index * 2_000).zip(kinds);

@@ -1,4 +1,4 @@
-//! Sealing and opening of packets: owner of the packet numbers (nonces), the keys and the replay window.
+//! Seals and opens packets; owns the packet numbers (nonces), the keys and the replay windows.
 
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
@@ -9,13 +9,13 @@ use super::packet::{Header, Kind};
 use super::paths::PathId;
 use super::replay::ReplayWindow;
 
-/// One channel, which is one path: its numbers at both ends.
+/// One channel, that is one path: its packet numbers in both directions.
 #[derive(Debug)]
 struct Channel {
-    /// Number of the next packet: taken in [`Protection::begin`] and nowhere else. It never starts
-    /// anew, so one replay window serves all epochs of a channel.
+    /// Number of the next packet; advances only in [`Protection::begin`]. It never restarts, so one
+    /// replay window serves all epochs of a channel.
     next_packet_number: u64,
-    /// Number of its first packet of the sending key's epoch.
+    /// Number of its first packet in the current sending epoch.
     epoch_start: u64,
     replay: ReplayWindow,
 }
@@ -27,7 +27,7 @@ impl Channel {
     }
 }
 
-/// A packet whose number has been taken and whose payload is being appended.
+/// A packet with a number, whose payload is being appended.
 #[derive(Debug)]
 pub struct Unsealed {
     header: Header,
@@ -35,25 +35,25 @@ pub struct Unsealed {
     payload_start: usize,
 }
 
-/// Why a datagram was refused, in the order in which it is looked at. What comes before
-/// [`Refusal::Forged`] costs no AEAD.
+/// Why a datagram was refused, in the order of the checks. Those before [`Refusal::Forged`] need no
+/// AEAD operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too short, or not of this version or a known kind.
+    /// Too short, of another version, or of an unknown kind.
     Malformed,
     /// For another connection or channel.
     Misdirected,
-    /// From an address that is none of the session's.
+    /// From an address that doesn't belong to the session.
     Foreign,
-    /// Under a key that is gone or can't be in use yet.
+    /// Its key no longer exists or can't be in use yet.
     UnknownEpoch,
-    /// Its number was seen, or is too old to tell.
+    /// Its number was seen before, or is too old to know.
     Replayed,
-    /// Its tag is wrong, or its key has met too many wrong ones.
+    /// Its tag is wrong, or its key has seen too many wrong ones.
     Forged,
 }
 
-/// Both directions of one session.
+/// Protection of both directions of one session.
 #[derive(Debug)]
 pub struct Protection {
     channels: Vec<Channel>,
@@ -65,7 +65,7 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// Nothing sent, nothing received.
+    /// Creates the state before any packet.
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
         Self {
@@ -78,19 +78,19 @@ impl Protection {
         }
     }
 
-    /// The number that the next packet on a path will have.
+    /// The number of the next packet on a path.
     #[must_use]
     pub fn next_packet_number(&self, path: PathId) -> u64 {
         self.channels[path.index()].next_packet_number
     }
 
-    /// Key updates so far: of what is sent, of what is received.
+    /// Key updates so far: sending, receiving.
     #[must_use]
     pub fn key_updates(&self) -> (u64, u64) {
         (self.send.updates(), self.receive.updates())
     }
 
-    /// The peer says that it has opened the packet of this number on a path.
+    /// Records that the peer has opened the packet with this number on a path.
     pub fn acknowledged(&mut self, path: PathId, number: u64) {
         let channel = &self.channels[path.index()];
         if (channel.epoch_start..channel.next_packet_number).contains(&number) {
@@ -98,26 +98,26 @@ impl Protection {
         }
     }
 
-    /// Wipes the receiving key before the current one once its time is over.
+    /// Wipes the previous receiving key once its time is over.
     pub fn retire(&mut self, now: Nanos) {
         self.receive.retire(now);
     }
 
-    /// Whether only what is kept back for closing is left of the sending key, and the peer has not
+    /// Whether the sending key is used up except for the reserve for closing, and the peer has not
     /// confirmed it.
     #[must_use]
     pub fn is_send_exhausted(&self) -> bool {
         self.send.is_exhausted()
     }
 
-    /// Whether a receiving key has met too many forgeries.
+    /// Whether a receiving key has seen too many forgeries.
     #[must_use]
     pub fn is_receive_exhausted(&self) -> bool {
         self.receive.is_exhausted()
     }
 
-    /// Takes a packet number of a path and appends the header; the payload is appended next.
-    /// `None` once the key may protect no more.
+    /// Takes a packet number on a path and appends the header; the caller appends the payload next.
+    /// `None` once the key may protect no more packets.
     pub fn begin(&mut self, path: PathId, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
         let updates = self.send.updates();
         let epoch = self.send.begin()?;
@@ -136,8 +136,11 @@ impl Protection {
         Some(Unsealed { header, start, payload_start: out.len() })
     }
 
-    /// Seals what was appended since [`Self::begin`] and appends the tag.
-    #[expect(clippy::needless_pass_by_value, reason = "a packet number is sealed under once")]
+    /// Seals everything appended since [`Self::begin`] and appends the tag.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "consuming the packet makes a number seal only once"
+    )]
     pub fn finish(&self, packet: Unsealed, out: &mut Vec<u8>) {
         let Unsealed { header, start, payload_start } = packet;
         if self.payload == PayloadMode::LengthsOnly {
@@ -148,9 +151,9 @@ impl Protection {
         out.extend_from_slice(&tag);
     }
 
-    /// Opens a datagram in place, in a buffer that nobody else sees; its header and plaintext.
-    /// `is_foreign`: it came from an address that is none of the session's.
-    /// The cheap checks come first; the number counts as seen only if the tag is right.
+    /// Opens a datagram in place, in a buffer that nobody else can access; returns its header and
+    /// plaintext. `is_foreign`: it came from an address that doesn't belong to the session. Cheap
+    /// checks come first; the number counts as seen only if the tag is right.
     pub fn open<'a>(
         &mut self,
         datagram: &'a mut [u8],
@@ -294,7 +297,7 @@ mod tests {
         let (mut a, mut b) = pair();
         let good = sealed(&mut a);
         assert!(open(&mut b, &good).is_ok());
-        // Everything is wrong with it; each step mends the first thing that is refused.
+        // Everything is wrong with it; each step fixes the first fault.
         let mut datagram = good.clone();
         datagram[0] ^= 0xf0;
         datagram[8] ^= 1;
@@ -349,7 +352,8 @@ mod tests {
             let path = PathId((index / 5 % 3) as u8);
             let number = a.next_packet_number(path);
             let datagram = sealed_on(&mut a, path);
-            // What a key does to nothing under an unused nonce tells it from every other key.
+            // The tag of an empty message under an unused nonce distinguishes a key from all
+            // others.
             let key = a.send.key().seal([0xff; 12], b"", &mut []);
             let nonce = Header::decode(&datagram).unwrap().0.nonce();
             assert!(ledger.insert((key, nonce)), "packet {index}");
@@ -408,7 +412,7 @@ mod tests {
             assert_eq!(open(&mut b, datagram), Ok(0));
             assert_eq!(open(&mut b, datagram), Err(Refusal::Replayed));
         }
-        // The number is the same, so the nonce must tell them apart.
+        // The number is the same, so the channel must make the nonces differ.
         let nonces = datagrams.map(|datagram| Header::decode(&datagram).unwrap().0.nonce());
         assert_ne!(nonces[0], nonces[1]);
         let unknown = sealed_on(&mut pair_of_paths(4).0, PathId(3));

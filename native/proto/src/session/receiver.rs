@@ -1,4 +1,4 @@
-//! The receiving half: posted receives, units landing in them, decoding, and what to acknowledge.
+//! The receiving half: posted receives, landing units, decoding, and what to acknowledge.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,11 +12,11 @@ use super::layout::{Block, Layout, Place};
 use super::packet::MESSAGE_END;
 use super::requests::{MESSAGE_BYTES_MAX, Memory, PostError, ReceiveRequest};
 
-/// Bytes of parity that may wait, in private memory, for the rest of their blocks.
-/// Parity beyond it is dropped as if lost: 200 ms of (32, 8) parity at 2.5 Gbit/s.
+/// Bytes of parity kept in private memory until the rest of its block arrives. Parity beyond this
+/// is dropped as if lost; it is 200 ms of (32, 8) parity at 2.5 Gbit/s.
 pub const SCRATCH_BYTES_MAX: usize = 16 << 20;
 
-/// An authentic unit, as its header describes it.
+/// An authentic unit, as described by its header.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit {
     /// Message number.
@@ -31,43 +31,43 @@ pub struct Unit {
     pub m: u8,
     /// Whether its message is a stream.
     pub is_stream: bool,
-    /// The word sent along.
+    /// The immediate.
     pub immediate: Option<u32>,
 }
 
-/// What the sender of a stream says once it has named all of it.
+/// The end of a stream, sent once its sender has announced all units.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamEnd {
     /// Message number.
     pub message: u64,
-    /// Units named, each counted once.
+    /// Announced units, each counted once.
     pub units: u32,
     /// The stream's range in bytes.
     pub length: u64,
-    /// The word sent along.
+    /// The immediate.
     pub immediate: Option<u32>,
 }
 
-/// What became of a unit.
+/// Result of processing a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Accepted.
     Landed,
-    /// Accepted, and its message is whole now.
+    /// Accepted, and its message is now complete.
     Completed,
-    /// It had landed before.
+    /// It had already landed.
     Duplicate,
-    /// Its block was whole before it came.
+    /// Its block was already complete.
     Surplus,
-    /// Its message had ended before.
+    /// Its message had already ended.
     Late,
     /// No receive is posted for its message.
     Unposted,
     /// It contradicts its message, or itself.
     Malformed,
-    /// Its message is longer than the receive; both ends give it up.
+    /// Its message is longer than the receive; both ends abort it.
     TooLong,
-    /// No room for parity.
+    /// No room for more parity.
     ScratchFull,
 }
 
@@ -75,9 +75,9 @@ pub enum Outcome {
 enum State {
     Posted,
     Landing(Box<Landing>),
-    /// Completed: given up here; the peer has not confirmed yet.
+    /// Completed: aborted here, and the peer has not confirmed it yet.
     GivenUp(AbortReason),
-    /// The session ended before the message arrived: never to be acknowledged.
+    /// The session ended before the message arrived; never acknowledged.
     Aborted,
     Ended,
 }
@@ -88,16 +88,16 @@ struct Incoming {
     state: State,
 }
 
-/// Progress of one message, for the acknowledgement.
+/// Progress of one message, as acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress<'a> {
-    /// Some units are in.
+    /// Some units have arrived.
     Partial(&'a Bitmap),
     /// The message has ended.
     Ended,
 }
 
-/// All messages that this end receives.
+/// All messages received by this end.
 #[derive(Debug)]
 pub struct Receiver {
     unit_bytes: u16,
@@ -106,18 +106,18 @@ pub struct Receiver {
     payload: PayloadMode,
     base: u64,
     window: VecDeque<Incoming>,
-    /// Messages that were given up here, until the peer knows.
+    /// Messages aborted here, until the peer knows.
     notices: BTreeSet<u64>,
     notices_made: u64,
     scratch_bytes: usize,
-    /// Buffers of dropped parity, for reuse; bounded with the scratch.
+    /// Buffers of dropped parity for reuse; bounded together with the scratch.
     spare: Vec<Vec<u8>>,
     restorer: Restorer,
     decoded_units: u64,
 }
 
 impl Receiver {
-    /// Nothing posted yet.
+    /// Creates a receiver without receives.
     #[must_use]
     pub fn new(unit_bytes: u16, chunk_units: u16, slots: u16, payload: PayloadMode) -> Self {
         Self {
@@ -149,13 +149,13 @@ impl Receiver {
         Ok(self.posted_end() - 1)
     }
 
-    /// One more than the last message number with a receive.
+    /// End of the message numbers with a receive.
     #[must_use]
     pub fn posted_end(&self) -> u64 {
         self.base + self.window.len() as u64
     }
 
-    /// All messages below it have ended, and the peer need say nothing more about them.
+    /// All messages below this number have ended, and the peer will send nothing more about them.
     #[must_use]
     pub fn completed_end(&self) -> u64 {
         self.base
@@ -167,13 +167,13 @@ impl Receiver {
         self.decoded_units
     }
 
-    /// Buffer lengths of the receives from a message number on.
+    /// Buffer lengths of the receives, starting with this message number.
     pub fn lengths_from(&self, number: u64) -> impl Iterator<Item = u64> + '_ {
         let skip = number.saturating_sub(self.base) as usize;
         self.window.iter().skip(skip).map(|incoming| incoming.request.length_max)
     }
 
-    /// What to acknowledge, for messages from `from` on, in rising order.
+    /// The progress to acknowledge for messages from `from` on, ascending.
     pub fn progress(&self, from: u64) -> impl Iterator<Item = (u64, Progress<'_>)> {
         let skip = from.saturating_sub(self.base) as usize;
         let numbered = self.window.iter().enumerate().skip(skip);
@@ -187,7 +187,7 @@ impl Receiver {
         })
     }
 
-    /// What the peer is to be told until it confirms.
+    /// The notices to repeat to the peer until it confirms them.
     pub fn notices(&self) -> impl Iterator<Item = Frame<'static>> + '_ {
         self.notices.iter().filter_map(|number| match self.get(*number)?.state {
             State::GivenUp(reason) => Some(Frame::AbortReceive { message: *number, reason }),
@@ -195,13 +195,13 @@ impl Receiver {
         })
     }
 
-    /// How many notices were ever made, and whether there are any now.
+    /// The number of notices ever made, and whether any are pending.
     #[must_use]
     pub fn notice_state(&self) -> (u64, bool) {
         (self.notices_made, !self.notices.is_empty())
     }
 
-    /// Ends a receive with what it has.
+    /// Completes a receive with what has arrived.
     pub fn complete(&mut self, number: u64, events: &mut Events) -> Result<(), PostError> {
         let is_open =
             |incoming: &Incoming| matches!(incoming.state, State::Posted | State::Landing(_));
@@ -212,7 +212,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// The peer gave a message up, or knows that this end did.
+    /// Processes the peer's abort of a message, or its confirmation of this end's abort.
     pub fn abort_received(&mut self, number: u64, reason: AbortReason, events: &mut Events) {
         self.give_up(number, reason, events);
         if let Some(incoming) = self.get_mut(number)
@@ -224,8 +224,8 @@ impl Receiver {
         }
     }
 
-    /// Which units of a chunk are in memory: bit i (least significant first) of byte j is unit
-    /// 8j + i of the chunk. `None` if nothing is landing in this message, or it has no such chunk.
+    /// The units of a chunk that are in memory: bit i (least significant first) of byte j is unit
+    /// 8j + i of the chunk. `None` if this message is not landing or has no such chunk.
     #[must_use]
     pub fn packet_map(&self, number: u64, chunk: u32) -> Option<Vec<u8>> {
         let State::Landing(landing) = &self.get(number)?.state else { return None };
@@ -249,7 +249,7 @@ impl Receiver {
         }
     }
 
-    /// Lands an authentic unit. `payload` is private memory.
+    /// Processes an authentic unit. `payload` is private memory.
     pub fn unit_received(
         &mut self,
         unit: Unit,
@@ -275,7 +275,7 @@ impl Receiver {
         }
     }
 
-    /// The sender of a stream has named all of it.
+    /// Processes the end of a stream.
     pub fn stream_end_received(
         &mut self,
         end: StreamEnd,
@@ -300,7 +300,7 @@ impl Receiver {
         self.finish(index as usize, events)
     }
 
-    /// Ends all receives, because the session does.
+    /// Ends all receives because the session ends.
     pub fn close(&mut self, events: &mut Events) {
         for (index, incoming) in self.window.iter_mut().enumerate() {
             if matches!(incoming.state, State::Posted | State::Landing(_)) {
@@ -311,7 +311,7 @@ impl Receiver {
         }
     }
 
-    /// What is said of a packet that is wrong in itself: that its message is over comes first.
+    /// The outcome of a unit that is malformed; that its message is over takes precedence.
     fn outcome_without(&self, number: u64, outcome: Outcome) -> Outcome {
         match number {
             number if number < self.base => Outcome::Late,
@@ -320,7 +320,7 @@ impl Receiver {
         }
     }
 
-    /// Makes sure that a message is landing, and that it is the one described.
+    /// Makes sure that a message is landing and matches the description.
     fn begin(
         &mut self,
         number: u64,
@@ -393,13 +393,14 @@ impl Receiver {
             }
         }
         if layout.is_coded() {
-            self.mend(index as usize, layout.block_of(coded), slot, memory);
+            self.decode(index as usize, layout.block_of(coded), slot, memory);
         }
         self.finish(index as usize, events)
     }
 
-    /// If k units of the block are in, computes the missing data units and closes the block.
-    fn mend(&mut self, index: usize, block: Block, slot: u16, memory: &mut impl Memory) {
+    /// Once k units of the block have arrived, computes the missing data units and marks the block
+    /// complete.
+    fn decode(&mut self, index: usize, block: Block, slot: u16, memory: &mut impl Memory) {
         let Some(incoming) = self.window.get_mut(index) else { return };
         let offset = incoming.request.offset;
         let State::Landing(landing) = &mut incoming.state else { return };
@@ -427,7 +428,7 @@ impl Receiver {
         }
     }
 
-    /// Completes the receive if its message is whole.
+    /// Completes the receive if its message is complete.
     fn finish(&mut self, index: usize, events: &mut Events) -> Outcome {
         let message = self.base + index as u64;
         let Some(incoming) = self.window.get_mut(index) else { return Outcome::Unposted };
@@ -441,7 +442,7 @@ impl Receiver {
         Outcome::Completed
     }
 
-    /// Completes a receive that has not ended; its memory stays as it is from here on.
+    /// Completes a receive that has not ended, with an abort; its memory does not change any more.
     fn give_up(&mut self, number: u64, reason: AbortReason, events: &mut Events) {
         let status = match reason {
             AbortReason::TooLong => CompletionStatus::TooLong,

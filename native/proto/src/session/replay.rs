@@ -1,28 +1,29 @@
-//! Replay window of one (key epoch, channel), after RFC 6479: a ring of words that only moves forward.
+//! Replay window of one (key epoch, channel), like RFC 6479: a ring of words that only moves
+//! forward.
 
-/// Words of the smallest and of the largest ring, powers of two: 1 KiB, and 128 KiB.
+/// Fewest and most words of the ring, powers of two: 1 KiB and 128 KiB.
 const WORDS_MIN: u64 = 128;
 const WORDS_MAX: u64 = 1 << 14;
 
-/// Packet numbers seen.
+/// The packet numbers seen.
 #[derive(Debug)]
 pub struct ReplayWindow {
-    /// As many as a power of two.
+    /// The length is a power of two.
     words: Box<[u64]>,
     /// One more than the newest number seen.
     end: u64,
 }
 
 impl ReplayWindow {
-    /// Nothing seen. At least the `packets` numbers below the newest are told apart, but no more than
-    /// a million; older ones are refused.
+    /// Starts with no number seen. The window is at least `packets` wide, up to a million; older
+    /// numbers are refused.
     #[must_use]
     pub fn new(packets: u64) -> Self {
         let words = (packets.div_ceil(64) + 1).clamp(WORDS_MIN, WORDS_MAX).next_power_of_two();
         Self { words: vec![0; words as usize].into(), end: 0 }
     }
 
-    /// Packet numbers below the newest that are still told apart.
+    /// Width of the window below the newest packet number.
     #[must_use]
     pub fn packets(&self) -> u64 {
         (self.words.len() as u64 - 1) * 64
@@ -33,8 +34,8 @@ impl ReplayWindow {
         &mut self.words[word as usize & mask]
     }
 
-    /// Whether this packet number may still be accepted. Changes nothing, so it may be asked of
-    /// a packet that is not authentic yet.
+    /// Whether this packet number may still be accepted. It changes nothing, so it may be used for
+    /// packets that are not authenticated yet.
     #[must_use]
     pub fn is_fresh(&self, number: u64) -> bool {
         if number >= self.end {
@@ -53,7 +54,7 @@ impl ReplayWindow {
             return false;
         }
         if number >= self.end {
-            // The word of `end` itself is only partly used, so clearing starts behind it.
+            // The word of `end` itself is partly used, so clearing starts with the next one.
             let first = self.end.div_ceil(64);
             let last = number / 64;
             for word in first..=last.min(first + self.words.len() as u64 - 1) {

@@ -1,41 +1,41 @@
-//! What the user of a session asks for, and the memory that it is done in.
+//! Requests of a session's user, and the memory that they refer to.
 
-/// Bytes of a message, most (64 GiB): bounds the bitmaps (6 MiB each at 1408-byte units).
+/// Most bytes of a message (64 GiB), which bounds the bitmaps (6 MiB each with 1408-byte units).
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 36;
-/// Data and parity units of a block together, most: a block's bits then span five words at most.
+/// Most data and parity units of a block together, so that its bits span at most five words.
 pub const BLOCK_UNITS_MAX: u16 = 255;
 
-/// How a message survives loss.
+/// How losses of a message are recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reliability {
-    /// What is not acknowledged in time is sent again.
+    /// Units that are not acknowledged in time are sent again.
     SelectiveRepeat,
-    /// Every `k` units travel with `m` parity units; any `k` of them are enough.
-    /// What they cannot mend is sent again.
+    /// Every `k` units are sent with `m` parity units, and any `k` of them suffice. Further losses
+    /// are sent again.
     ErasureCoded {
         /// Data units of a block, at least 1.
         k: u8,
         /// Parity units of a block, at least 1.
         m: u8,
-        /// Blocks whose units go out in turn, at least 1.
+        /// Number of interleaved blocks, at least 1.
         depth: u8,
     },
-    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]);
-    /// for a stream selective repeat.
+    /// The scheme of the session's plan for the message's length
+    /// ([`super::Session::install_plan`]); selective repeat for a stream.
     Auto,
-    /// Every unit is sent once. The send completes when all have left; what is lost the receiver
-    /// sees in the chunks that do not land, and completes the receive itself.
+    /// Every unit is sent once, and the send completes when all have left. The receiver recognises
+    /// losses by the chunks that do not land, and completes the receive itself.
     Unreliable,
 }
 
 /// A message to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendRequest {
-    /// Where its bytes start in [`Memory`]. They must not change until the send completes.
+    /// Offset of its bytes in [`Memory`]. They must not change until the send completes.
     pub offset: u64,
-    /// Its length in bytes; 0 is a message too.
+    /// Its length in bytes; 0 is allowed.
     pub length: u64,
-    /// How it survives loss.
+    /// How its losses are recovered.
     pub reliability: Reliability,
     /// A word delivered with the completion of the receive.
     pub immediate: Option<u32>,
@@ -43,12 +43,12 @@ pub struct SendRequest {
     pub user_data: u64,
 }
 
-/// A message whose units are named as it goes ([`super::Session::continue_stream`]).
+/// A message whose units are announced as it goes ([`super::Session::continue_stream`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamRequest {
-    /// Bytes of the peer's buffer, from its start, in which its units may lie.
+    /// Length of the range, at the start of the peer's buffer, in which its units may lie.
     pub length: u64,
-    /// How its units survive loss. There is no code for streams.
+    /// How its losses are recovered. Streams cannot use an erasure code.
     pub reliability: Reliability,
     /// A word delivered with the completion of the receive.
     pub immediate: Option<u32>,
@@ -56,74 +56,76 @@ pub struct StreamRequest {
     pub user_data: u64,
 }
 
-/// Whole units of a stream that lie one behind the other at both ends.
+/// Whole units of a stream that are contiguous at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamPart {
-    /// Where its bytes start in [`Memory`]. They must not change until the send completes.
+    /// Offset of its bytes in [`Memory`]. They must not change until the send completes.
     pub offset: u64,
-    /// Where they go in the peer's buffer: a multiple of the unit.
+    /// Offset in the peer's buffer, a multiple of the unit.
     pub remote_offset: u64,
-    /// Bytes, at least 1: a multiple of the unit, or up to the end of the stream's range.
+    /// Length in bytes, at least 1: a multiple of the unit, or up to the end of the stream's range.
     pub length: u64,
 }
 
-/// A buffer for the next message from the peer: the i-th send lands in the i-th receive.
+/// A buffer for the peer's next message: the i-th send lands in the i-th receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveRequest {
-    /// Where the buffer starts in [`Memory`].
+    /// Offset of the buffer in [`Memory`].
     pub offset: u64,
-    /// Its length in bytes. A longer message aborts at both ends.
+    /// Its length in bytes. A longer message is aborted at both ends.
     pub length_max: u64,
     /// Returned with the completion.
     pub user_data: u64,
 }
 
-/// Why a request was not accepted.
+/// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// All slots are in use: post again after a completion.
+    /// All slots are in use; post again after a completion.
     #[error("all slots are in use; post again after a completion")]
     Retry,
-    /// Longer than [`MESSAGE_BYTES_MAX`], or the range overflows.
-    #[error("{length} bytes at offset {offset} are no valid message ({MESSAGE_BYTES_MAX} at most)")]
+    /// The message is longer than [`MESSAGE_BYTES_MAX`], or its range overflows.
+    #[error(
+        "{length} bytes at offset {offset} are not a valid message (at most {MESSAGE_BYTES_MAX} bytes)"
+    )]
     InvalidLength {
-        /// Offset asked for.
+        /// Requested offset.
         offset: u64,
-        /// Length asked for.
+        /// Requested length.
         length: u64,
     },
     /// The code has no data or no parity units, or too many.
     #[error(
-        "({k}, {m}), {depth} blocks in turn, is no valid code: all at least 1, {BLOCK_UNITS_MAX} \
-         units a block at most"
+        "({k}, {m}) with {depth} blocks interleaved is not a valid code: each must be at least 1, \
+         and a block has at most {BLOCK_UNITS_MAX} units"
     )]
     InvalidCode {
-        /// Data units asked for.
+        /// Requested data units.
         k: u8,
-        /// Parity units asked for.
+        /// Requested parity units.
         m: u8,
-        /// Blocks in turn asked for.
+        /// Requested number of interleaved blocks.
         depth: u8,
     },
-    /// Streams have no code: what would be in a block is not known.
+    /// A stream can't have a code, because the contents of its blocks are not known in advance.
     #[error("a stream cannot be erasure coded")]
     CodedStream,
-    /// A part of a stream that is not made of whole units within the stream's range.
+    /// The part does not consist of whole units within the stream's range.
     #[error(
-        "{length} bytes at {remote_offset} are no part of the stream: whole units within its range \
-         are needed"
+        "{length} bytes at {remote_offset} are not a valid part of the stream: a part consists of \
+         whole units within its range"
     )]
     InvalidPart {
-        /// Place in the peer's buffer asked for.
+        /// Requested place in the peer's buffer.
         remote_offset: u64,
-        /// Bytes asked for.
+        /// Requested length.
         length: u64,
     },
-    /// No such message is in progress, or it is no stream that is still open.
-    #[error("message {0} is not in progress, or is no open stream")]
+    /// No such message is in progress, or it is not an open stream.
+    #[error("message {0} is not in progress, or is not an open stream")]
     NotInProgress(u64),
-    /// The session's unit is still being looked for.
-    #[error("the session has no unit yet: post once it is established")]
+    /// The session's unit is not decided yet.
+    #[error("the session has no unit yet; post once it is established")]
     Undecided,
     /// The session drains: nothing new is sent.
     #[error("the session drains and sends nothing new")]
@@ -133,13 +135,13 @@ pub enum PostError {
     Closed,
 }
 
-/// The memory that messages are sent from and land in. Offsets lie within posted requests only.
+/// The memory that messages are sent from and land in. Offsets are always within posted requests.
 ///
-/// Nothing is written to it but authentic payload, at most once per byte and message.
+/// Only authentic payload is written to it, each byte at most once per message.
 pub trait Memory {
-    /// Copies `into.len()` bytes out, from `offset` on.
+    /// Copies `into.len()` bytes out, starting at `offset`.
     fn read(&self, offset: u64, into: &mut [u8]);
-    /// Appends a copy of `length` bytes, from `offset` on.
+    /// Appends a copy of `length` bytes, starting at `offset`.
     fn append(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + length, 0);
@@ -147,10 +149,12 @@ pub trait Memory {
     }
     /// Copies `from` in, at `offset`.
     fn write(&mut self, offset: u64, from: &[u8]);
-    /// All bytes of this chunk are in memory. Called once per chunk, after the last write into it.
+    /// Reports that all bytes of this chunk are in memory. Called once per chunk, after the last
+    /// write to it.
     fn chunk_landed(&mut self, slot: u16, chunk: u32);
-    /// A new message of `chunk_count` chunks begins to land in this slot (message number modulo
-    /// slots): what an earlier message published there is void. Called once per message, before
-    /// its first write. Whoever publishes chunks to a reader clears them at `post_receive` too.
+    /// Reports that a new message of `chunk_count` chunks starts to land in this slot (message
+    /// number modulo slots), which voids the chunks published there before. Called once per
+    /// message, before its first write. An implementation that publishes chunks to a reader also
+    /// clears them at `post_receive`.
     fn chunks_cleared(&mut self, slot: u16, chunk_count: u32);
 }

@@ -1,41 +1,41 @@
-//! Round-trip estimate: when packets left, what came back about them, and the time-out that follows.
+//! Round-trip estimate: send times, the peer's reports about them, and the resulting time-out.
 
 use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
-/// The α of RTO = srtt · (1 + α): the share of a round trip that queues on the path may add.
+/// The α of RTO = srtt · (1 + α): the share of a round trip that queuing on the path may add.
 const RTO_ALPHA: u64 = 2;
 /// Shortest time-out: schedulers of a busy host stall a thread for a few milliseconds.
 const RTO_MIN: Nanos = 5_000_000;
 /// Time-out before the first sample.
 const RTO_INITIAL: Nanos = 300_000_000;
-/// A send time is remembered once per this share of a round trip, so a sample errs by 0.4 % at most.
+/// Send times are kept at this fraction of a round trip, so a sample is off by at most 0.4 %.
 const MARKS_PER_RTT: u64 = 256;
-/// Send times remembered: four round trips of them.
+/// Most send times kept: four round trips.
 const MARKS_MAX: usize = 1024;
 
-/// A packet that left.
+/// A sent packet.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     number: u64,
     sent_at: Nanos,
-    /// Wire bytes sent up to its end.
+    /// Total wire bytes sent up to the end of this packet.
     bytes: u64,
 }
 
 /// Estimates of one path.
 #[derive(Debug, Default)]
 pub struct RoundTrip {
-    /// Some packets that left, rising in all.
+    /// Some of the sent packets, ascending by number, time and bytes.
     marks: VecDeque<Mark>,
-    /// Bytes up to the newest of them that the peer has reported.
+    /// Bytes sent up to the newest of them that the peer has reported.
     reported_bytes: u64,
     smoothed: Option<Nanos>,
 }
 
 impl RoundTrip {
-    /// Remembers that a packet left: its number, and the bytes that have left up to its end.
+    /// Records a sent packet: its number, and the total bytes sent up to its end.
     pub fn packet_sent(&mut self, (number, bytes): (u64, u64), now: Nanos) {
         let gap = self.smoothed.map_or(0, |srtt| srtt / MARKS_PER_RTT);
         if self.marks.back().is_none_or(|last| now.saturating_sub(last.sent_at) >= gap) {
@@ -46,9 +46,9 @@ impl RoundTrip {
         }
     }
 
-    /// The peer reports the newest packet it has. Each mark is used once. `delay`: for how long; `None`
-    /// if the report measures nothing: that is not known, or it came back another way than the packet
-    /// went.
+    /// Processes the peer's report of the newest packet it has. Each mark is used once. `delay`:
+    /// how long the peer has had it; `None` if the report can't be measured because the delay is
+    /// unknown or the report took another path than the packet.
     pub fn echo_received(&mut self, number: u64, delay: Option<Nanos>, now: Nanos) {
         let mut newest = None;
         while self.marks.front().is_some_and(|mark| mark.number <= number) {
@@ -62,13 +62,13 @@ impl RoundTrip {
         }
     }
 
-    /// Bytes up to the newest remembered packet that the peer has reported.
+    /// Bytes sent up to the newest recorded packet that the peer has reported.
     #[must_use]
     pub fn reported_bytes(&self) -> u64 {
         self.reported_bytes
     }
 
-    /// Takes a sample into the average (weight 1/8, as RFC 6298 does).
+    /// Adds a sample to the average (weight 1/8, as in RFC 6298).
     pub fn sample(&mut self, rtt: Nanos) {
         let rtt = rtt.max(1);
         self.smoothed = Some(self.smoothed.map_or(rtt, |srtt| srtt - srtt / 8 + rtt / 8));
@@ -80,14 +80,14 @@ impl RoundTrip {
         self.smoothed
     }
 
-    /// How long something may stay unanswered whose answer comes back the same way.
+    /// How long an answer that returns on the same path may take.
     #[must_use]
     pub fn timeout(&self) -> Nanos {
         timeout_of(self.smoothed)
     }
 }
 
-/// How long something may stay unanswered on a path with this average.
+/// How long an answer may take on a path with this average.
 #[must_use]
 pub fn timeout_of(srtt: Option<Nanos>) -> Nanos {
     srtt.map_or(RTO_INITIAL, |srtt| (srtt * (1 + RTO_ALPHA)).max(RTO_MIN))

@@ -1,4 +1,5 @@
-//! The sending half: messages waiting for credit, units in flight, and what is sent next.
+//! The sending half: messages that wait for credit, units in flight, and the choice of the next
+//! unit.
 
 mod posting;
 
@@ -18,33 +19,32 @@ use super::paths::PathId;
 use super::requests::{Memory, PostError};
 use super::stream::Stream;
 
-/// A unit to be sent now.
+/// A unit to send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pick {
     /// Its message.
     pub message: u64,
     /// Its coded index.
     pub coded: u32,
-    /// Whether it was sent before, and lost.
+    /// Whether it was sent before and lost.
     pub is_retransmission: bool,
     /// Whether this is the first retransmission of an erasure-coded message.
     pub is_fallback: bool,
 }
 
-/// All messages that this end sends. Message numbers rise by one per post.
+/// All messages sent by this end. Message numbers increase by one per post.
 #[derive(Debug)]
 pub struct Sender {
     unit_bytes: u16,
     slots: usize,
     window: Window,
-    /// Lengths of the peer's receives for the messages from the window's base on.
+    /// Lengths of the peer's receives, starting with the message at the window's base.
     credit: VecDeque<u64>,
-    /// First message that has no credit yet, or is no stream and has units never sent.
+    /// First message that has no credit yet, or that is not a stream and has units never sent.
     sending: u64,
-    /// Streams below `sending` with parts that wait.
+    /// Streams below `sending` with waiting parts.
     ready_streams: BTreeSet<u64>,
-    /// Messages below `sending` about which the peer is to be told something until they have ended
-    /// there.
+    /// Messages below `sending` with a notice to send to the peer, until they have ended there.
     notices: BTreeSet<u64>,
     notices_made: u64,
     flight: Flight,
@@ -52,7 +52,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// No messages yet.
+    /// Creates a sender without messages.
     #[must_use]
     pub fn new(unit_bytes: u16, slots: u16, paths: u8) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Sender {
 
     // Commands.
 
-    /// No more of a stream will come.
+    /// Ends a stream: no more parts will follow.
     pub fn end_stream(
         &mut self,
         number: u64,
@@ -88,7 +88,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Gives a message up; the peer is to be told.
+    /// Cancels a message and notifies the peer.
     pub fn cancel(
         &mut self,
         number: u64,
@@ -101,7 +101,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Ends all messages, because the session does.
+    /// Ends all messages because the session ends.
     pub fn close(&mut self, now: Nanos, events: &mut Events) {
         for number in self.window.base()..self.window.end() {
             let Some(message) = self.window.get_mut(number) else { continue };
@@ -118,9 +118,9 @@ impl Sender {
         self.flight.clear();
     }
 
-    // What the peer says.
+    // Input from the peer.
 
-    /// Credit arrived: receives of these lengths are posted from message `start` on.
+    /// Processes credit: receives of these lengths are posted from message `start` on.
     pub fn credit_received(&mut self, start: u64, lengths: impl Iterator<Item = u64>) {
         let known = self.credit_end();
         if start > known {
@@ -131,7 +131,7 @@ impl Sender {
         self.credit.extend(fresh.take(room));
     }
 
-    /// All messages below `end` have ended at the peer.
+    /// Processes that all messages below `end` have ended at the peer.
     pub fn completed_end_received(&mut self, end: u64, now: Nanos, events: &mut Events) {
         for number in self.window.base()..end.min(self.window.end()) {
             self.ended_at_peer(number, now, events);
@@ -139,7 +139,7 @@ impl Sender {
         self.retire();
     }
 
-    /// What the peer has of one message.
+    /// Processes the units of one message that the peer has.
     pub fn slice_received(
         &mut self,
         number: u64,
@@ -158,24 +158,24 @@ impl Sender {
         }
     }
 
-    /// What one packet of the peer says about losses follows.
+    /// Starts to process the loss reports of one packet from the peer.
     pub fn begin_reports(&mut self) {
         self.flight.begin_reports();
     }
 
-    /// The peer says which packets of a path did not arrive: runs of their numbers, rising.
+    /// Processes the peer's report of lost packets on a path: runs of packet numbers, ascending.
     pub fn losses_received(&mut self, path: PathId, runs: impl Iterator<Item = (u64, u64)>) {
         for (start, end) in runs {
             self.flight.report(path, start, end);
         }
     }
 
-    /// Nothing that is under way on a path is waited for any more.
+    /// Treats everything in flight on a path as lost.
     pub fn abandon_path(&mut self, path: PathId) {
         self.flight.abandon(path);
     }
 
-    /// The peer gives a message up. It is to be told that this end knows.
+    /// Processes the peer's abort of a message; the peer gets a confirmation.
     pub fn abort_received(
         &mut self,
         number: u64,
@@ -186,8 +186,8 @@ impl Sender {
         self.give_up(number, reason, now, events);
     }
 
-    /// Skips what needs no sending, opens streams, and gives messages up that are longer than their
-    /// receive. To be called after every input that could change what is next.
+    /// Skips units that need no sending, opens streams, and aborts messages that are longer than
+    /// their receive. Call it after every input that could change the next unit.
     pub fn advance(&mut self, now: Nanos, events: &mut Events) {
         self.sending = self.sending.max(self.window.base());
         while self.sending < self.window.end().min(self.credit_end()) {
@@ -213,15 +213,15 @@ impl Sender {
         }
     }
 
-    // What is next.
+    // Choice of the next unit.
 
-    /// Drops transmissions that nobody waits for any more.
+    /// Drops transmissions that no longer matter.
     pub fn prune(&mut self) {
         let Self { flight, window, .. } = self;
         flight.prune(|transmission| window.is_outstanding(transmission));
     }
 
-    /// When something may be sent: `now` at the latest if there is something new.
+    /// When something may be sent; not after `now` if there is something new.
     #[must_use]
     pub fn next_at(
         &self,
@@ -234,19 +234,19 @@ impl Sender {
         self.flight.next(patience).map(|(at, _)| at)
     }
 
-    /// The oldest unit on a path that is not acknowledged: its packet, and when it left.
+    /// The oldest unacknowledged unit on a path: its packet and send time.
     #[must_use]
     pub fn oldest_on(&self, path: PathId) -> Option<(u64, Nanos)> {
         self.flight.oldest(path)
     }
 
-    /// Whether units were sent that are not acknowledged.
+    /// Whether sent units are unacknowledged.
     #[must_use]
     pub fn has_outstanding(&self) -> bool {
         !self.flight.is_empty()
     }
 
-    /// Whether units were lost that are to be sent again, if they are still needed.
+    /// Whether units were lost and have to be sent again if they are still needed.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.flight.has_lost()
@@ -258,26 +258,26 @@ impl Sender {
         self.flight.is_recovering()
     }
 
-    /// Whether there are messages that nothing but the peer's credit keeps from being sent.
+    /// Whether messages wait only for the peer's credit.
     #[must_use]
     pub fn is_without_credit(&self) -> bool {
         self.sending < self.window.end() && self.sending >= self.credit_end()
     }
 
-    /// Transmissions lost by report, and by time-out.
+    /// Transmissions lost according to reports, and according to time-outs.
     #[must_use]
     pub fn losses(&self) -> (u64, u64) {
         self.flight.counts()
     }
 
-    /// Whether there is a unit that was never sent and may be sent.
+    /// Whether a unit that was never sent may be sent.
     #[must_use]
     pub fn has_new(&self) -> bool {
         let is_waiting = self.sending < self.window.end().min(self.credit_end());
         (is_waiting || !self.ready_streams.is_empty()) && !self.flight.is_full()
     }
 
-    /// Chooses the unit to send now: what was lost first, then what is new, by message number.
+    /// Chooses the unit to send now: lost units first, then new ones by message number.
     pub fn pick(
         &mut self,
         now: Nanos,
@@ -288,7 +288,7 @@ impl Sender {
             flight.take_expired(now, &patience, |transmission| window.is_outstanding(transmission))
         }) {
             let Transmission { message: number, coded, .. } = lost;
-            // A report may be older than what was acknowledged since.
+            // A report may be older than a later acknowledgement.
             if window.is_outstanding(&lost)
                 && let Some(message) = window.get_mut(number)
                 && message.must_resend(coded)
@@ -300,13 +300,13 @@ impl Sender {
         if !self.has_new() {
             return None;
         }
-        // Streams that wait are all older than the message at the cursor.
+        // All waiting streams are older than the message at the cursor.
         let message = self.ready_streams.first().copied().unwrap_or(self.sending);
         let coded = self.window.get(message)?.next_new()?;
         Some(Pick { message, coded, is_retransmission: false, is_fallback: false })
     }
 
-    /// Chooses the oldest unit on a path that is not acknowledged, although it may be under way.
+    /// Chooses the oldest unacknowledged unit on a path, even if it is in flight.
     pub fn pick_oldest(&mut self, path: PathId) -> Option<Pick> {
         let Self { flight, window, .. } = self;
         let oldest = flight.take_oldest(path, |transmission| window.is_outstanding(transmission));
@@ -314,7 +314,7 @@ impl Sender {
         Some(Pick { message, coded, is_retransmission: true, is_fallback: false })
     }
 
-    /// What the header of a picked unit says, and whether the unit is parity.
+    /// The header fields of a picked unit, whether it is parity, and its payload length.
     #[must_use]
     pub fn describe(&self, pick: Pick) -> Option<(Kind, bool, usize)> {
         let message = self.window.get(pick.message)?;
@@ -360,7 +360,7 @@ impl Sender {
         }
     }
 
-    /// A picked unit has left in this packet of a path.
+    /// Records that a picked unit has left in this packet of a path.
     pub fn sent(
         &mut self,
         pick: Pick,
@@ -389,7 +389,7 @@ impl Sender {
 
     // Notices.
 
-    /// What the peer is to be told about messages until they have ended there.
+    /// The notices to repeat to the peer until their messages have ended there.
     pub fn notices(&self) -> impl Iterator<Item = Frame<'static>> + '_ {
         self.notices.iter().filter_map(|number| {
             let message = self.window.get(*number)?;
@@ -397,7 +397,7 @@ impl Sender {
                 State::GivenUp(reason) => Some(Frame::AbortSend { message: *number, reason }),
                 _ => message.stream().map(|stream| Frame::StreamEnd {
                     message: *number,
-                    units: stream.named_units(),
+                    units: stream.announced_units(),
                     length: message.layout.length(),
                     immediate: message.immediate,
                 }),
@@ -405,13 +405,13 @@ impl Sender {
         })
     }
 
-    /// How many notices were ever made, and whether there are any now.
+    /// The number of notices ever made, and whether any are pending.
     #[must_use]
     pub fn notice_state(&self) -> (u64, bool) {
         (self.notices_made, !self.notices.is_empty())
     }
 
-    /// All messages below this number have a receive posted, as far as is known here.
+    /// End of the message numbers that are known to have a receive posted.
     #[must_use]
     pub fn credit_end(&self) -> u64 {
         self.window.base() + self.credit.len() as u64
@@ -419,7 +419,7 @@ impl Sender {
 
     // Helpers.
 
-    /// The cursor has moved beyond a message: what was held back until then.
+    /// Does what was deferred until the cursor moved beyond a message.
     fn passed(&mut self, number: u64, now: Nanos, events: &mut Events) {
         let Some(message) = self.window.get(number) else { return };
         let is_active = message.state == State::Active;
@@ -438,7 +438,7 @@ impl Sender {
         }
     }
 
-    /// Completes a message that is not reliable once all of it has left.
+    /// Completes an unreliable message once all of it has left.
     fn finish_injected(&mut self, number: u64, now: Nanos, events: &mut Events) {
         let Some(message) = self.window.get_mut(number) else { return };
         if message.state == State::Active && !message.is_reliable && message.is_sent() {
@@ -449,7 +449,7 @@ impl Sender {
 
     fn ended_at_peer(&mut self, number: u64, now: Nanos, events: &mut Events) {
         let Some(message) = self.window.get_mut(number) else { return };
-        // The peer cannot have ended what was never sent, nor a stream without its end.
+        // The peer cannot have ended a message that was never sent, nor a stream without its end.
         let is_possible =
             message.started.is_some() && message.stream().is_none_or(Stream::is_ended);
         match message.state {

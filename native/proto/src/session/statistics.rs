@@ -1,4 +1,4 @@
-//! What a session has counted, and what keeps it from sending more.
+//! A session's counters, and what currently limits its sending.
 
 use crate::counters;
 
@@ -15,9 +15,9 @@ counters! {
         pub packets_sent: u64,
         /// Wire bytes of all of them.
         pub wire_bytes_sent: u64,
-        /// Datagrams with a data unit, retransmissions included.
+        /// Datagrams with a data unit, including retransmissions.
         pub data_packets_sent: u64,
-        /// Datagrams with a parity unit, retransmissions included.
+        /// Datagrams with a parity unit, including retransmissions.
         pub parity_packets_sent: u64,
         /// Data or parity units sent again.
         pub retransmitted_packets: u64,
@@ -25,15 +25,15 @@ counters! {
         pub control_packets_sent: u64,
         /// Authentic datagrams received.
         pub packets_received: u64,
-        /// Wire bytes of those.
+        /// Wire bytes of these datagrams.
         pub wire_bytes_received: u64,
         /// Data and parity units accepted.
         pub units_received: u64,
-        /// Units of a selective-repeat message that had landed before.
+        /// Units of a selective-repeat message that had already landed.
         pub duplicates: u64,
-        /// Units of an erasure-coded block that was whole before they came.
+        /// Units of an erasure-coded block that was already complete.
         pub surplus: u64,
-        /// Units of a message that had completed before they came.
+        /// Units of a message that had already completed.
         pub late: u64,
         /// Datagrams that failed authentication.
         pub forged: u64,
@@ -49,7 +49,7 @@ counters! {
         pub decoded_units: u64,
         /// Erasure-coded messages that needed a retransmission.
         pub fallbacks: u64,
-        /// Times that sending paused because the peer had gone silent.
+        /// How often sending paused because the peer had gone silent.
         pub stalls: u64,
         /// Payload bytes of sends that completed `Ok`.
         pub payload_bytes_sent: u64,
@@ -59,76 +59,77 @@ counters! {
         pub sends_completed: u64,
         /// Receives that completed `Ok`.
         pub receives_completed: u64,
-        /// Requests that completed otherwise.
+        /// Requests that completed with another status.
         pub failed: u64,
-        /// Smoothed round trip, in nanoseconds (0 before the first): of the slowest path in use.
+        /// Smoothed round-trip time of the slowest usable path, in nanoseconds (0 before the first
+        /// sample).
         pub srtt_nanos: u64,
-        /// Retransmission time-out in force, in nanoseconds.
+        /// Current retransmission time-out in nanoseconds.
         pub rto_nanos: u64,
         /// Datagrams for another connection or channel.
         pub misdirected: u64,
-        /// Datagrams from an address that is none of the session's.
+        /// Datagrams from an address that doesn't belong to the session.
         pub foreign_packets: u64,
-        /// Datagrams under a key that is gone or can't be in use yet.
+        /// Datagrams under a key that no longer exists or can't be in use yet.
         pub unknown_epoch: u64,
-        /// Key updates of what this end sends.
+        /// Key updates by this end.
         pub key_updates_sent: u64,
         /// Key updates of the peer.
         pub key_updates_received: u64,
         /// Authentic datagrams that arrived marked CE.
         pub ce_received: u64,
-        /// Datagrams of this end that arrived marked CE, as the peer has counted.
+        /// Datagrams of this end that arrived marked CE, according to the peer.
         pub ce_echoed: u64,
-        /// 1 while what this end sends is marked ECN-capable.
+        /// 1 while this end marks its packets as ECN-capable.
         pub is_ecn_capable: u64,
-        /// Packets of this end that the peer counted as lost and that have not come since.
+        /// Packets of this end that the peer counted as lost and that have not arrived since.
         pub lost_packets: u64,
-        /// Runs of packets that were lost one after the other, as the peer counted.
+        /// Runs of consecutive lost packets, according to the peer.
         pub lost_runs: u64,
-        /// Units of this end that the peer had when they came again.
+        /// Units of this end that were sent again although the peer already had them.
         pub spurious_retransmissions: u64,
-        /// Packets of the peer that were counted as lost here and have not come since.
+        /// Packets of the peer that were counted as lost here and have not arrived since.
         pub missing_packets: u64,
-        /// Runs of those.
+        /// Runs of these packets.
         pub missing_runs: u64,
-        /// Packets of the peer that came after they were counted as lost.
+        /// Packets of the peer that arrived after they were counted as lost.
         pub reordered_packets: u64,
-        /// Transmissions of this end that were lost by the peer's report.
+        /// Transmissions of this end that were lost according to the peer's report.
         pub reported_losses: u64,
-        /// Transmissions of this end that were lost by their time-out.
+        /// Transmissions of this end that were taken for lost after their time-out.
         pub timeouts: u64,
-        /// Packets sent for nothing but to show the peer what was lost before them.
+        /// Packets sent only to show the peer the losses before them.
         pub probes_sent: u64,
-        /// Time in which sending paused because the peer was silent, in nanoseconds.
+        /// Time for which sending paused because the peer was silent, in nanoseconds.
         pub stalled_nanos: u64,
-        /// Wire bytes that this end may send a second: the session's, or what its circuit breaker
-        /// has left of it.
+        /// Wire bytes per second that this end may send: the session's rate, or what its circuit
+        /// breaker leaves of it.
         pub rate_bytes_per_second: u64,
-        /// Times that the circuit breaker cut the rate.
+        /// How often the circuit breaker cut the rate.
         pub breaker_trips: u64,
         /// Largest IP packet that the path is known to carry (0 before it is validated).
         pub path_mtu_bytes: u64,
-        /// Paths that are validated, and not given up.
+        /// Paths that are validated and not abandoned.
         pub paths_validated: u64,
-        /// Times that a path was passed over because it had gone silent.
+        /// How often a path was skipped because it had gone silent.
         pub path_silences: u64,
     }
 }
 
-/// What keeps a session from sending more at this moment.
+/// What currently limits a session's sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendLimit {
     /// Nothing is posted.
     Idle,
     /// The peer has posted no receive for the next message.
     Credit,
-    /// The rate: there are units to send.
+    /// The rate; there are units to send.
     Pacing,
-    /// Units were lost and are sent again, or have been and are not acknowledged yet.
+    /// Lost units are being sent again or await their acknowledgement.
     Loss,
-    /// All has been sent and waits for its acknowledgement.
+    /// Everything has been sent and awaits its acknowledgement.
     Flight,
-    /// The peer is silent, and units are held back; or the path is not validated yet.
+    /// The peer is silent and units are held back, or no path is validated yet.
     Stalled,
 }
 
@@ -168,7 +169,7 @@ impl Session {
         statistics
     }
 
-    /// What is known of the packets of each path, in the order of their ids.
+    /// Statistics of each path, in the order of their ids.
     pub fn path_accounts(&self) -> impl Iterator<Item = PathAccount> {
         self.paths.iter().map(|(_, path)| path.account())
     }
@@ -179,7 +180,7 @@ impl Session {
         self.statistics.wire_bytes_sent
     }
 
-    /// What keeps this end from sending more.
+    /// What currently limits this end's sending.
     #[must_use]
     pub fn limit(&self) -> SendLimit {
         let (sender, is_established) = (&self.sender, self.state == State::Established);

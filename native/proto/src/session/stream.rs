@@ -1,58 +1,58 @@
-//! A streaming send: a message whose units are named one part after the other, from anywhere in
-//! memory to anywhere in the peer's buffer, in any order.
+//! A streaming send: a message whose units are announced part by part, from any place in memory to
+//! any place in the peer's buffer, in any order.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Parts of one stream that wait to be sent, most. A part that repeats others may count as several.
+/// Most parts of a stream that wait to be sent. A part that repeats others may count as several.
 pub const STREAM_PARTS_MAX: usize = 4096;
 
-/// Units that lie one behind the other at both ends.
+/// Units that are contiguous at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
     /// First unit of the message.
     unit: u32,
     count: u32,
-    /// Where its bytes start in this end's memory.
+    /// Offset of its first byte in this end's memory.
     offset: u64,
 }
 
-/// What of a streaming send has been named so far.
+/// The announced parts of a streaming send.
 #[derive(Debug)]
 pub struct Stream {
     unit_bytes: u64,
-    /// Every unit named, once, with the memory that it was named with first: by first unit.
+    /// Each announced unit once, with the memory announced first; the key is the span's first unit.
     sources: BTreeMap<u32, Span>,
-    /// Units in `sources`.
-    named_units: u32,
+    /// Number of units in `sources`.
+    announced_units: u32,
     waiting: VecDeque<Span>,
     is_ended: bool,
 }
 
 impl Stream {
-    /// Nothing named yet.
+    /// Creates a stream without parts.
     #[must_use]
     pub fn new(unit_bytes: u16) -> Self {
         Self {
             unit_bytes: unit_bytes.into(),
             sources: BTreeMap::new(),
-            named_units: 0,
+            announced_units: 0,
             waiting: VecDeque::new(),
             is_ended: false,
         }
     }
 
-    /// Names `count` units from `unit` on, whose bytes start at `offset`. Units named before keep
-    /// the memory they had; they are sent again only if the stream `repeats`. False: too many parts
-    /// wait, and nothing has changed.
+    /// Announces `count` units from `unit` on, whose bytes start at `offset`. Units announced
+    /// before keep their memory and are sent again only if the stream `repeats`. Returns false,
+    /// without any change, if too many parts wait.
     pub fn add(&mut self, (unit, count): (u32, u32), offset: u64, repeats: bool) -> bool {
         let part = Span { unit, count, offset };
-        let fresh = self.unnamed(part);
+        let fresh = self.unannounced(part);
         let added = if repeats { 1 } else { fresh.len() };
         if self.waiting.len() + added > STREAM_PARTS_MAX {
             return false;
         }
         for span in &fresh {
-            self.named_units += span.count;
+            self.announced_units += span.count;
             self.remember(*span);
         }
         if repeats {
@@ -63,30 +63,30 @@ impl Stream {
         true
     }
 
-    /// No more parts will come.
+    /// Ends the stream: no more parts will come.
     pub fn end(&mut self) {
         self.is_ended = true;
     }
 
-    /// Whether no more parts will come.
+    /// Whether the stream has ended.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// Units named so far, each counted once.
+    /// Units announced so far, each counted once.
     #[must_use]
-    pub fn named_units(&self) -> u32 {
-        self.named_units
+    pub fn announced_units(&self) -> u32 {
+        self.announced_units
     }
 
-    /// The unit to be sent next, and where its bytes are.
+    /// The unit to send next, and the offset of its bytes.
     #[must_use]
     pub fn next(&self) -> Option<(u32, u64)> {
         self.waiting.front().map(|span| (span.unit, span.offset))
     }
 
-    /// [`Self::next`] has been sent.
+    /// Records that [`Self::next`] has been sent.
     pub fn advance(&mut self) {
         if let Some(span) = self.waiting.front_mut() {
             span.unit += 1;
@@ -98,7 +98,7 @@ impl Stream {
         }
     }
 
-    /// Where the bytes of a unit are, by the part that named it first.
+    /// Offset of a unit's bytes, as first announced.
     #[must_use]
     pub fn source(&self, unit: u32) -> Option<u64> {
         let (_, span) = self.sources.range(..=unit).next_back()?;
@@ -106,14 +106,14 @@ impl Stream {
         (within < span.count).then(|| span.offset + u64::from(within) * self.unit_bytes)
     }
 
-    /// The stretches of a part that no part before it named, in rising order.
-    fn unnamed(&self, part: Span) -> Vec<Span> {
+    /// The spans of a part that were not announced before, ascending.
+    fn unannounced(&self, part: Span) -> Vec<Span> {
         let end = part.unit + part.count;
         let mut fresh = Vec::new();
         let mut at = part.unit;
         let before = self.sources.range(..=at).next_back();
-        let named = before.into_iter().chain(self.sources.range(at + 1..end));
-        for (_, span) in named {
+        let announced = before.into_iter().chain(self.sources.range(at + 1..end));
+        for (_, span) in announced {
             if span.unit > at {
                 fresh.push(self.cut(part, at, span.unit));
             }
@@ -130,7 +130,7 @@ impl Stream {
         Span { unit: start, count: end - start, offset }
     }
 
-    /// Adds a stretch that is not named yet, as one with the stretch before if it goes on there.
+    /// Adds a new span, merged with the preceding one if it continues it.
     fn remember(&mut self, span: Span) {
         if let Some((_, before)) = self.sources.range_mut(..span.unit).next_back() {
             let bytes = u64::from(before.count) * self.unit_bytes;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a map from units to memory, in which the first to name a unit wins.
+        /// Compared with a map from units to memory in which the first announcement wins.
         #[test]
         fn the_first_part_to_name_a_unit_decides_where_it_is_from(
             parts in proptest::collection::vec((0_u32..60, 1_u32..20, 0_u64..1000), 0..40),
@@ -178,7 +178,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(stream.named_units() as usize, naive.len());
+            prop_assert_eq!(stream.announced_units() as usize, naive.len());
             for unit in 0..90 {
                 prop_assert_eq!(stream.source(unit), naive.get(&unit).copied());
             }

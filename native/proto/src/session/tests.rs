@@ -1,5 +1,5 @@
-//! What an authentic but faulty peer may say, and what must not come of it. The tests through the
-//! doors of the machine cannot say these things: an honest machine never does.
+//! Statements of an authentic but faulty peer, and the harm that must not follow from them. Tests
+//! through the public interface cannot produce them, because the machine itself never sends them.
 
 use super::config::PayloadMode;
 use super::events::Events;
@@ -11,7 +11,7 @@ use super::requests::{
 };
 use super::sender::Sender;
 
-/// A memory that must not be touched.
+/// A memory that must not be accessed.
 struct Untouched;
 
 impl Memory for Untouched {
@@ -32,7 +32,7 @@ impl Memory for Untouched {
     }
 }
 
-/// A memory that forgets.
+/// A memory that discards all writes.
 struct Sink;
 
 impl Memory for Sink {
@@ -120,7 +120,7 @@ fn parity_beyond_the_scratch_is_dropped_unclaimed() {
     assert!((0..room).all(|block| parity(block) == Outcome::Landed));
     assert_eq!(parity(room), Outcome::ScratchFull);
     assert_eq!(parity(room), Outcome::ScratchFull, "it may come again");
-    // A block that becomes whole makes room.
+    // A block that becomes complete makes room.
     let unit = Unit { coded: 0, ..coded };
     receiver.unit_received(unit, &payload, &mut Sink, &mut events);
     let unit = Unit { coded: room * 3 + 2, ..coded };
@@ -200,7 +200,7 @@ fn an_end_of_a_stream_that_contradicts_touches_nothing() {
     let mut receiver = receiver();
     assert_eq!(receiver.unit_received(GOOD, &[0; 256], &mut Sink, &mut events), Outcome::Landed);
     while events.pop().is_some() {}
-    // The message in progress is no stream.
+    // The message in progress is not a stream.
     let mut end_received = |end| receiver.stream_end_received(end, &mut Untouched, &mut events);
     assert_eq!(end_received(StreamEnd { immediate: Some(7), ..end }), Outcome::Malformed);
     assert_eq!(events.pop(), None);

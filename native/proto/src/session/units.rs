@@ -1,25 +1,26 @@
-//! The unit of a session, where its size is still to be found: padded challenges of several sizes ask
-//! the paths at once (RFC 8899), and the largest that comes back is it (`docs/formats/session-wire.md`, "Path MTU").
+//! Search for a session's unit: padded challenges of several sizes probe the paths at once (RFC
+//! 8899), and the largest size that is answered becomes the unit (`docs/formats/session-wire.md`,
+//! "Path MTU").
 
 use crate::link::Nanos;
 
 use super::control::Repeat;
 
-/// Units that a search may try, most: what a round of challenges costs.
+/// Most units that a search may try, which bounds the cost of a round of challenges.
 pub const UNIT_CANDIDATES_MAX: usize = 4;
-/// Answers of a size after which no larger one is waited for: either challenge or answer may be lost,
-/// one time in 1e5 three times in a row where a packet in a hundred is.
+/// Answers of one size after which the search stops waiting for a larger one. A challenge or its
+/// answer may be lost; at 1 % packet loss this happens three times in a row once in 1e5.
 const ANSWERS: u32 = 3;
 
-/// Units to try, the largest first.
+/// Candidate units, descending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Units {
-    /// In bytes; 0 behind the last.
+    /// In bytes; unused entries at the end are 0.
     sizes: [u16; UNIT_CANDIDATES_MAX],
 }
 
 impl Units {
-    /// This one and no other.
+    /// A single fixed unit.
     #[must_use]
     pub fn fixed(unit_bytes: u16) -> Self {
         let mut sizes = [0; UNIT_CANDIDATES_MAX];
@@ -27,47 +28,48 @@ impl Units {
         Self { sizes }
     }
 
-    /// Some, which fall; `None` if they don't, or there are none or too many.
+    /// Candidates in descending order; `None` if they are not descending, or none or too many.
     #[must_use]
-    pub fn falling(units: &[u16]) -> Option<Self> {
+    pub fn descending(units: &[u16]) -> Option<Self> {
         let mut sizes = [0; UNIT_CANDIDATES_MAX];
         sizes.get_mut(..units.len())?.copy_from_slice(units);
-        let is_falling = units.windows(2).all(|pair| pair[0] > pair[1]);
-        (is_falling && units.last().is_some_and(|least| *least > 0)).then_some(Self { sizes })
+        let is_descending = units.windows(2).all(|pair| pair[0] > pair[1]);
+        (is_descending && units.last().is_some_and(|least| *least > 0)).then_some(Self { sizes })
     }
 
-    /// Each, the largest first.
+    /// Iterates over the units, largest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u16> {
         self.sizes.into_iter().filter(|unit_bytes| *unit_bytes > 0)
     }
 
-    /// How many there are.
+    /// Number of units.
     #[must_use]
     pub fn count(&self) -> usize {
         self.iter().count()
     }
 
-    /// The one of a place.
+    /// The unit at an index.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<u16> {
         self.iter().nth(index)
     }
 }
 
-/// What is known of the unit of one end's session.
+/// The state of one end's search for the unit.
 #[derive(Debug)]
 pub struct UnitSearch {
     units: Units,
-    /// This end decides; the other one is told.
+    /// This end decides; it announces the unit to the other one.
     decides: bool,
     is_decided: bool,
     answers: [u32; UNIT_CANDIDATES_MAX],
-    /// UNIT is to be said: by who decides until it is confirmed, by the other one when it is told.
+    /// UNIT has to be sent: by the deciding end until it is confirmed, by the other one when it
+    /// receives it.
     notice: Repeat,
 }
 
 impl UnitSearch {
-    /// Nothing has been asked yet. Of one candidate there is nothing to decide.
+    /// Creates a search; with a single candidate it is already decided.
     #[must_use]
     pub fn new(units: Units, decides: bool) -> Self {
         Self {
@@ -79,26 +81,26 @@ impl UnitSearch {
         }
     }
 
-    /// What is being asked about.
+    /// The remaining candidates.
     #[must_use]
     pub fn units(&self) -> Units {
         self.units
     }
 
-    /// Whether there is a unit.
+    /// Whether the unit is decided.
     #[must_use]
     pub fn is_decided(&self) -> bool {
         self.is_decided
     }
 
-    /// Whether this is one that may come of it.
+    /// Whether this unit is a candidate.
     #[must_use]
     pub fn has(&self, unit_bytes: u16) -> bool {
         self.units.iter().any(|candidate| candidate == unit_bytes)
     }
 
-    /// A path has carried packets of this unit both ways. The unit that follows, if this end decides
-    /// and this is reason enough.
+    /// Records that a path has carried packets of this unit in both directions. Returns the unit to
+    /// use, if this end decides and the answers suffice.
     #[must_use]
     pub fn carried(&mut self, unit_bytes: u16) -> Option<u16> {
         let index = self.units.iter().position(|candidate| candidate == unit_bytes)?;
@@ -111,16 +113,16 @@ impl UnitSearch {
         self.units.get(largest).filter(|_| is_enough)
     }
 
-    /// This is the unit from now on, and the peer is to hear of it.
+    /// Sets the unit and announces it to the peer.
     pub fn decided(&mut self, unit_bytes: u16, now: Nanos) {
         self.units = Units::fixed(unit_bytes);
         self.is_decided = true;
         self.notice.now(now);
     }
 
-    /// The peer has said the unit, which is known here: that confirms it to who decided, and is
-    /// confirmed by the other one.
-    pub fn told(&mut self, now: Nanos) {
+    /// Records that the peer has sent the unit, which is already known here. For the deciding end
+    /// that is the confirmation; the other end confirms it.
+    pub fn announced(&mut self, now: Nanos) {
         if self.decides {
             self.notice.stop();
         } else {
@@ -128,13 +130,13 @@ impl UnitSearch {
         }
     }
 
-    /// When UNIT is due.
+    /// When UNIT has to be sent.
     #[must_use]
     pub fn due(&self) -> Option<Nanos> {
         self.notice.due()
     }
 
-    /// The unit to say now, if it is due.
+    /// The unit to send now, if it is due.
     pub fn take_notice(&mut self, timeout: Nanos, now: Nanos) -> Option<u16> {
         self.notice.due().filter(|due| *due <= now)?;
         if self.decides {
@@ -153,14 +155,14 @@ mod tests {
     const UNITS: [u16; 3] = [8896, 1408, 1152];
 
     fn search() -> UnitSearch {
-        UnitSearch::new(Units::falling(&UNITS).unwrap(), true)
+        UnitSearch::new(Units::descending(&UNITS).unwrap(), true)
     }
 
     #[test]
     fn candidates_fall_and_are_few() {
-        assert_eq!(Units::falling(&UNITS).unwrap().iter().collect::<Vec<_>>(), UNITS);
+        assert_eq!(Units::descending(&UNITS).unwrap().iter().collect::<Vec<_>>(), UNITS);
         for bad in [&[][..], &[1408, 1408], &[1152, 1408], &[1408, 0], &[5, 4, 3, 2, 1]] {
-            assert_eq!(Units::falling(bad), None, "{bad:?}");
+            assert_eq!(Units::descending(bad), None, "{bad:?}");
         }
     }
 
@@ -183,14 +185,14 @@ mod tests {
         assert_eq!(decider.take_notice(30, 5), Some(1408));
         assert_eq!(decider.take_notice(30, 34), None);
         assert_eq!(decider.take_notice(30, 35), Some(1408));
-        decider.told(40);
+        decider.announced(40);
         assert_eq!(decider.due(), None);
-        let mut other = UnitSearch::new(Units::falling(&UNITS).unwrap(), false);
+        let mut other = UnitSearch::new(Units::descending(&UNITS).unwrap(), false);
         assert_eq!(other.carried(8896), None, "it does not decide");
         other.decided(1408, 5);
         assert_eq!(other.take_notice(30, 5), Some(1408));
         assert_eq!(other.due(), None);
-        other.told(50);
+        other.announced(50);
         assert_eq!(other.take_notice(30, 50), Some(1408));
     }
 }

@@ -1,5 +1,6 @@
-//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a network in
-//! the hands of the test: which packet of a message is lost, repeated, held back or moved.
+//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a
+//! test-controlled network: it decides which packet of a message is lost, repeated, delayed or
+//! rerouted.
 
 use proptest::prelude::*;
 use sealane_proto::session::{
@@ -14,7 +15,7 @@ use crate::{statuses, unit_of};
 
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// An established pair with chunks of so many units.
+/// An established pair whose chunks have this many units.
 fn chunked(chunk_units: u16, slots: u16) -> Pair {
     with_paths(1, chunk_units, slots)
 }
@@ -31,7 +32,7 @@ fn with(reliability: Reliability, units: u64) -> SendRequest {
     SendRequest { reliability, immediate: Some(0xbeef), ..send(0, units * UNIT) }
 }
 
-/// Sends `units` units once and loses those that `loses` says.
+/// Sends `units` units once, and loses those for which `loses` is true.
 fn send_once(pair: &mut Pair, units: u64, loses: impl Fn(u32) -> bool) {
     pair.ends[1].post_receive(receive(0, units * UNIT), pair.now).unwrap();
     pair.ends[0].post_send(with(Reliability::Unreliable, units), pair.now).unwrap();
@@ -69,7 +70,7 @@ fn seven_packets_of_a_chunk_are_one_missing_chunk_and_the_map_names_them() {
     assert!((16..32).all(|unit| is_in(unit) != lost.contains(&unit)), "{map:?}");
 }
 
-/// Test 9: every packet carries the whole immediate, so one survivor is enough.
+/// Test 9: every packet carries the whole immediate, so a single surviving packet suffices.
 #[test]
 fn the_immediate_is_known_from_any_one_packet_and_from_none_without() {
     for survivor in 0..3 {
@@ -80,7 +81,7 @@ fn the_immediate_is_known_from_any_one_packet_and_from_none_without() {
     let mut pair = chunked(4, 1);
     send_once(&mut pair, 3, |_| true);
     assert_eq!(pair.ends[1].immediate(0), None);
-    // A unit of parity is as good.
+    // A parity unit is equivalent.
     let coded = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
     pair = chunked(4, 1);
     pair.ends[1].post_receive(receive(0, 4 * UNIT), pair.now).unwrap();
@@ -90,7 +91,7 @@ fn the_immediate_is_known_from_any_one_packet_and_from_none_without() {
     assert_eq!(pair.ends[1].immediate(0), Some(0xbeef));
 }
 
-/// A memory that checks, when a chunk is published, that its bytes are there.
+/// A memory that checks that a chunk's bytes are there when it is published.
 struct Eager<'a> {
     inner: &'a mut crate::pair::Bytes,
     expected: &'a [u8],
@@ -121,8 +122,8 @@ impl Memory for Eager<'_> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Tests 4 and 5: packets in any order, across paths and chunks, each five times where it belongs
-    /// and five times at the address of the next path.
+    /// Tests 4 and 5: packets in any order, across paths and chunks, each five times on its own
+    /// path and five times at the address of the next path.
     #[test]
     fn any_order_and_any_copies_land_each_chunk_once_and_never_early(
         order in Just((0_usize..20).flat_map(|i| [i; 5]).collect::<Vec<_>>()).prop_shuffle(),
@@ -164,8 +165,8 @@ proptest! {
     }
 }
 
-/// Test 13, each number of wraps from 1 to 100: the tolerance is not a number of wraps, a late packet
-/// never matches a slot again. Its message number is compared whole.
+/// Test 13, with every number of wraps from 1 to 100: no number of wraps makes a late packet match
+/// a slot again, because its message number is compared in full.
 #[test]
 fn a_packet_late_by_any_number_of_wraps_changes_nothing() {
     let mut pair = chunked(1, 2);
@@ -196,7 +197,7 @@ fn a_packet_late_by_any_number_of_wraps_changes_nothing() {
     }
     assert_eq!(pair.memory[1], before);
     assert_eq!(pair.ends[1].statistics().late, 200);
-    // And both buffers are whole for the messages that they are for.
+    // And both buffers hold exactly their own messages.
     for slot in 0..2 {
         pair.ends[0].post_send(send(slot * UNIT, UNIT), pair.now).unwrap();
     }
@@ -206,8 +207,8 @@ fn a_packet_late_by_any_number_of_wraps_changes_nothing() {
     assert_eq!(statuses(&pair.events[1])[200..], [200, 201].map(|i| (i, CompletionStatus::Ok)));
 }
 
-/// Loses the first transmissions of the units in `pattern` (bit i: unit i), and returns how many
-/// were sent again.
+/// Loses the first transmissions of the units in `pattern` (bit i: unit i); returns how many were
+/// sent again.
 fn lose_pattern(reliability: Reliability, units: u64, pattern: u64) -> u64 {
     let mut pair = chunked(4, 1);
     pair.ends[1].post_receive(receive(0, units * UNIT), pair.now).unwrap();
@@ -252,8 +253,8 @@ proptest! {
     }
 }
 
-/// Test 22: two blocks of four lose more than their parity; the first packet and the first reports
-/// are lost, too.
+/// Test 22: two blocks of four lose more than their parity covers; the first packet and the first
+/// reports are lost, too.
 #[test]
 fn blocks_beyond_their_parity_are_mended_although_reports_are_lost() {
     let mut pair = chunked(4, 1);
@@ -285,7 +286,7 @@ fn blocks_beyond_their_parity_are_mended_although_reports_are_lost() {
     assert_eq!(blocks.len(), 3, "{repeated:?}");
 }
 
-/// Test 17: nothing follows the last acknowledgement that would say the same.
+/// Test 17: no later packet repeats the contents of the last acknowledgement.
 #[test]
 fn a_sender_ends_however_often_the_last_acknowledgement_is_lost() {
     for lost in 1..12 {
@@ -307,7 +308,7 @@ fn a_sender_ends_however_often_the_last_acknowledgement_is_lost() {
     }
 }
 
-/// Test 21: half of the data is missing, parity is there, and nothing else is waited for.
+/// Test 21: half of the data is missing, but parity has arrived, and nothing else is waited for.
 #[test]
 fn what_is_decodable_is_acknowledged_at_once() {
     let mut pair = chunked(4, 1);
@@ -325,7 +326,7 @@ fn what_is_decodable_is_acknowledged_at_once() {
     assert_eq!(pair.ends[0].statistics().retransmitted_packets, 0);
 }
 
-/// Test 18: what an acknowledgement said once is not taken back by an older one.
+/// Test 18: an older acknowledgement does not revoke a newer one.
 #[test]
 fn old_and_repeated_acknowledgements_change_nothing() {
     let mut pair = chunked(4, 1);
@@ -338,7 +339,7 @@ fn old_and_repeated_acknowledgements_change_nothing() {
         if index == 0 {
             held.push(datagram.to_vec());
         }
-        // One unit is missing once: the message is still in progress.
+        // One unit is missing once, so the message is still in progress.
         let is_lost = unit_of(datagram) == Some(30) && std::mem::take(&mut lost);
         !is_lost && (index == 1 || held.len() % 2 == 0)
     });
@@ -351,7 +352,7 @@ fn old_and_repeated_acknowledgements_change_nothing() {
     assert!(pair.ends.iter().all(Session::is_established));
 }
 
-/// Test 10: lengths need not be multiples of anything; what is no session is refused.
+/// Test 10: lengths need not be multiples of anything; invalid configurations are refused.
 #[test]
 fn configurations_out_of_range_are_refused() {
     let good = config(0);

@@ -1,4 +1,4 @@
-//! Streams, unreliable sends, cancelling, and receives that end with what they have.
+//! Streams, unreliable sends, cancellation, and receives completed early.
 
 use proptest::prelude::*;
 use sealane_proto::session::{
@@ -10,7 +10,7 @@ use crate::pair::{MILLISECOND, Pair, UNIT, receive, send};
 use crate::{statuses, unit_of};
 
 const SECOND: u64 = 1000 * MILLISECOND;
-/// What a buffer holds before anything lands in it.
+/// Contents of a buffer before anything lands in it.
 const CANARY: u8 = 0xa5;
 
 fn stream(units: u64) -> StreamRequest {
@@ -18,7 +18,7 @@ fn stream(units: u64) -> StreamRequest {
     StreamRequest { length: units * UNIT, reliability, immediate: Some(77), user_data: 5 }
 }
 
-/// Units `unit..unit + count`, from the place in memory that has their number.
+/// Units `unit..unit + count` from the same positions in memory.
 fn part(unit: u64, count: u64) -> StreamPart {
     StreamPart { offset: unit * UNIT, remote_offset: unit * UNIT, length: count * UNIT }
 }
@@ -27,7 +27,7 @@ fn unreliable(offset: u64, length: u64) -> SendRequest {
     SendRequest { reliability: Reliability::Unreliable, ..send(offset, length) }
 }
 
-/// By unit: the receiving end has it as it was sent; false: it was not touched.
+/// By unit: true if the receiving end has it as sent, false if it is untouched.
 fn landed(pair: &Pair, units: u64) -> Vec<bool> {
     let [source, sink] = [&pair.memory[0].bytes, &pair.memory[1].bytes];
     let unit_landed = |unit: u64| {
@@ -51,7 +51,7 @@ fn a_stream_lands_exactly_the_parts_that_were_named() {
     assert_eq!(statuses(&pair.events[0]), [], "the stream is open");
     let expected: Vec<bool> = (0..12).map(|unit| matches!(unit, 0..3 | 6..9)).collect();
     assert_eq!(landed(&pair, 12), expected);
-    // Chunks of two units: unit 8 has no neighbour, 2 neither.
+    // Chunks of two units: units 8 and 2 have no neighbour.
     assert_eq!(pair.memory[1].chunks, [(0, 3), (0, 0)]);
     assert_eq!(pair.ends[1].packet_map(message, 1), Some(vec![0b01]));
     assert_eq!(pair.ends[1].packet_map(message, 3), Some(vec![0b11]));
@@ -98,7 +98,7 @@ fn a_reliable_stream_survives_loss_and_a_lost_end() {
     pair.ends[1].post_receive(receive(0, 16 * UNIT), pair.now).unwrap();
     let message = pair.ends[0].post_stream(stream(16), pair.now).unwrap();
     for unit in [9, 3, 15, 0, 4] {
-        // Each from the place of another unit: what is sent again is the same bytes.
+        // Each from the place of another unit; yet the same bytes are sent again.
         let offset = (unit + 20) * UNIT;
         pair.ends[0]
             .continue_stream(message, StreamPart { offset, ..part(unit, 1) }, pair.now)
@@ -246,7 +246,11 @@ fn an_unreliable_send_is_sent_once_and_its_receive_ends_with_what_came() {
     pair.ends[0].post_send(unreliable(0, 1), pair.now).unwrap();
     pair.ends[1].post_receive(receive(0, 1), pair.now).unwrap();
     pair.run(SECOND);
-    assert_eq!(statuses(&pair.events[1])[1], (1, CompletionStatus::Ok), "whole: nobody has to ask");
+    assert_eq!(
+        statuses(&pair.events[1])[1],
+        (1, CompletionStatus::Ok),
+        "complete without a request"
+    );
 }
 
 #[test]
@@ -289,7 +293,7 @@ fn a_cancelled_send_ends_at_both_ends() {
         assert_eq!(statuses(&pair.events[0]), [(message, CompletionStatus::Cancelled)]);
         let mut lost = 2;
         pair.run_filtered(2 * SECOND, |index, _| {
-            // Being told so may be lost; it is said again.
+            // This notice may be lost; it is repeated.
             lost -= i32::from(index == 1 && lost > 0);
             index == 0 || lost == 0
         });
@@ -312,7 +316,7 @@ fn a_send_cancelled_before_its_credit_ends_the_receive_that_comes() {
     let message = pair.ends[0].post_send(send(0, UNIT), pair.now).unwrap();
     pair.ends[0].cancel_send(message, pair.now).unwrap();
     pair.run_filtered(SECOND, |index, _| {
-        assert_eq!(index, 0, "nobody is told of a message that nobody expects");
+        assert_eq!(index, 0, "nothing is sent about a message without a receive");
         true
     });
     pair.ends[1].post_receive(receive(0, UNIT), pair.now).unwrap();
@@ -361,7 +365,7 @@ fn many_notices_share_packets_and_all_arrive() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Parts in any order, with overlaps and gaps, over a path that loses.
+    /// Parts in any order, with overlaps and gaps, over a lossy path.
     #[test]
     fn any_stream_lands_what_was_named_and_nothing_else(
         parts in proptest::collection::vec((0_u64..30, 1_u64..8), 0..12),

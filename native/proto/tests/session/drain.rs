@@ -1,4 +1,4 @@
-//! The orderly end: nothing new is sent, what is under way ends at both ends, then both close.
+//! The orderly end: nothing new is sent, sends in progress end at both ends, then both close.
 
 use sealane_proto::session::{CloseReason, CompletionStatus, Event, PostError, StreamRequest};
 
@@ -14,7 +14,7 @@ fn is_over(pair: &Pair) -> bool {
     pair.events.iter().all(has_closed)
 }
 
-/// Whether each end has it that the drain was the peer's.
+/// Whether each end regards the drain as requested by its peer.
 fn by_peer(pair: &Pair) -> [bool; 2] {
     let by_peer = |events: &Vec<Event>| {
         let Some(Event::Closed { by_peer, .. }) = events.last() else { panic!("{events:?}") };
@@ -36,13 +36,13 @@ fn what_is_under_way_arrives_before_both_ends_close() {
     assert_eq!(pair.ends[0].post_send(send(0, 1), pair.now), Err(PostError::Draining));
     pair.run(2 * DELAY);
     let refused = pair.ends[1].post_send(send(0, 1), pair.now);
-    assert_eq!(refused, Err(PostError::Draining), "the peer has been told");
+    assert_eq!(refused, Err(PostError::Draining), "the peer drains, too");
     pair.run(SECOND);
     assert!(is_over(&pair), "{:?}", pair.events);
     let is_sent_ok =
         |event: &&Event| matches!(event, Event::SendCompleted { status: CompletionStatus::Ok, .. });
     let sent = pair.events.iter().flatten().filter(is_sent_ok).count();
-    assert_eq!(sent, 3, "nobody's outcome is unknown");
+    assert_eq!(sent, 3, "every outcome is known");
     assert_eq!(by_peer(&pair), [false, true]);
     assert_eq!(pair.ends[0].statistics().receives_completed, 1);
     assert_eq!(pair.ends[1].statistics().receives_completed, 2);

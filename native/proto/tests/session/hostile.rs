@@ -1,5 +1,5 @@
-//! A peer that has the keys and says anything, in any order: what must hold whatever it does. Also
-//! the fuzz target `session_peer`.
+//! A peer that has the keys and sends anything in any order, and the invariants that must hold
+//! regardless. Also the fuzz target `session_peer`.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,13 @@ const STRIDE: u64 = 4096;
 const CONNECTION: u64 = 7;
 /// Paths of the session; only the first is validated.
 const PATHS: u8 = 2;
-/// The machine's burst, a challenge, an acknowledgement round and CLOSE: far below what would hurt.
+/// The machine's burst, a challenge, an acknowledgement round and CLOSE: far below a harmful
+/// number.
 const DATAGRAMS_PER_INSTANT_MAX: usize = 200;
-/// Nanoseconds of virtual time in a step of the script.
+/// Nanoseconds of virtual time per step of the script.
 const STEP: Nanos = 200_000;
 
-/// The script's bytes as numbers; zero when they are used up.
+/// The script's bytes as numbers; zero once they are used up.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -38,7 +39,7 @@ impl<'a> Script<'a> {
         self.take(1).first().copied().unwrap_or(0)
     }
 
-    /// Mostly small numbers, which are the ones that mean something, and some at the limits.
+    /// Mostly small numbers, which are the meaningful ones, and some at the limits.
     fn number(&mut self, end: u64) -> u64 {
         match self.byte() {
             0xff => end - 1,
@@ -48,10 +49,10 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Memory in which only what is posted and not complete may be written.
+/// Memory in which only posted, incomplete receives may be written.
 struct Guarded {
     bytes: Vec<u8>,
-    /// Receives under way: end of the range by its start.
+    /// Receives in progress: end of each range by its start.
     open: BTreeMap<u64, u64>,
 }
 
@@ -82,13 +83,13 @@ struct World {
     memory: Guarded,
     now: Nanos,
     keys: [AeadKey; 2],
-    /// The path that the peer's packets take.
+    /// The path of the peer's packets.
     path: PathId,
     /// And where they come from.
     source: Source,
     /// By path.
     next_packet_numbers: [u64; PATHS as usize],
-    /// Requests without a completion, by user data; true: receives.
+    /// Requests without a completion, by user data; true for receives.
     waiting: BTreeMap<u64, bool>,
     next_user_data: u64,
     is_closed: bool,
@@ -99,7 +100,7 @@ struct World {
     sent_bytes: usize,
 }
 
-/// Plays a script; the counters at its end.
+/// Plays a script and returns the final counters.
 pub fn run(script: &[u8]) -> SessionStatistics {
     let mut script = Script(script);
     let mut world = World::new();
@@ -219,7 +220,7 @@ impl World {
         self.packet(Kind::Control, &plaintext, 0);
     }
 
-    /// A well-formed frame that says anything.
+    /// A well-formed frame with arbitrary contents.
     fn frame(&mut self, script: &mut Script<'_>) {
         let kind = script.byte();
         let message = script.number(1 << 48);
@@ -356,7 +357,6 @@ impl World {
         }
     }
 
-    /// Pulls all outputs: a bounded number at any one time.
     /// The token of the challenge in a packet of the session, if it has one.
     fn token_in(&self, datagram: &mut [u8]) -> Option<u64> {
         let (header, start) = Header::decode(datagram).ok()?;
@@ -368,6 +368,7 @@ impl World {
         })
     }
 
+    /// Pulls all outputs, whose number at any one time is bounded.
     fn pump(&mut self) {
         self.session.handle_timeout(self.now);
         let mut out = Vec::new();

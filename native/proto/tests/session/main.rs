@@ -1,4 +1,5 @@
-//! The session machine through its doors: two ends, and a network that does what a test wants.
+//! The session machine through its public interface: two ends, and a network that the test
+//! controls.
 
 mod acceptance;
 mod commands;
@@ -80,8 +81,8 @@ fn no_unit_leaves_before_the_path_is_validated_at_full_size() {
     let mut pair = Pair::new(4);
     pair.ends[1].post_receive(receive(0, 1000), 0).unwrap();
     pair.ends[0].post_send(send(0, 1000), 0).unwrap();
-    // A path that loses what is larger than a small packet in either direction is not established. The
-    // way back is whole, so credit does arrive.
+    // A path that loses all but small packets in either direction is not established. The way back
+    // works, so credit arrives.
     pair.run_filtered(300 * MILLISECOND, |index, datagram| {
         assert!(!is_unit(datagram));
         assert!(datagram.len() <= DATA_OVERHEAD_BYTES_MAX + UNIT as usize);
@@ -104,7 +105,7 @@ fn nothing_is_sent_without_credit() {
     pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
     let mut lost = 3;
     pair.run_filtered(2000 * MILLISECOND, |index, _| {
-        // The first credits are lost; they are repeated.
+        // The first credits are lost and have to be repeated.
         lost -= i32::from(index == 0 && lost > 0);
         index == 1 || lost == 0
     });
@@ -144,7 +145,7 @@ fn a_receiver_refuses_what_a_sender_should_not_have_sent() {
     pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
     pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
     pair.run_filtered(20 * MILLISECOND, |_, datagram| !is_unit(datagram));
-    // The receiving end is exchanged for one that has the same keys and a smaller buffer.
+    // The receiving end is replaced by one with the same keys and a smaller buffer.
     pair.ends[1] = end(1, 4, pair.now);
     pair.ends[1].post_receive(receive(0, 999), pair.now).unwrap();
     let before = pair.memory[1].clone();
@@ -222,7 +223,7 @@ fn a_coded_message_completes_early_and_what_comes_later_changes_nothing() {
     pair.ends[0].post_send(SendRequest { reliability, ..send(0, length) }, pair.now).unwrap();
     let mut held = Vec::new();
     pair.run_filtered(500 * MILLISECOND, |_, datagram| {
-        // Two data units of each block, the short one too; parity mends them.
+        // Two data units of each block are lost, also of the short one; parity restores them.
         let is_held = matches!(unit_of(datagram), Some(0 | 2 | 8 | 9));
         if is_held {
             held.push(datagram.to_vec());
@@ -251,7 +252,7 @@ fn an_undecodable_block_gets_only_what_it_lacks() {
     pair.ends[0].post_send(SendRequest { reliability, ..send(0, 8 * UNIT) }, pair.now).unwrap();
     let mut lost = 0;
     pair.run_filtered(500 * MILLISECOND, |_, datagram| {
-        // Three of the first block are one more than its parity can mend.
+        // Three losses in the first block are one more than its parity can restore.
         let is_lost = lost < 3 && matches!(unit_of(datagram), Some(0..3));
         lost += u32::from(is_lost);
         !is_lost
@@ -262,8 +263,8 @@ fn an_undecodable_block_gets_only_what_it_lacks() {
     assert_eq!(pair.memory[1].bytes[..2048], pair.memory[0].bytes[..2048]);
 }
 
-/// Sends 32 units as blocks of (4, 2), two of them in a round trip; returns their coded indices in
-/// the order in which they left. Lost is what `is_lost` says of an index and its place.
+/// Sends 32 units as blocks of (4, 2), two blocks per round trip; returns their coded indices in
+/// the order in which they left. `is_lost` decides losses by coded index and position.
 fn leave_in_order(is_lost: impl Fn(u32, usize) -> bool) -> Vec<u32> {
     let rate_bytes_per_second = 70_000;
     let slow = |index| end_with(index, 0, SessionConfig { rate_bytes_per_second, ..config(index) });
@@ -304,7 +305,7 @@ fn what_is_known_to_be_lost_before_the_parity_is_repeated_at_once() {
     assert!((3..20).contains(&again), "{left:?}");
 }
 
-/// Sends 16 units as blocks of (4, 2) and loses the second to the ninth packet of them.
+/// Sends 16 units as blocks of (4, 2) and loses the second to the ninth packet.
 fn lose_eight_in_a_row(depth: u8) -> Pair {
     let mut pair = Pair::established(2);
     let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth };
@@ -349,7 +350,8 @@ fn a_plan_decides_for_sends_that_leave_the_scheme_open() {
     assert_eq!(parity_of(13 * UNIT), 4);
 }
 
-/// Time that a message takes whose second unit is lost once, and the transmissions repeated.
+/// Time to deliver a message whose second unit is lost once, and the number of repeated
+/// transmissions.
 fn lose_the_second_unit(detection: Detection) -> (u64, SessionStatistics) {
     let ends = [0, 1].map(|i| end_with(i, 0, SessionConfig { detection, ..config(i) }));
     let mut pair = Pair::of(ends);
@@ -371,11 +373,11 @@ fn lose_the_second_unit(detection: Detection) -> (u64, SessionStatistics) {
 #[test]
 fn a_lost_unit_is_sent_again_after_its_report_or_its_time_out_and_only_it() {
     let (time, statistics) = lose_the_second_unit(Detection::Timeout);
-    // Sent, time-out of three round trips, and one more to arrive and be acknowledged.
+    // Sent, a time-out of three round trips, and one more to arrive and be acknowledged.
     assert!((8 * DELAY..9 * DELAY).contains(&time), "{time}");
     assert_eq!((statistics.retransmitted_packets, statistics.timeouts), (1, 1));
     let (time, statistics) = lose_the_second_unit(Detection::Reports);
-    // Sent, reported, sent again, acknowledged; the network of this test moves in steps of a delay.
+    // Sent, reported, sent again, acknowledged; this test's network moves in steps of one delay.
     assert!((4 * DELAY..=5 * DELAY).contains(&time), "{time}");
     assert_eq!((statistics.retransmitted_packets, statistics.timeouts), (1, 0));
     assert_eq!((statistics.lost_packets, statistics.lost_runs), (1, 1));
@@ -406,8 +408,8 @@ fn units_are_held_back_while_the_peer_is_silent() {
     pair.run(3 * DELAY);
     pair.run_filtered(500 * MILLISECOND, |_, _| false);
     assert_eq!(pair.ends[0].statistics().stalls, 1);
-    // But for the oldest one, with every fourth probe: four times a round trip, if the network of
-    // this test did not move in steps of half of one.
+    // Except the oldest one with every fourth probe: four times per round trip, if this test's
+    // network did not move in steps of half a round trip.
     let mut units = 0;
     pair.run_filtered(5000 * MILLISECOND, |_, datagram| {
         units += u64::from(is_unit(datagram));
@@ -428,7 +430,7 @@ fn an_idle_session_stays() {
     let statistics = pair.ends[0].statistics();
     assert!(statistics.packets_sent < 200, "{}", statistics.packets_sent);
     assert_eq!(statistics.stalls, 0);
-    // And the first message after the pause does not wait.
+    // And the first message after the pause does not have to wait.
     pair.ends[1].post_receive(receive(0, 100), pair.now).unwrap();
     pair.ends[0].post_send(send(0, 100), pair.now).unwrap();
     pair.run(5 * DELAY);
@@ -442,7 +444,7 @@ fn closing_tells_the_peer_what_has_arrived_and_what_has_not() {
         pair.ends[1].post_receive(receive(offset, 1000), pair.now).unwrap();
         pair.ends[0].post_send(send(offset, 1000), pair.now).unwrap();
     }
-    // Messages 0 and 2 arrive, 1 only in part; nothing of this is acknowledged before the CLOSE.
+    // Messages 0 and 2 arrive, 1 only in part; none is acknowledged before the CLOSE.
     let mut units = 0;
     pair.run_filtered(4 * DELAY, |index, datagram| {
         let is_lost = is_unit(datagram) && units == 5;
@@ -511,16 +513,16 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     pair.now += DELAY;
     let Pair { now, ends: [left, right], memory, under_way, .. } = &mut pair;
     let mut out = Vec::new();
-    // The responder's own challenge went to the address that was announced …
+    // The responder's own challenge went to the announced address …
     left.receive(&mut under_way[0].remove(0), ON_PATH, &mut memory[0], *now);
     assert!(left.next_transmit(&memory[0], *now, &mut out));
-    // … and the answer comes from elsewhere: it is authentic, but says nothing about that path.
+    // … and the answer comes from another one: it is authentic, but says nothing about that path.
     assert!(right.receive(&mut out.clone(), ELSEWHERE, &mut memory[1], *now));
     assert!(!right.is_established());
     let mut forged = challenge.clone();
     *forged.last_mut().unwrap() ^= 1;
     assert!(!right.receive(&mut forged, ELSEWHERE, &mut memory[1], *now));
-    // A new challenge goes there at once, and its answer counts.
+    // A new challenge is sent there at once, and its answer counts.
     out.clear();
     assert!(right.next_transmit(&memory[1], *now, &mut out));
     left.receive(&mut out, ON_PATH, &mut memory[0], *now);
@@ -528,7 +530,7 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(left.next_transmit(&memory[0], *now, &mut out));
     right.receive(&mut out, ON_PATH, &mut memory[1], *now);
     assert!(right.is_established());
-    // Later an authentic packet from elsewhere is not even opened.
+    // Later an authentic packet from another address is not even opened.
     let mut expected = right.statistics();
     assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
     expected.foreign_packets += 1;

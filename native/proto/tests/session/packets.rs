@@ -1,4 +1,4 @@
-//! Packets of two machines: keys that roll over, marks that come back.
+//! Packets between two machines: key updates, and echoed ECN marks.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use sealane_proto::session::{
 use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, receive, send};
 
 fn pair_with(packets_per_key: u64) -> Pair {
-    // Slow enough for many round trips.
+    // Slow enough to take many round trips.
     let rate_bytes_per_second = 400_000;
     let changed = |index| SessionConfig {
         packets_per_key,
@@ -67,7 +67,7 @@ fn marks_are_counted_and_echoed() {
     let mut pair = pair_with(1 << 20);
     let statistics = pair.ends[0].statistics();
     assert_eq!((statistics.is_ecn_capable, statistics.ce_echoed), (1, 0));
-    // Every packet to end 1 that is under way meets a queue.
+    // Every packet in flight to end 1 meets a queue.
     pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
     pair.run(50 * MILLISECOND);
     pair.ends[0].post_send(send(0, 4096), pair.now).unwrap();
@@ -139,7 +139,7 @@ fn closed(pair: &Pair, end: usize) -> Option<(CloseReason, bool)> {
 fn a_path_that_is_too_narrow_ends_the_session_before_it_begins() {
     let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
     pair.run_filtered(3000 * MILLISECOND, |index, datagram| index == 0 || is_small(datagram));
-    // Either end finds out: an answer is as large as what it answers.
+    // Either end notices, because an answer is as large as its challenge.
     assert_eq!(closed(&pair, 0), Some((CloseReason::PathMtu, false)));
     assert_eq!(closed(&pair, 1), Some((CloseReason::PathMtu, false)));
 }
@@ -162,7 +162,7 @@ fn loss_of_many_units_is_no_narrow_path() {
     let mut pair = pair_with(1 << 20);
     pair.ends[1].post_receive(receive(0, 60_000), pair.now).unwrap();
     pair.ends[0].post_send(send(0, 60_000), pair.now).unwrap();
-    // For a second no unit at all arrives, whatever its size; control packets do.
+    // For a second no units arrive, regardless of size, but control packets do.
     let until = pair.now + 1000 * MILLISECOND;
     while pair.now < until {
         pair.run_filtered(10 * MILLISECOND, |index, datagram| {

@@ -1,4 +1,4 @@
-//! Two sessions and the datagrams between them, in the hands of a test.
+//! Two sessions and the datagrams between them, controlled by a test.
 
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
@@ -9,17 +9,17 @@ use sealane_proto::session::{
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
-/// One way.
+/// One-way delay.
 pub const DELAY: Nanos = 5 * MILLISECOND;
 pub const UNIT: u64 = 256;
 
-/// From the peer's address, marked as it left.
+/// From the peer's address, with the mark it was sent with.
 pub const ON_PATH: Arrival = Arrival { path: PathId(0), source: Source::Path, ecn: Ecn::Ect0 };
 /// From another address.
 pub const ELSEWHERE: Arrival =
     Arrival { path: PathId(0), source: Source::Elsewhere, ecn: Ecn::Ect0 };
 
-/// Plain bytes and the chunks published.
+/// Plain bytes, and the published chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bytes {
     pub bytes: Vec<u8>,
@@ -46,7 +46,7 @@ impl Memory for Bytes {
     }
 }
 
-/// End 0 and end 1. `under_way[i]` are the datagrams to end i.
+/// End 0 and end 1. `under_way[i]` holds the datagrams in flight to end i.
 pub struct Pair {
     pub now: Nanos,
     pub ends: [Session; 2],
@@ -104,7 +104,7 @@ pub fn receive(offset: u64, length_max: u64) -> ReceiveRequest {
     ReceiveRequest { offset, length_max, user_data: offset }
 }
 
-/// The path that a datagram names, the first if it names none.
+/// The path that a datagram names; the first if it names none.
 pub fn path_of(datagram: &[u8]) -> PathId {
     Header::decode(datagram).map_or(PathId(0), |(header, _)| PathId(header.channel as u8))
 }
@@ -127,7 +127,7 @@ impl Pair {
         }
     }
 
-    /// A pair that has validated its path and whose first events are taken.
+    /// Creates a pair that has validated its path; the first events are already taken.
     pub fn established(slots: u16) -> Self {
         Self::new(slots).establish()
     }
@@ -143,7 +143,7 @@ impl Pair {
         pair
     }
 
-    /// Lets both ends send what they may and collects their events.
+    /// Lets both ends send what they may, and collects their events.
     pub fn pump(&mut self) {
         for index in 0..2 {
             self.ends[index].handle_timeout(self.now);
@@ -158,13 +158,13 @@ impl Pair {
         }
     }
 
-    /// Delivers one datagram that is under way to an end, on the path that it names.
+    /// Delivers one datagram in flight to an end, on the path that it names.
     pub fn deliver(&mut self, index: usize, mut datagram: Vec<u8>) {
         let arrival = Arrival { path: path_of(&datagram), ..ON_PATH };
         self.ends[index].receive(&mut datagram, arrival, &mut self.memory[index], self.now);
     }
 
-    /// Runs for a time; every datagram arrives after [`DELAY`], if `keeps` keeps it.
+    /// Runs for a time. Datagrams arrive after [`DELAY`] unless `keeps` drops them.
     pub fn run_filtered(&mut self, time: Nanos, mut keeps: impl FnMut(usize, &[u8]) -> bool) {
         let until = self.now + time;
         loop {

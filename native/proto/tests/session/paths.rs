@@ -1,4 +1,4 @@
-//! Several paths, of which one goes silent, becomes narrow, or works one way only.
+//! Several paths, one of which goes silent, becomes too narrow, or works in one direction only.
 
 use sealane_proto::session::{
     CloseReason, CompletionStatus, Event, PathId, PathState, Session, SessionConfig,
@@ -59,7 +59,7 @@ fn time_in_which_nobody_drove_an_end_is_no_silence_of_a_path() {
         if tells {
             pair.ends[0].was_away(left..pair.now);
         }
-        // What arrived meanwhile has yet to be looked at.
+        // Packets that arrived meanwhile have not been read yet.
         pair.ends[0].handle_timeout(pair.now);
         let silences = u64::from(!tells);
         let statistics = pair.ends[0].statistics();
@@ -109,7 +109,7 @@ fn a_path_that_becomes_narrow_is_given_up_while_others_are_left() {
 fn paths_that_all_become_narrow_end_the_session_with_that_reason() {
     let mut pair = two_paths();
     post(&mut pair);
-    // Small packets pass, so each path answers, and is passed over and taken again in turn.
+    // Small packets pass, so each path answers; it is skipped and used again in turn.
     pair.run_filtered(10_000 * MILLISECOND, |to, datagram| to == 0 || datagram.len() < 256);
     let reason = CloseReason::PathMtu;
     for (end, by_peer) in [(0, false), (1, true)] {

@@ -1,5 +1,5 @@
-//! Lists of operations: whatever the user and the network do, what completes is right, and once the
-//! network behaves, everything that can complete does, once.
+//! Lists of operations: regardless of what the user and the network do, every completed message is
+//! correct, and once the network behaves, everything that can complete does so exactly once.
 
 use proptest::prelude::*;
 use sealane_proto::session::{
@@ -9,7 +9,7 @@ use sealane_proto::session::{
 use crate::pair::{MILLISECOND, Pair, UNIT, receive, send};
 
 const SLOTS: u16 = 4;
-/// Room for one message of each slot.
+/// Room for one message per slot.
 const STRIDE: u64 = 8192;
 
 #[derive(Debug, Clone, Copy)]
@@ -21,16 +21,16 @@ enum Operation {
     Receive {
         length_max: u64,
     },
-    /// A stream of two thirds of a buffer, in two parts that overlap.
+    /// A stream of two thirds of a buffer, in two overlapping parts.
     Stream {
         length: u64,
     },
-    /// Give up the newest send, or the newest receive.
+    /// Cancel the newest send, or complete the newest receive.
     Cancel,
     Complete,
     /// Let time pass, in microseconds, and let both ends send.
     Wait(u64),
-    /// Deliver, lose, repeat or spoil one of the datagrams under way to an end.
+    /// Deliver, lose, repeat or corrupt one of the datagrams in flight to an end.
     Deliver(usize, prop::sample::Index),
     Lose(usize, prop::sample::Index),
     Repeat(usize, prop::sample::Index),
@@ -55,7 +55,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     proptest::collection::vec(one, 0..120)
 }
 
-/// What was asked for, by message number: length, and whether it was given up.
+/// Requests by message number: length, and whether it was cancelled or completed early.
 #[derive(Default)]
 struct Asked {
     sends: Vec<(u64, bool)>,
@@ -134,7 +134,7 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
     }
 }
 
-/// Names all of a message: its second half, then all of it.
+/// Announces all of a message: first its second half, then all of it.
 fn stream(pair: &mut Pair, asked: &mut Asked, length: u64) {
     let offset = asked.sends.len() as u64 % u64::from(SLOTS) * STRIDE;
     let reliability = Reliability::SelectiveRepeat;
@@ -146,7 +146,7 @@ fn stream(pair: &mut Pair, asked: &mut Asked, length: u64) {
         let part =
             StreamPart { offset: offset + start, remote_offset: start, length: length - start };
         if pair.ends[0].continue_stream(message, part, pair.now).is_err() {
-            // Its receive is known to be shorter: it is over.
+            // Its receive is known to be too short, so it has ended.
             assert_eq!(start, half);
             return;
         }
@@ -167,7 +167,7 @@ fn completed(pair: &mut Pair, end: usize, seen: &mut [Option<CompletionStatus>])
                 let slot = &mut seen[message as usize];
                 assert_eq!(*slot, None, "receive {message} completed twice");
                 *slot = Some(status);
-                // What landed of a message that was given up is in its chunks, not in its length.
+                // The landed part of an aborted message shows in its chunks, not in its length.
                 let length = if status == CompletionStatus::Ok { length } else { 0 };
                 let start = (message % u64::from(SLOTS) * STRIDE) as usize;
                 let range = start..start + length as usize;
@@ -203,14 +203,14 @@ proptest! {
                 prop_assert_eq!(statuses, [Some(expected); 2]);
                 continue;
             }
-            // Who gives up first, or is done first, decides; both ends complete.
+            // Whichever end aborts or finishes first decides; both ends complete.
             let [sent, received] = statuses.map(|status| status.expect("it completes"));
             prop_assert_eq!(sent == CompletionStatus::Cancelled, send.1);
             prop_assert_eq!(received == CompletionStatus::Partial, receive.1);
             prop_assert!(sent != CompletionStatus::Partial || receive.1);
             prop_assert!(received != CompletionStatus::Cancelled || send.1);
         }
-        // Beyond, only what was given up has completed.
+        // Beyond that, only aborted messages have completed.
         let matched = asked.sends.len().min(asked.receives.len());
         for (seen, asked) in seen.iter().zip([&asked.sends, &asked.receives]) {
             for (status, (_, is_given_up)) in seen.iter().zip(asked).skip(matched) {

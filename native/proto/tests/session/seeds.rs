@@ -1,5 +1,5 @@
-//! The committed seeds of the fuzz target `session_packet`: the fuzzer starts behind the first checks
-//! only as long as they are packets and frames of the version that is spoken.
+//! The committed seeds of the fuzz target `session_packet`: the fuzzer only gets past the first
+//! checks while they are packets and frames of the current version.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use sealane_proto::session::PATHS_MAX;
 use sealane_proto::session::frame::Frames;
 use sealane_proto::session::packet::Header;
 
-/// Frames that there are.
+/// Number of frame types.
 const FRAMES: usize = 15;
 
 #[test]

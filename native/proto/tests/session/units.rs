@@ -1,4 +1,4 @@
-//! A unit that is found on the way: of several sizes, the largest that passes both ways.
+//! Search for the unit: of several sizes, the largest that passes in both directions.
 
 use sealane_proto::aead::Secret;
 use sealane_proto::session::packet::Header;
@@ -8,7 +8,7 @@ use crate::pair::{DELAY, MILLISECOND, Pair, config, receive, send};
 use crate::statuses;
 
 const UNITS: [u16; 3] = [8896, 1408, 1152];
-/// Bytes of a datagram beside its unit.
+/// Bytes of a datagram besides its unit.
 const OVERHEAD: usize = 59;
 
 fn end(index: u64, units: &[u16]) -> Session {
@@ -18,7 +18,7 @@ fn end(index: u64, units: &[u16]) -> Session {
         receive: secret(1 - index),
         token_seed: [index as u8; 32],
     };
-    let units = Units::falling(units).unwrap();
+    let units = Units::descending(units).unwrap();
     Session::searching(config(index), units, index == 0, &keys, 0)
 }
 

@@ -1,5 +1,6 @@
-//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a path of a
-//! certain kind. Every run checks payload, chunks, memory, credit and rate of every message.
+//! Acceptance tests of the reference (docs/understand/sessions.md, "Acceptance tests") that need a
+//! certain kind of path. Every run checks payload, chunks, memory, credit and rate for every
+//! message.
 
 use sealane_proto::link::{GilbertElliott, Loss, PARTS};
 use sealane_proto::session::{Detection, MESSAGE_BYTES_MAX, Reliability, UNIT_BYTES_MAX};
@@ -30,7 +31,7 @@ fn every_size_in_chunks_of_any_grain_arrives_whole() {
     }
 }
 
-/// Test 1, the longest message there is: over a million units.
+/// Test 1, the longest possible message: over a million units.
 #[test]
 fn the_longest_message_arrives_whole() {
     let scenario = Scenario {
@@ -45,7 +46,7 @@ fn the_longest_message_arrives_whole() {
     assert_eq!(outcome.sender.retransmitted_packets, 0);
 }
 
-/// Test 6: 97 generations of 1024 slots and a bit, every third message a stream.
+/// Test 6: somewhat more than 97 generations of 1024 slots; every third message is a stream.
 #[test]
 fn a_hundred_thousand_messages_meet_their_receives_in_order() {
     let scenario = Scenario {
@@ -68,7 +69,7 @@ fn a_hundred_thousand_messages_meet_their_receives_in_order() {
     assert!(outcome.sender.retransmitted_packets > 0);
 }
 
-/// Test 16, sizes to eight bandwidth-delay products and beyond: 6 MB at 200 Mbit/s and 25 ms.
+/// Test 16, up to eight bandwidth-delay products and more: 6 MB at 200 Mbit/s and 25 ms.
 #[test]
 fn any_loss_at_any_size_ends_with_everything_delivered() {
     let decades = [10_000, 1000, 100, 10, 1].map(|part| PERCENT / part);
@@ -93,7 +94,7 @@ fn any_loss_at_any_size_ends_with_everything_delivered() {
     }
 }
 
-/// Test 18: with a time-out above all that the path does, what is repeated is what was lost.
+/// Test 18: with a time-out above every delay of the path, only lost units are repeated.
 #[test]
 fn what_is_repeated_is_what_was_lost() {
     for detection in [Detection::Timeout, Detection::Reports] {
@@ -116,7 +117,8 @@ fn what_is_repeated_is_what_was_lost() {
     }
 }
 
-/// Test 18: a time-out below the path's jitter repeats in vain, and both ends count it alike.
+/// Test 18: a time-out below the path's jitter causes unnecessary repetitions, and both ends count
+/// the same number.
 #[test]
 fn repetitions_in_vain_are_counted() {
     let mut scenario = Scenario {
@@ -137,8 +139,8 @@ fn repetitions_in_vain_are_counted() {
     assert_eq!(outcome.sender.retransmitted_packets, outcome.sender.timeouts);
 }
 
-/// Test 23: of equally many losses a code mends all that come one by one. Bursts are more than it can
-/// mend, unless blocks are interleaved.
+/// Test 23: at equal loss rates, a code recovers all isolated losses. Bursts exceed it unless
+/// blocks are interleaved.
 #[test]
 fn bursts_defeat_a_code_and_interleaving_helps_it() {
     const MESSAGES: u64 = 40;

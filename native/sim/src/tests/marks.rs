@@ -1,10 +1,10 @@
-//! Marks of a link's queues come back to the sender, each counted once.
+//! Marks of a link's queues reach the sender, each counted once.
 
 use sealane_proto::link::{PARTS, Phantom, Thresholds};
 
 use super::{Outcome, Scenario, check};
 
-/// Marks everything behind this much of a queue.
+/// Marks everything behind a queue of this length.
 const THRESHOLDS: Thresholds =
     Thresholds { low_bytes: 4000, high_bytes: 8000, probability_max_parts: PARTS };
 
@@ -13,7 +13,7 @@ fn marked(change: impl FnOnce(&mut Scenario)) -> Outcome {
     change(&mut scenario);
     let outcome = check(&scenario);
     assert_eq!((outcome.sender.is_ecn_capable, outcome.receiver.is_ecn_capable), (1, 1));
-    // What was marked behind the last acknowledgement, nobody tells any more.
+    // A mark after the last acknowledgement is not reported any more.
     assert!(outcome.sender.ce_echoed > 0 && outcome.receiver.ce_received > 0);
     assert!(outcome.sender.ce_echoed <= outcome.receiver.ce_received);
     assert!(outcome.receiver.ce_received <= outcome.forward.marked_packets);
@@ -30,7 +30,7 @@ fn marks_of_early_detection_are_echoed() {
 
 #[test]
 fn a_phantom_queue_marks_before_there_is_a_real_one() {
-    // It drains at half of the link's rate, so it fills while the link is never full.
+    // It drains at half the link's rate, so it fills although the link is never full.
     let phantom =
         Phantom { drain_parts_per_billion: PARTS / 2, cap_bytes: 1 << 20, thresholds: THRESHOLDS };
     let outcome = marked(|scenario| scenario.forward.phantom = Some(phantom));

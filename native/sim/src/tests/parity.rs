@@ -30,13 +30,14 @@ fn without_losses_parity_costs_no_time() {
 
 #[test]
 fn of_a_long_message_only_what_may_be_missing_gets_parity() {
-    // Ten round trips of data in blocks of 8: those of one round trip are not acknowledged yet.
+    // Ten round trips of data in blocks of 8; only those of the last round trip are not
+    // acknowledged yet.
     let clean = check(&sized(6_000_000, CODED)).sender;
     let unit_nanos = (1408 + 83) * 40;
     let unknown_blocks = 25 * MILLISECOND / unit_nanos / 8;
     let allowed = 3 * unknown_blocks * 11 / 10;
     assert!((unknown_blocks..allowed).contains(&clean.parity_packets_sent), "{clean:?}");
-    // What was lost before is repeated at once: parity has little left to do.
+    // Earlier losses are repeated at once, so parity has little left to do.
     let mut lossy = sized(6_000_000, CODED);
     lossy.forward.loss = Loss::Independent(PERCENT);
     let lossy = check(&lossy).sender;

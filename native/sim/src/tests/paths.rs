@@ -1,4 +1,4 @@
-//! Several paths: what is late on one is not lost, and what one loses the others carry.
+//! Several paths: a late packet on one is not lost, and other paths carry what one loses.
 
 use sealane_proto::link::{LinkConfig, Loss};
 use sealane_proto::session::{PathState, Reliability};
@@ -6,7 +6,7 @@ use sealane_proto::session::{PathState, Reliability};
 use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
 use crate::PathLinks;
 
-/// One way, of each path: the slowest takes four times as long as the fastest.
+/// One-way delay of each path: the slowest takes four times as long as the fastest.
 const DELAYS: [u64; 4] = [5 * MILLISECOND, 8 * MILLISECOND, 12 * MILLISECOND, 20 * MILLISECOND];
 /// The time-out of the slowest path.
 const TIMEOUT: u64 = 3 * 2 * DELAYS[3];
@@ -15,7 +15,7 @@ fn link(delay: u64) -> LinkConfig {
     LinkConfig::clean(200_000_000, delay, 1 << 20)
 }
 
-/// Messages of 600 kB over four paths, at the rate of one of them.
+/// Messages of 600 kB over four paths, together at the rate of one.
 fn scenario(seed: u64, count: u32) -> Scenario {
     let path = |delay| PathLinks { forward: link(delay), backward: link(delay), blackout: None };
     Scenario {
@@ -50,7 +50,7 @@ fn paths_of_different_delays_share_the_units_and_nothing_counts_as_lost() {
         let (sender, receiver) = (&outcome.sender, &outcome.receiver);
         assert_eq!((sender.retransmitted_packets, sender.timeouts), (0, 0));
         assert_eq!((receiver.missing_packets, receiver.reordered_packets), (0, 0));
-        // Parity behind what is whole already is late, and no repetition.
+        // Parity after a complete block is late, but not a repetition.
         assert_eq!(receiver.duplicates, 0);
         assert_eq!(sender.spurious_retransmissions, 0);
         assert_eq!((sender.paths_validated, sender.path_silences), (4, 0));
@@ -59,7 +59,7 @@ fn paths_of_different_delays_share_the_units_and_nothing_counts_as_lost() {
             assert_eq!(path.state, PathState::Validated);
             assert!(path.packets_sent > units / 5, "{path:?}");
             assert!((2 * delay..2 * delay + MILLISECOND).contains(&path.srtt), "{path:?}");
-            // All but the packets behind the last report.
+            // All except the packets after the last report.
             assert!(path.received.received + 64 > path.packets_sent, "{path:?}");
             assert!(path.in_flight_bytes < 64 * 1500, "{path:?}");
         }
@@ -86,7 +86,7 @@ fn a_path_that_goes_down_is_passed_over_within_a_time_out_and_comes_back() {
         let outcome = check(&with_blackout(scenario(3, 30), broken, start, 250 * MILLISECOND));
         assert_eq!((outcome.sender.path_silences, outcome.sender.stalls), (1, 0), "{broken}");
         assert_eq!(outcome.sender.paths_validated, 4);
-        // Its time-out, and the way of what goes out again.
+        // Its time-out, plus the delay of what is sent again.
         let slower = longest(&outcome).saturating_sub(undisturbed);
         assert!(slower < TIMEOUT + 2 * DELAYS[3], "{broken}: {slower}");
         // It carries units again once it is back.
@@ -102,7 +102,7 @@ fn a_path_that_is_down_from_the_start_delays_nobody() {
         let outcome = check(&with_blackout(scenario(4, 4), broken, 0, 100_000 * MILLISECOND));
         assert_eq!(outcome.sender.paths_validated, 3);
         assert_eq!(outcome.sender.retransmitted_packets, 0);
-        // Nothing but challenges was tried on it.
+        // Only challenges were sent on it.
         assert!(outcome.paths[broken].packets_sent < 40, "{:?}", outcome.paths[broken]);
     }
 }

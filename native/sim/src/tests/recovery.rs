@@ -1,4 +1,5 @@
-//! How losses are found and mended: within a round trip, and nothing that was not lost.
+//! Detection and recovery of losses: within a round trip, and without repeating anything that was
+//! not lost.
 
 use sealane_proto::link::{GilbertElliott, LinkConfig, Loss, PARTS};
 use sealane_proto::session::{Detection, Reliability};
@@ -7,9 +8,9 @@ use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
 use crate::Pauses;
 
 const RTT: u64 = 25 * MILLISECOND;
-/// Outages of a test, each 3.7 % longer than the one before: 10 ms to 59 s.
+/// Number of outages in a test, each 3.7 % longer than the one before: 10 ms to 59 s.
 const OUTAGES: u64 = 240;
-/// Time that 600 kB take at 200 Mbit/s, headers and parity included.
+/// Time to send 600 kB at 200 Mbit/s, including headers and parity.
 const INJECTION: u64 = 36 * MILLISECOND;
 
 fn sized(seed: u64, bytes: u64, count: u32) -> Scenario {
@@ -30,10 +31,11 @@ fn mean(outcome: &Outcome) -> u64 {
     outcome.completion_nanos.iter().flatten().sum::<u64>() / outcome.completion_nanos.len() as u64
 }
 
-/// How long after an instant the first message was acknowledged, of messages one after the other.
+/// Time from an instant to the acknowledgement of the next message, with messages sent one after
+/// another.
 fn acknowledged_after(outcome: &Outcome, instant: u64) -> u64 {
     let mut messages = outcome.completion_nanos.iter().flatten();
-    // Validation of the path, and credit with it: then the first message starts.
+    // First the path is validated and credit arrives; then the first message starts.
     let mut ended = RTT;
     while ended <= instant {
         ended += messages.next().expect("a message after the outage");
@@ -53,14 +55,14 @@ fn losses_are_found_by_report_counted_alike_and_nothing_is_repeated_in_vain() {
     assert_eq!(receiver.duplicates + receiver.late, 0);
     assert_eq!(sender.lost_packets, receiver.missing_packets);
     assert_eq!(sender.lost_runs, receiver.missing_runs);
-    // All but a last packet of the session, behind which there was nothing.
+    // All except possibly the session's last packet, which no packet followed.
     assert!(outcome.forward.lost_packets - receiver.missing_packets <= 1);
     assert!(receiver.missing_runs <= receiver.missing_packets);
 }
 
 #[test]
 fn a_lost_unit_costs_one_round_trip_wherever_it_is() {
-    // One unit of 20 is lost a message at most; its place is any, the last one too.
+    // At most one unit of 20 is lost per message, in any position including the last.
     let mut scenario = sized(8, 20 * 1408, 400);
     scenario.forward.loss = Loss::Independent(PERCENT / 2);
     let reported = check(&scenario);
@@ -100,7 +102,7 @@ fn reordering_within_the_known_skew_costs_nothing() {
     assert!(outcome.forward.reordered_packets > 100, "{:?}", outcome.forward);
     assert_eq!(outcome.sender.retransmitted_packets, 0);
     assert_eq!(outcome.receiver.missing_packets + outcome.receiver.reordered_packets, 0);
-    // What is not known is learnt.
+    // Unknown skew is learnt.
     scenario.reordering = 0;
     let learnt = check(&scenario);
     assert!(learnt.receiver.reordered_packets > 0);
@@ -115,8 +117,8 @@ fn lost_acknowledgements_delay_little_and_the_last_one_too() {
     scenario.backward.loss = Loss::Independent(10 * PERCENT);
     let outcome = check(&scenario);
     assert_eq!(outcome.sender.timeouts, 0);
-    // The second acknowledgement of a message is lost, too, in one of a hundred: then units go with
-    // the probes until one of them is answered, four at most.
+    // In one of a hundred messages the second acknowledgement is lost, too; then units follow the
+    // probes until one of them is answered, at most four.
     assert!(outcome.sender.retransmitted_packets <= 2 * 4 * 3);
     assert!(longest(&outcome) < 3 * RTT, "{}", longest(&outcome));
     assert!(mean(&outcome) < RTT + RTT / 8, "{}", mean(&outcome));
@@ -131,14 +133,14 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
                 let blackout = Some((start, start + outage));
                 let scenario = Scenario { reliability, blackout, ..sized(6, 600_000, 1) };
                 let outcome = check(&scenario);
-                // Validation of the path, and credit with it: then the message starts.
+                // First the path is validated and credit arrives; then the message starts.
                 let ended = RTT + longest(&outcome);
                 let healed = ended - start - outage;
                 // A probe, its answer, what was lost, and its acknowledgement: two round trips,
-                // and what it takes until the next probe and until its gap counts as lost.
+                // plus the time until the next probe and until its gap counts as lost.
                 let allowed = 2 * RTT + RTT / 16 + RTT / 32 + INJECTION;
                 assert!(healed <= allowed, "{reliability:?} {outage} {phase}: {healed}");
-                // Twenty seconds of silence at the rate would be 500 MB.
+                // Twenty seconds of silence at the full rate would be 500 MB.
                 assert!(outcome.sender.wire_bytes_sent < 10_000_000);
                 let stalled = outcome.sender.stalled_nanos;
                 let expected = outage.saturating_sub(4 * 3 * RTT);
@@ -148,14 +150,14 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
     }
 }
 
-/// Outages of 10 ms to just below the idle timeout, at any phase of what is under way. A message heals
-/// when all of it is at its receiver, half a round trip before the acknowledgement.
+/// Outages of 10 ms to just below the idle timeout, at any phase of a transfer. A message has
+/// recovered when all of it is at its receiver, half a round trip before the acknowledgement.
 #[test]
 fn what_is_under_way_when_a_path_goes_heals_within_two_round_trips_of_its_return() {
     let injection_of = |units: u64| units * 1491 * 8 * 5;
     let reported = 9 * RTT / 4 + RTT / 32;
     let cases = [
-        // The first unit to get through heals most messages of one.
+        // With messages of one unit, the first unit to get through usually completes the message.
         (1, 2 * RTT + RTT / 3, 5 * RTT / 4),
         (4, reported, 3 * RTT / 2),
         (100, reported, 2 * RTT),
@@ -178,24 +180,24 @@ fn what_is_under_way_when_a_path_goes_heals_within_two_round_trips_of_its_return
     }
 }
 
-/// Hosts that stop for less and for more than a time-out: late is not lost.
+/// Hosts that pause for less and for more than a time-out: a late packet is not lost.
 #[test]
 fn a_host_that_is_late_looks_like_no_loss() {
     for length in [5, 50, 150] {
         for reliability in [Reliability::SelectiveRepeat, CODED] {
-            // Rare enough for the round trip to be known in between.
+            // Rare enough for the round-trip time to be measured in between.
             let pauses = Some(Pauses { every: 900 * MILLISECOND, length: length * MILLISECOND });
             let mut scenario = Scenario { reliability, pauses, ..sized(length, 60_000, 60) };
             let outcome = check(&scenario);
             let sender = &outcome.sender;
             assert_eq!(sender.timeouts, 0, "{length} ms, {reliability:?}");
-            // What goes with probes into a silence: four units a round trip, never a flight. Each
-            // end may stop in the same message.
+            // Units that accompany probes during a silence: four per round trip, never everything
+            // in flight. Each end may pause during the same message.
             let quiet = 2 * (length * MILLISECOND).saturating_sub(RTT / 4);
             let carried = outcome.elapsed_nanos / (900 * MILLISECOND) * quiet.div_ceil(RTT / 4);
             let repeated = sender.retransmitted_packets;
             assert!(repeated <= carried, "{length} ms, {reliability:?}: {repeated} of {carried}");
-            // What is lost is found beside it.
+            // Real losses are still detected.
             scenario.forward.loss = Loss::Independent(PERCENT);
             scenario.backward.loss = Loss::Independent(PERCENT);
             let sender = check(&scenario).sender;

@@ -1,4 +1,4 @@
-//! Rings of sites: what they compute, and how long it takes.
+//! Rings of sites: results and durations.
 
 use sealane_proto::link::{LinkConfig, Loss, Nanos};
 use sealane_proto::session::Reliability;
@@ -6,7 +6,7 @@ use sealane_proto::session::Reliability;
 use super::{CODED, MILLISECOND, PERCENT};
 use crate::{Ring, RingError, RingOutcome, RingReceive, RingSend, Rule, Scenario, Site, run_ring};
 
-/// All-reduce around the ring of an array of `sites` segments, one message each.
+/// All-reduce around the ring on an array of `sites` segments, one message per segment.
 fn all_reduce(sites: u64, segment_bytes: u64) -> Vec<Site> {
     let range = |segment: u64| segment * segment_bytes..(segment + 1) * segment_bytes;
     let site = |rank: u64| {
@@ -73,8 +73,8 @@ fn every_site_gets_the_sum_of_all_over_lossy_links() {
     }
 }
 
-/// A ring without losses takes as long as its steps, of which `step_nanos` says one by (injection,
-/// delay one way); the last one ends with its arrival.
+/// Checks that a ring without losses takes as long as its steps. `step_nanos` gives the time of a
+/// step from (injection, one-way delay); the last step ends with its arrival.
 fn assert_steps(depth: u16, step_nanos: impl Fn(Nanos, Nanos) -> Nanos) {
     let (sites, units): (u64, u64) = (4, 512);
     let session = Scenario { depth, slots: 16, ..Scenario::fast(1) };
@@ -83,7 +83,7 @@ fn assert_steps(depth: u16, step_nanos: impl Fn(Nanos, Nanos) -> Nanos) {
 
     let outcome = run(&ring, &mut []);
 
-    // 83 bytes a packet of header, descriptor, tag, IP and UDP.
+    // 83 bytes per packet for header, descriptor, tag, IP and UDP.
     let injection = units * (4096 + 83) * 8 * 1_000_000_000 / 400_000_000_000;
     let steps = 2 * (sites - 1);
     let expected = (steps - 1) * step_nanos(injection, delay) + injection + delay;

@@ -1,4 +1,4 @@
-//! What a user asks to be sent: whole messages, and the parts of streams.
+//! Posting of sends: whole messages, and the parts of streams.
 
 use super::super::layout::Layout;
 use super::super::order::Order;
@@ -49,7 +49,7 @@ impl Sender {
         self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
     }
 
-    /// Names units of a stream.
+    /// Announces units of a stream.
     pub fn continue_stream(&mut self, number: u64, part: StreamPart) -> Result<(), PostError> {
         let StreamPart { offset, remote_offset, length } = part;
         let unit_bytes = u64::from(self.unit_bytes);
@@ -64,7 +64,7 @@ impl Sender {
         if !is_valid {
             return Err(PostError::InvalidPart { remote_offset, length });
         }
-        // Within the range, whose units are counted in 32 bits.
+        // Within the range, units are counted in 32 bits.
         let unit = (remote_offset / unit_bytes) as u32;
         let count = length.div_ceil(unit_bytes) as u32;
         let repeats = !message.is_reliable;
