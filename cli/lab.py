@@ -149,7 +149,7 @@ def _row(status: dict[str, Any]) -> dict[str, Any]:
         "hosts": len(status["hosts"]),
         "links": [wan["name"] for wan in topology["wan"]],
         "packets_per_second": status["packets_per_second"],
-        "measured": "not" if measured is None else measured["packets_per_second"],
+        "measured": "not measured" if measured is None else measured["packets_per_second"],
     }
 
 

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=[objective.value for objective in Objective],
         default=Objective.MEAN.value,
-        help="completion time to minimise (default: mean)",
+        help="statistic of the completion time to minimize (default: mean)",
     )
     add(
         "--parity-budget",

@@ -9,7 +9,7 @@ from typing import Any
 
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.session_stat import LIMITS, limits, record
-from sealane.cli.verbs import named, verb
+from sealane.cli.verbs import named, sentence, verb
 from sealane.client import Client, translated
 from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import sessions_pb2
@@ -22,16 +22,13 @@ def add_verbs(verbs: Any) -> None:
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "watch", _session_watch, "print a session's state changes until it is closed")
     named(verbs, "close", _session_close, "close a session")
-    verbs.add_parser("limits", help="show the limits and the usage of jobs", fill=_fill_limits)
-    verbs.add_parser(
-        "drain", help="refuse new sessions and end existing ones cleanly", fill=_fill_drain
-    )
-    verbs.add_parser("stat", help="show a session's rates and what limits it", fill=_fill_stat)
-    verbs.add_parser(
-        "plan",
-        help="choose the scheme for messages on a path, by the completion-time model",
-        fill=_fill_plan,
-    )
+    for name, fill, text in (
+        ("limits", _fill_limits, "show the limits and the usage of jobs"),
+        ("drain", _fill_drain, "refuse new sessions and end existing ones cleanly"),
+        ("stat", _fill_stat, "show a session's rates and what limits it"),
+        ("plan", _fill_plan, "choose the scheme for messages on a path, by a model of completion"),
+    ):
+        verbs.add_parser(name, help=text, description=sentence(text), fill=fill)
 
 
 def _fill_plan(parser: argparse.ArgumentParser) -> None:

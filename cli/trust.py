@@ -50,7 +50,7 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
     if options.owner_key is not None:
         owner = parse_owner_key(read_document(options.owner_key), source=str(options.owner_key))
         verify_owner(document, read_signature(options.file), owner=owner)
-        signature = "of its owner"
+        signature = "valid"
     verifiers = evidence_verifiers(Collateral)
     found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in verifiers})
     output.show_one(

@@ -14,9 +14,14 @@ OfflineCommand = Callable[[argparse.Namespace, Output], None]
 
 def verb(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
     """Add a verb that calls the daemon."""
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=sentence(text))
     parser.set_defaults(run=run)
     return parser
+
+
+def sentence(text: str) -> str:
+    """Return a help text as the sentence that describes the verb in its own `--help`."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def named(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
@@ -57,7 +62,7 @@ def offline(
     verbs: Any, name: str, run: OfflineCommand, text: str, *, metavar: str = "FILE"
 ) -> argparse.ArgumentParser:
     """Add a verb that reads a file and needs no daemon."""
-    made: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    made: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=sentence(text))
     made.add_argument("file", type=Path, metavar=metavar)
     made.set_defaults(run=run, is_offline=True)
     return made
