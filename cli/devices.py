@@ -12,7 +12,7 @@ from sealane.protocol.v1 import devices_pb2
 
 
 async def device_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
-    """Print every device, including those that nodes request."""
+    """Print every device, including those that await `device init`."""
 
     def call(token: str) -> Awaitable[devices_pb2.ListDevicesResponse]:
         request = devices_pb2.ListDevicesRequest(page_token=token)

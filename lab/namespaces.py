@@ -23,7 +23,7 @@ IFF_UP: Final = 0x1
 IFF_NOARP: Final = 0x80
 """From <linux/if.h>. Without neighbour discovery, frames go to the interface's own address."""
 IN6_ADDR_GEN_MODE_NONE: Final = 1
-"""From <linux/if_link.h>: no link-local address, so no packets that no program sent."""
+"""From <linux/if_link.h>: no link-local address, so all packets come from programs."""
 # In an order in which they can be turned off: segmentation depends on those after it.
 OFFLOADS: Final = (
     "generic-receive-offload",

@@ -118,7 +118,7 @@ def find_association(
         raise _not_the_controllers(connect, "subsystem", connect.subsystem_nqn, offset=_SUBSYSTEM)
     # Only the NQN is proved (by DH-HMAC-CHAP or a queue ticket). The host id isn't checked: only
     # reservations use it, and they take the admin queue's. So a host may send another one here, as
-    # some do, although NVMe Base 2.0 requires the same.
+    # some do, although NVMe Base 2.0 requires the same one.
     if association.host_nqn != connect.host_nqn:
         raise _not_the_controllers(connect, "host", connect.host_nqn, offset=_HOST)
     if not association.admin.is_authenticated:

@@ -84,7 +84,7 @@ class Exported(Protocol):
         """Prepare an I/O queue; ConnectRefusedError to refuse it."""
 
     async def association_closed(self, association_id: int) -> None:
-        """Stop and drain the association's queues; also at a reset, which it survives."""
+        """Stop and drain the association's queues, at its end or at a controller reset."""
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
         """Release the resources of an I/O queue that has stopped completely."""

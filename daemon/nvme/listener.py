@@ -137,7 +137,7 @@ class Listener:
         await self._tasks.close()
 
     def changed(self) -> None:
-        """Notify hosts of changes of their subsystem or discovery log; end forbidden ones."""
+        """Notify hosts of changed subsystems and logs; end associations of hosts now forbidden."""
         self._discovery.changed()
         for association in self.associations:
             exported = association.exported

@@ -13,7 +13,7 @@ from sealane.protocol.nvme.nqn import check_nqn
 BLOCK_BYTES: Final = 4096
 _HOSTS_MAX: Final = 256
 _SUBSYSTEMS_MAX: Final = 256
-_NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # of namespaces without a UUID
+_NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # for namespaces without a UUID
 
 AnaStateName = Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"]
 Limit = Annotated[int, Field(ge=0, le=1 << 50)]

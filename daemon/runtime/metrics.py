@@ -52,7 +52,7 @@ ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
 def by_owner(
     statistics: Mapping[str, Mapping[str, int]],
 ) -> dict[tuple[str, ...], Mapping[str, int]]:
-    """Return statistics by name as statistics by the values of one label."""
+    """Return statistics keyed by names as statistics keyed by the values of one label."""
     return {(owner,): counters for owner, counters in statistics.items()}
 
 

@@ -36,7 +36,7 @@ def forbid_inspection() -> None:
 def lock_memory() -> None:
     """Keep all memory of this process out of swap, now and later (mlockall(2)).
 
-    Keys are anywhere in it: in Python's and OpenSSL's heaps, in the engine, on stacks. Pages are
+    Keys may be anywhere in it: in Python's and OpenSSL's heaps, in the engine, on stacks. Pages are
     locked when first touched, so address space that is only reserved costs nothing.
     UnavailableError `process.memory.swappable` if the kernel doesn't allow unlimited locking.
     """

@@ -108,7 +108,7 @@ async def opened_device(
 
 
 def authorize_at(trust: TrustClient, device: Device) -> Ask:
-    """Return a function that asks the broker about peers, and loses `device` if so answered."""
+    """Return a function that asks the broker about peers; it may find that `device` is lost."""
 
     async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
         if device.loss is not None:

@@ -34,7 +34,7 @@ def exchange(
     milestone: bytes,
     kem: KemKey,
 ) -> Exchanged:
-    """Agree on the secret of the queue that `caller` offers; blocks while the KEM key works.
+    """Agree on the secret of the queue that `caller` offers; blocks while it uses the KEM key.
 
     `sealed_share` is the caller's share; `milestone` is that of the volume's store. Errors of
     `open_share` and `derive_queue_secret`.

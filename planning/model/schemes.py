@@ -42,7 +42,7 @@ class SelectiveRepeat:
 
 @dataclass(frozen=True, slots=True)
 class ErasureCoded:
-    """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is a XOR code.
+    """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is an XOR code.
 
     All data is sent first, then parity (`model.tail`). Losses known before that are retransmitted
     at once; a block that its parity can't repair gets exactly the units that it lacks. UsageError
