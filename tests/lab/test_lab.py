@@ -207,7 +207,7 @@ def test_down_is_done_once_and_asked_as_often_as_one_likes(
     ]
     assert [result.returncode for result in results] == [0, 0]
     assert lab.name not in lab_names(0)
-    assert "no lab" in run(lab, "a", "--", "true").stderr
+    assert f"lab {lab.name} is not running" in run(lab, "a", "--", "true").stderr
 
 
 def namespaces(kind: str) -> dict[int, str]:
