@@ -287,9 +287,16 @@ def add_verbs(verbs: Any) -> None:
         _attest_show,
         "show the identities of the daemon's roles (self), an attestation result, or the items of "
         "an evidence collection",
+        file="the running daemon, or a file with a result or evidence",
         metavar="self|FILE",
     )
-    made = offline(verbs, "verify", _attest_verify, "verify evidence and apply a policy to it")
+    made = offline(
+        verbs,
+        "verify",
+        _attest_verify,
+        "verify evidence and apply a policy to it",
+        file="evidence: a collection, or with --type a single item",
+    )
     made.add_argument("--type", help="the file is a single item of this type, not a collection")
     bound = made.add_mutually_exclusive_group(required=True)
     bound.add_argument("--runtime-data", type=Path, metavar="FILE", help="data it commits to")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sealane import __version__
 from sealane.cli.output import Command, Output, text_of
+from sealane.cli.verbs import sentence
 from sealane.client import (
     Client,
     NodeStatus,
@@ -115,8 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
 
     for noun, (text, sources) in NOUNS.items():
-        nouns.add_parser(noun, help=text, fill=functools.partial(_fill, sources))
-    status = nouns.add_parser("status", help="the daemon's roles, evidence and addresses")
+        nouns.add_parser(
+            noun, help=text, description=sentence(text), fill=functools.partial(_fill, sources)
+        )
+    text = "the daemon's roles, evidence and addresses"
+    status = nouns.add_parser("status", help=text, description=sentence(text))
     status.set_defaults(run=_status)
     _add_shared(status)
     return parser

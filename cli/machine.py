@@ -186,7 +186,13 @@ def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
 
 def add_verbs(verbs: Any) -> None:
     """Add `attest machine` to sealanectl's parser."""
-    made = offline(verbs, "machine", attest_machine, "print this machine's entries for a policy")
+    made = offline(
+        verbs,
+        "machine",
+        attest_machine,
+        "print this machine's entries for a policy",
+        file="configuration of the node's daemon",
+    )
     made.add_argument("--node", required=True, help="name of the node")
     made.add_argument("--role", required=True, choices=ROLES[1:], help="role of the node")
     made.add_argument("--tenant", required=True, help="tenant whose volumes it may use")

@@ -235,21 +235,42 @@ def _head(text: str) -> Head:
 
 def add_policy_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `policy`."""
-    made = offline(verbs, "check", _policy_check, "check a policy and list what is risky in it")
+    made = offline(
+        verbs,
+        "check",
+        _policy_check,
+        "check a policy and list what is risky in it",
+        file="policy to check",
+    )
     made.add_argument("--owner-key", type=Path, metavar="FILE", help="check FILE.sig with this key")
-    made = offline(verbs, "sign", _policy_sign, "sign a policy as its owner; writes FILE.sig")
+    made = offline(
+        verbs,
+        "sign",
+        _policy_sign,
+        "sign a policy as its owner; writes FILE.sig",
+        file="policy to sign",
+    )
     made.add_argument("--key", type=Path, required=True, metavar="FILE", help="the owner's key")
     verb(verbs, "show", _policy_show, "print the policy in force")
     for name, run, text in (
         ("apply", _policy_apply, "put a newer policy into force; every node attests again"),
         ("diff", _policy_diff, "compare a policy with the one in force"),
     ):
-        verb(verbs, name, run, text).add_argument("file", type=Path, metavar="FILE")
+        made = verb(verbs, name, run, text)
+        made.add_argument(
+            "file", type=Path, metavar="FILE", help="policy, with its signature in FILE.sig"
+        )
 
 
 def add_audit_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `audit`."""
-    made = offline(verbs, "verify", _audit_verify, "check every record of a log")
+    made = offline(
+        verbs,
+        "verify",
+        _audit_verify,
+        "check every record of a log",
+        file="log, as export writes it",
+    )
     made.add_argument(
         "--anchor", type=Path, metavar="FILE", help="broker's trust anchor: check signatures, too"
     )
@@ -264,4 +285,4 @@ def add_audit_verbs(verbs: Any) -> None:
     )
     verb(
         verbs, "export", _audit_export, "copy the log to a new file and print its head"
-    ).add_argument("file", type=Path, metavar="FILE")
+    ).add_argument("file", type=Path, metavar="FILE", help="file to create")

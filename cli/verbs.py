@@ -59,10 +59,10 @@ def confirm(options: argparse.Namespace, consequence: str) -> None:
 
 
 def offline(
-    verbs: Any, name: str, run: OfflineCommand, text: str, *, metavar: str = "FILE"
+    verbs: Any, name: str, run: OfflineCommand, text: str, *, file: str, metavar: str = "FILE"
 ) -> argparse.ArgumentParser:
-    """Add a verb that reads a file and needs no daemon."""
+    """Add a verb that reads a file and needs no daemon; `file` is the help text of the file."""
     made: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=sentence(text))
-    made.add_argument("file", type=Path, metavar=metavar)
+    made.add_argument("file", type=Path, metavar=metavar, help=file)
     made.set_defaults(run=run, is_offline=True)
     return made
