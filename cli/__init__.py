@@ -2,5 +2,5 @@
 
 import os
 
-# As in sealane.daemon, which a client of it need not import.
+# As in sealane.daemon, which the daemon's clients don't import.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""`sealanectl attest`: evidence in files, its claims, and what a policy makes of it."""
+"""`sealanectl attest`: evidence in files, its claims, and its appraisal under a policy."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ _EXPORT_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StatedBinding(Binding):
-    """A binding of which only the hash is known: that of evidence from elsewhere."""
+    """A binding known only by its hash, for evidence from elsewhere."""
 
     stated: bytes
 
@@ -86,7 +86,7 @@ async def _show_self(options: argparse.Namespace, output: Output) -> None:
 
 
 def _attest_verify(options: argparse.Namespace, output: Output) -> None:
-    """Verify evidence, print its claims, and with a policy every rule and the verdict."""
+    """Verify evidence and print its claims; with a policy, also every rule and the verdict."""
     now = options.now or utc_now()
     verifiers = evidence_verifiers(lambda: collateral_of(options.collateral, now))
     claims = dict(_verified(options, verifiers, now))
@@ -136,7 +136,9 @@ def _verified(
         verifier = by_media_type.get(item.media_type)
         if verifier is None:
             raise VerificationError(
-                "attestation.evidence.type", f"item {label} can't be {item.media_type}"
+                "attestation.evidence.type",
+                f"item {label}: media type {item.media_type!r}; allowed: "
+                f"{', '.join(sorted(by_media_type))}",
             )
         yield (
             label,
@@ -158,13 +160,13 @@ def _binding(options: argparse.Namespace) -> Binding:
 
 
 def collateral_of(directory: Path | None, now: dt.datetime) -> Collateral:
-    """Return what a directory has; what can't be taken is told on the standard error."""
+    """Return a directory's collateral; report refused files on standard error."""
     if directory is None:
         return Collateral()
     items = {path.name: read_document(path) for path in sorted(directory.iterdir())}
     loaded = load_collateral(items, roots=vendor_roots(), high_water={}, now=now)
     for name, error in loaded.refused:
-        print(f"sealanectl: {name} is left out: {error}", file=sys.stderr)
+        print(f"sealanectl: {name} is ignored: {error}", file=sys.stderr)
     return loaded.collateral
 
 
@@ -263,8 +265,18 @@ def _read_evidence(path: Path) -> bytes:
 
 
 def _time(text: str) -> dt.datetime:
-    time = dt.datetime.fromisoformat(text)
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 2026-11-21T12:00:00Z") from error
     return time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
+
+
+def _digest(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: hexadecimal digits") from error
 
 
 def add_verbs(verbs: Any) -> None:
@@ -273,20 +285,31 @@ def add_verbs(verbs: Any) -> None:
         verbs,
         "show",
         _attest_show,
-        "show what the daemon's roles show to their peers, an attestation result, or the items of "
+        "show the identities of the daemon's roles (self), an attestation result, or the items of "
         "an evidence collection",
+        file="the running daemon, or a file with a result or evidence",
         metavar="self|FILE",
     )
-    made = offline(verbs, "verify", _attest_verify, "verify evidence and apply a policy to it")
-    made.add_argument("--type", help="the file is one item of this type, not a collection")
-    bound = made.add_mutually_exclusive_group(required=True)
-    bound.add_argument("--runtime-data", type=Path, metavar="FILE", help="what it commits to")
-    bound.add_argument(
-        "--report-data", type=bytes.fromhex, metavar="HEX", help="the hash it commits to"
+    made = offline(
+        verbs,
+        "verify",
+        _attest_verify,
+        "verify evidence and apply a policy to it",
+        file="evidence: a collection, or with --type a single item",
     )
-    made.add_argument("--endorsements", type=Path, metavar="FILE", help="what came beside it")
-    made.add_argument("--collateral", type=Path, metavar="DIRECTORY")
-    made.add_argument("--policy", type=Path, metavar="FILE")
-    made.add_argument("--node", default="", help="who it is to be")
-    made.add_argument("--role", default="", help="and in which role")
+    made.add_argument("--type", help="the file is a single item of this type, not a collection")
+    bound = made.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--runtime-data", type=Path, metavar="FILE", help="data it commits to")
+    bound.add_argument(
+        "--report-data", type=_digest, metavar="HEX", help="hash of the data it commits to"
+    )
+    made.add_argument(
+        "--endorsements", type=Path, metavar="FILE", help="endorsements sent with the evidence"
+    )
+    made.add_argument(
+        "--collateral", type=Path, metavar="DIRECTORY", help="as broker.collateral_dir"
+    )
+    made.add_argument("--policy", type=Path, metavar="FILE", help="policy to apply")
+    made.add_argument("--node", default="", help="node name to apply the policy for")
+    made.add_argument("--role", default="", help="role to apply the policy for")
     made.add_argument("--now", type=_time, metavar="TIME", help="ISO 8601, UTC; default: now")

@@ -13,7 +13,7 @@ _BLOCK_BYTES: Final = 16
 
 
 async def key_rotate(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Begin a volume's next key epoch."""
+    """Start a volume's next key epoch."""
     request = operator_pb2.RotateVolumeKeyRequest(volume_id=options.name)
     with translated():
         answer = await client.operator.RotateVolumeKey(request, timeout=CALL_SECONDS)
@@ -27,7 +27,7 @@ async def key_rotate(client: Client, options: argparse.Namespace, output: Output
 
 
 async def lease_list(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Print the books of the broker's leases."""
+    """Print the broker's records of leases."""
 
     def call(token: str) -> Awaitable[operator_pb2.ListLeasesResponse]:
         request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
@@ -46,16 +46,16 @@ async def lease_list(client: Client, options: argparse.Namespace, output: Output
 
 def add_key_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `key` that need a broker."""
-    rotate = verb(verbs, "rotate", key_rotate, "begin a volume's next key epoch, at the broker")
+    rotate = verb(verbs, "rotate", key_rotate, "start a volume's next key epoch, at the broker")
     rotate.add_argument("name", metavar="NAME", help="volumes/<UUID>")
 
 
 def add_lease_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `lease`."""
-    listing = verb(verbs, "list", lease_list, "show the books: every lease ever granted")
-    listing.add_argument("--volume", default="", metavar="NAME", help="of this volume only")
+    listing = verb(verbs, "list", lease_list, "list every lease ever granted")
+    listing.add_argument("--volume", default="", metavar="NAME", help="only this volume's leases")
     listing.add_argument(
-        "--state", choices=("out", "returned", "burned"), help="in this state only"
+        "--state", choices=("out", "returned", "burned"), help="only leases in this state"
     )
 
 

@@ -1,4 +1,4 @@
-"""`sealanectl collateral list`: what a new broker would take of a directory, without a broker."""
+"""`sealanectl collateral list`: check a directory as a new broker would; needs no broker."""
 
 import argparse
 import datetime as dt
@@ -19,15 +19,20 @@ from sealane.errors import VerificationError
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `collateral`."""
     listing = verbs.add_parser("list", help="check a directory as a broker would, and show it")
-    listing.add_argument("directory", type=Path, metavar="DIRECTORY")
     listing.add_argument(
-        "--at", type=_time, metavar="TIME", help="as in 2026-11-21T12:00:00Z (default: now)"
+        "directory", type=Path, metavar="DIRECTORY", help="as broker.collateral_dir"
+    )
+    listing.add_argument(
+        "--at",
+        type=_time,
+        metavar="TIME",
+        help="check as of this time, such as 2026-11-21T12:00:00Z (default: now)",
     )
     listing.set_defaults(run=collateral_list, is_offline=True)
 
 
 def collateral_list(options: argparse.Namespace, output: Output) -> None:
-    """Print what is good and what is refused; VerificationError `collateral.refused` if any is."""
+    """Print valid and refused items; VerificationError `collateral.refused` if any is refused."""
     items = read_items(options.directory)
     loaded = load_collateral(
         items, roots=vendor_roots(), high_water={}, now=options.at or utc_now()

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sealane import __version__
 from sealane.cli.output import Command, Output, text_of
+from sealane.cli.verbs import sentence
 from sealane.client import (
     Client,
     NodeStatus,
@@ -25,29 +26,32 @@ from sealane.daemon.runtime.arguments import OneLineParser, system_refused
 from sealane.errors import Error
 
 NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "volume": ("attested volumes", ("volumes:add_verbs",)),
-    "session": ("inter-datacenter sessions", ("sessions:add_verbs",)),
+    "volume": ("sealed volumes of a gateway", ("volumes:add_verbs",)),
+    "session": ("sessions between data centres", ("sessions:add_verbs",)),
     "subsystem": ("plain subsystems of a target", ("subsystems:add_verbs",)),
-    "node": ("nodes of a broker: who attested, who is revoked", ("nodes:add_verbs",)),
+    "node": ("a broker's nodes: list, revoke, restore", ("nodes:add_verbs",)),
     "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
     "key": (
-        "key files, which need no daemon, and keys of volumes",
+        "key files (no daemon needed) and keys of volumes",
         ("keys:add_verbs", "broker:add_key_verbs"),
     ),
     "lease": ("counter leases of a broker", ("broker:add_lease_verbs",)),
     "attest": (
-        "evidence and what was made of it",
+        "evidence and attestation results",
         ("attest:add_verbs", "machine:add_verbs"),
     ),
     "policy": ("the verifier's policy", ("trust:add_policy_verbs",)),
     "audit": ("the broker's audit log", ("trust:add_audit_verbs",)),
-    "collateral": ("what vendors publish of their hardware", ("collateral:add_verbs",)),
+    "collateral": (
+        "hardware vendors' certificates, revocation lists and TCB data",
+        ("collateral:add_verbs",),
+    ),
 }
-"""Help text of each noun, and what adds its verbs: imported when the noun is asked for."""
+"""Help text of each noun, and the functions that add its verbs: imported when the noun is used."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `sealanectl`; returns 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
+    """Run `sealanectl`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
     options = _parser().parse_args(arguments)
     output = Output(options.output)
     try:
@@ -87,7 +91,7 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     }
     if status.is_development:
         rows["WARNING"] = (
-            "DEVELOPMENT ONLY: software evidence proves a key file and nothing about a machine"
+            "DEVELOPMENT ONLY: software evidence proves a key file, nothing about the machine"
         )
     expires = status.certificate_expires
     if expires is not None:
@@ -103,15 +107,20 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
+    parser = OneLineParser(
+        prog="sealanectl", description="Command-line client of the sealaned on this machine."
+    )
     parser.set_defaults(is_offline=False)
     _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
 
     for noun, (text, sources) in NOUNS.items():
-        nouns.add_parser(noun, help=text, fill=functools.partial(_fill, sources))
-    status = nouns.add_parser("status", help="what the daemon is")
+        nouns.add_parser(
+            noun, help=text, description=sentence(text), fill=functools.partial(_fill, sources)
+        )
+    text = "the daemon's roles, evidence and addresses"
+    status = nouns.add_parser("status", help=text, description=sentence(text))
     status.set_defaults(run=_status)
     _add_shared(status)
     return parser
@@ -123,12 +132,18 @@ def _add_shared(
     socket: str = argparse.SUPPRESS,
     output: str = argparse.SUPPRESS,
 ) -> None:
-    """Add what every command takes, before its noun or after its verb."""
+    """Add the options of every command, allowed before its noun and after its verb."""
     parser.add_argument(
-        "--socket", default=socket, metavar="PATH", help=f"default: {DEFAULT_SOCKET}"
+        "--socket",
+        default=socket,
+        metavar="PATH",
+        help=f"the daemon's socket (default: {DEFAULT_SOCKET})",
     )
     parser.add_argument(
-        "--output", choices=("table", "json"), default=output, help="default: table"
+        "--output",
+        choices=("table", "json"),
+        default=output,
+        help="format of the output (default: table)",
     )
 
 

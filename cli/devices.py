@@ -1,4 +1,4 @@
-"""`sealanectl device VERB`: the store directories of targets, at this broker."""
+"""`sealanectl device VERB`: the targets' store directories, at this broker."""
 
 import argparse
 from collections.abc import Awaitable, Mapping
@@ -12,7 +12,7 @@ from sealane.protocol.v1 import devices_pb2
 
 
 async def device_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
-    """Print every device, and the nodes that ask for one."""
+    """Print every device, including those that await `device init`."""
 
     def call(token: str) -> Awaitable[devices_pb2.ListDevicesResponse]:
         request = devices_pb2.ListDevicesRequest(page_token=token)
@@ -23,7 +23,7 @@ async def device_list(client: Client, options: argparse.Namespace, output: Outpu
 
 
 async def device_show(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Print a device, its volumes, and what this broker keeps of its anchor."""
+    """Print a device, its volumes, and the anchor records that this broker keeps."""
     with translated():
         details = await _details(client, options.device)
     output.show_one(
@@ -49,7 +49,7 @@ def _named(details: devices_pb2.DeviceDetails) -> str:
 async def device_init(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Authorize a device."""
     if (options.device is None) == (options.next is None):
-        raise UsageError("device.request", "allowed: DEVICE, or --next NODE")
+        raise UsageError("device.request", "allowed: either DEVICE or --next NODE")
     request = devices_pb2.InitializeDeviceRequest(
         device_id=options.device, next_node=options.next, anew=options.anew
     )
@@ -58,8 +58,8 @@ async def device_init(client: Client, options: argparse.Namespace, output: Outpu
             known = await _details(client, options.device)
             confirm(
                 options,
-                f"{_named(known)}: its anchor is dropped, and whatever is found in it next is "
-                "believed, put back or not.",
+                f"{_named(known)}: its anchor will be dropped and the contents found next "
+                "accepted, even if they are an old copy.",
             )
         await client.devices.InitializeDevice(request, timeout=CALL_SECONDS)
 
@@ -73,38 +73,41 @@ async def device_move(client: Client, options: argparse.Namespace, output: Outpu
         known = await _details(client, options.device)
         confirm(
             options,
-            f"{_named(known)} goes from {known.device.owner} to {options.to}: its volumes are "
-            f"offline until {options.to} serves them.",
+            f"{_named(known)} will move from {known.device.owner} to {options.to}: its volumes "
+            f"are offline until {options.to} serves them.",
         )
         await client.devices.MoveDevice(request, timeout=CALL_SECONDS)
 
 
 async def device_forget(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
-    """Refuse a device for ever."""
+    """Refuse a device permanently."""
     request = devices_pb2.ForgetDeviceRequest(device_id=options.device)
     with translated():
         known = await _details(client, options.device)
-        confirm(options, f"{_named(known)} is refused for ever, and its secret is destroyed.")
+        confirm(options, f"{_named(known)} will be refused permanently, and its secret destroyed.")
         await client.devices.ForgetDevice(request, timeout=CALL_SECONDS)
 
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `device`."""
-    verb(verbs, "list", device_list, "show every device, and who asks for one")
+    verb(verbs, "list", device_list, "list every device, including those awaiting init")
     show = verb(verbs, "show", device_show, "show a device, its volumes and its anchor")
-    init = verb(verbs, "init", device_init, "let in a new device: what is found in it is believed")
-    init.add_argument("device", metavar="DEVICE", nargs="?", help="UUID of one that asks")
-    init.add_argument("--next", metavar="NODE", help="whatever unknown device this node shows next")
+    init = verb(verbs, "init", device_init, "accept a new device, trusting the contents found")
+    init.add_argument("device", metavar="DEVICE", nargs="?", help="UUID of a device awaiting init")
+    init.add_argument(
+        "--next", metavar="NODE", help="accept the next unknown device that this node presents"
+    )
     init.add_argument(
         "--anew",
         action="store_true",
-        help="a known device: drop its anchor, and believe once more what is found. After a lost "
-        "TPM, a damaged directory; never because a target says that its directory was put back",
+        help="for a known device: drop its anchor, and trust the contents found once more. For use "
+        "after a lost TPM or a damaged directory; never because a target reports that its "
+        "directory was rolled back",
     )
     move = verb(verbs, "move", device_move, "give a device and its volumes to another node")
-    move.add_argument("--to", required=True, metavar="NODE")
-    move.add_argument("--unseen", action="store_true", help="also to a node that never attested")
-    forget = verb(verbs, "forget", device_forget, "refuse a device without volumes for ever")
+    move.add_argument("--to", required=True, metavar="NODE", help="the new owner")
+    move.add_argument("--unseen", action="store_true", help="allow a node that has never attested")
+    forget = verb(verbs, "forget", device_forget, "permanently refuse a device that has no volumes")
     for parser in (init, move, forget):
         destructive(parser)
     for parser in (show, move, forget):

@@ -1,4 +1,4 @@
-"""Entry points of the three programs: thin, so that Ctrl-C is answered during imports too."""
+"""Entry points of the three programs: thin, so that Ctrl-C is handled during imports, too."""
 
 import importlib
 import signal
@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 _EXTRAS: Final = {"pyroute2": "lab"}
-"""The extra of our package that has a library which isn't installed everywhere."""
+"""For each optional library, the extra of this package that installs it."""
 
 
 def sealaned() -> int:
@@ -20,9 +20,9 @@ def sealanectl() -> int:
 
 
 def sealane() -> int:
-    """Run what one runs by hand."""
+    """Run `sealane`: the demo or the link lab."""
     if sys.argv[1:2] == ["lab"]:
-        # Without the demo's imports: what runs in a lab should not wait for them.
+        # Skips the demo's imports: commands run in a lab should not wait for them.
         return _run("sealane lab", "sealane.cli.lab", sys.argv[2:])
     return _run("sealane", "sealane.cli.sealane")
 
@@ -38,6 +38,6 @@ def _run(program: str, module: str, arguments: list[str] | None = None) -> int:
         extra = _EXTRAS.get(library)
         if extra is None:
             raise
-        needed = f"it needs {library}: pip install 'sealane[{extra}]'"
-        print(f"{program}: {needed}", file=sys.stderr)
+        missing = f"{library} is not installed: pip install 'sealane[{extra}]'"
+        print(f"{program}: {missing}", file=sys.stderr)
         return 2

@@ -20,12 +20,12 @@ def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         default=0.0,
-        help="for what is under way (default, and at most: fabric.drain_timeout_seconds)",
+        help="time for messages in flight (default and maximum: fabric.drain_timeout_seconds)",
     )
 
 
 async def session_drain(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Have the fabric take no new sessions, and say how far it is until none is left."""
+    """Make the fabric refuse new sessions, and print its progress until none is left."""
     request = sessions_pb2.DrainFabricRequest(timeout_seconds=options.timeout)
     with translated():
         fabric = await client.sessions.DrainFabric(request, timeout=CALL_SECONDS)
@@ -49,7 +49,7 @@ async def session_limits(
     options: argparse.Namespace,  # noqa: ARG001 - every command has one signature
     output: Output,
 ) -> None:
-    """Show what all may use together, what each job may, and what each uses and has used."""
+    """Show the limits of all jobs together and of each job, and each job's usage."""
     with translated():
         fabric = await client.sessions.GetFabric(
             sessions_pb2.GetFabricRequest(), timeout=CALL_SECONDS
@@ -75,7 +75,7 @@ async def session_limits(
 
 
 def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with the units that people read."""
+    """Return a row with units for people."""
 
     def text(name: str, unit: Callable[[Any], str]) -> str:
         return "" if row[name] == "" else unit(row[name])

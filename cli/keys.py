@@ -17,14 +17,14 @@ from sealane.errors import UsageError
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `key` that need no broker."""
     for verb, run, text in (
-        ("attestation", _key_attestation, "make a software attestation key"),
-        ("encryption", _key_encryption, "make a broker's key encryption key"),
-        ("fingerprint", _key_fingerprint, "print how a policy names an attestation key"),
+        ("attestation", _key_attestation, "create a software attestation key"),
+        ("encryption", _key_encryption, "create a broker's key encryption key"),
+        ("fingerprint", _key_fingerprint, "print an attestation key's name in policies"),
     ):
         made = verbs.add_parser(verb, help=text)
-        made.add_argument("path", type=Path, metavar="PATH")
+        made.add_argument("path", type=Path, metavar="PATH", help="the key's file")
         made.set_defaults(run=run, is_offline=True)
-    made = verbs.add_parser("hsm", help="make a broker's key encryption key in a PKCS #11 token")
+    made = verbs.add_parser("hsm", help="create a broker's key encryption key in a PKCS #11 token")
     for option, text in (
         ("module", "the token's PKCS #11 library"),
         ("token", "label of the token"),

@@ -27,7 +27,7 @@ _ARROWS: Final = {"forward": "→", "backward": "←"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the lab; returns its exit code (3: the run is void)."""
+    """Run a command of the lab; return its exit code (3: the run is void)."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -50,7 +50,7 @@ def _up(options: argparse.Namespace) -> int:
                 raise UsageError(
                     "lab.relay",
                     f"{options.topology}: wan {wan.name}: forward_to: missing; without root, or "
-                    "with --relays, each link leads to a UDP address",
+                    "with --relays, each link needs a UDP address to forward to",
                 )
     status = launch(name, topology, relays=relays, unmeasured=options.unmeasured)
     _show_status(status, Output(options.output))
@@ -64,7 +64,7 @@ def _exec(options: argparse.Namespace) -> int:
     with LabConnection(options.lab or the_only_lab()) as connection:
         topology = Topology.model_validate(connection.ask("status")["topology"])
         if options.report is not None:
-            # A report that can't be written is said before the run, not after it.
+            # Fail before the run, not after it, if the report can't be written.
             options.report.touch()
         if options.restart_schedule:
             connection.ask("schedule")
@@ -76,7 +76,7 @@ def _exec(options: argparse.Namespace) -> int:
     result = {"lab": connection.name, "host": options.host, "seconds": seconds, "exit_code": code}
     if options.report is not None:
         options.report.write_text(json.dumps(result | report.to_dict(), indent=2) + "\n")
-    # The command's own output stays what it is.
+    # Standard output is the command's own.
     output = Output(options.output, sys.stderr)
     if options.output == "json":
         output.show_one(result | report.to_dict())
@@ -91,7 +91,7 @@ def _status(options: argparse.Namespace) -> int:
     if options.lab is None:
         rows = []
         for name in lab_names(os.geteuid()):
-            # One that ends meanwhile is none that runs.
+            # A lab that ends meanwhile is not listed.
             with contextlib.suppress(Error), LabConnection(name) as connection:
                 rows.append(_row(connection.ask("status")))
         output.show(rows)
@@ -149,7 +149,7 @@ def _row(status: dict[str, Any]) -> dict[str, Any]:
         "hosts": len(status["hosts"]),
         "links": [wan["name"] for wan in topology["wan"]],
         "packets_per_second": status["packets_per_second"],
-        "measured": "not" if measured is None else measured["packets_per_second"],
+        "measured": "not measured" if measured is None else measured["packets_per_second"],
     }
 
 
@@ -177,7 +177,7 @@ def _show_status(status: dict[str, Any], output: Output) -> None:
 
 
 def _show_report(report: RunReport, output: Output) -> None:
-    """Print counts with the error of the delay beside them."""
+    """Print each direction's counts and delay error, and why the run is void if it is."""
     output.show([_way_row(way) for way in report.ways])
     for reason in report.void:
         print(f"VOID  {reason}", file=output.file)
@@ -203,8 +203,8 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="sealane lab",
         description=(
-            "Hosts in network namespaces and emulated long links between them. Without root the "
-            "same links are relays of UDP between loopback ports."
+            "Hosts in network namespaces and emulated long links between them. Without root, the "
+            "links are UDP relays between loopback ports."
         ),
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -219,38 +219,40 @@ def _parser() -> OneLineParser:
         command.set_defaults(run=run)
         return command
 
-    up = add("up", _up, "start the lab that a topology file describes, if this machine carries it")
+    up = add("up", _up, "start the lab of a topology file, if this machine is fast enough for it")
     up.add_argument("topology", type=Path, metavar="TOPOLOGY.toml", help="see docs/operate/lab.md")
     up.add_argument("--name", help="name of the lab (default: the file's, without ending)")
     _add_relays(up)
     up.add_argument(
         "--unmeasured",
         action="store_true",
-        help="don't measure what this machine carries, and refuse nothing",
+        help="start any topology, without measuring how fast this machine is",
     )
 
-    execute = add("exec", _exec, "run a command as a host and say what the links did meanwhile")
+    execute = add("exec", _exec, "run a command on a host and report what the links did meanwhile")
     execute.add_argument("host", metavar="HOST", help="name of a host")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
-    execute.add_argument("--lab", metavar="NAME", help="which lab (default: the only one)")
+    execute.add_argument("--lab", metavar="NAME", help="name of the lab (default: the only one)")
     execute.add_argument(
-        "--restart-schedule", action="store_true", help="count outages from now, not from `up`"
+        "--restart-schedule",
+        action="store_true",
+        help="start the schedule of outages now instead of at `up`",
     )
     execute.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
 
-    status = add("status", _status, "list the labs that run, or show one with its counters")
-    status.add_argument("lab", nargs="?", metavar="NAME")
+    status = add("status", _status, "list the running labs, or show one with its counters")
+    status.add_argument("lab", nargs="?", metavar="NAME", help="default: list all")
 
-    down = add("down", _down, "end a lab and all that runs in it; nothing to do is no error")
+    down = add("down", _down, "end a lab and all processes in it; succeeds if none is running")
     down.add_argument("lab", nargs="?", metavar="NAME", help="default: the only one")
     down.add_argument("--all", action="store_true", help="end all labs of this user")
 
-    capacity = add("measure", _measure, "measure how many packets a second a link carries here")
+    capacity = add("measure", _measure, "measure how many packets per second a link carries here")
     capacity.add_argument(
         "--mtu",
         type=bounded(1280, 9000),
         action="append",
-        help="bytes of the packets; may be repeated (default: 1500 and 9000)",
+        help="packet size in bytes; may be repeated (default: 1500 and 9000)",
     )
     _add_relays(capacity)
     return parser
@@ -260,5 +262,5 @@ def _add_relays(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--relays",
         action="store_true",
-        help="relays between loopback ports, no namespaces (always so without root)",
+        help="use relays between loopback ports, not namespaces (always the case without root)",
     )

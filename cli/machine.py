@@ -1,8 +1,8 @@
-"""`sealanectl attest machine`: what this machine's evidence says, as entries for a policy.
+"""`sealanectl attest machine`: this machine's evidence as entries for a policy.
 
-Runs challenge, evidence and verification here, with the driver of a daemon's configuration. What
-comes out is what the machine says of itself *now*: who puts it into a policy has looked at it and
-knows that the machine is in the state it shall be in.
+Runs challenge, evidence and verification locally, with the driver of a daemon's configuration. The
+entries describe the machine as it is *now*: before you put them into a policy, make sure that this
+is the state you want.
 """
 
 import argparse
@@ -34,12 +34,13 @@ from sealane.errors import UsageError
 
 
 def attest_machine(options: argparse.Namespace, output: Output) -> None:
-    """Print `[[hardware]]` and `[[reference]]` for this machine; JSON has the claims' names."""
+    """Print `[[hardware]]` and `[[reference]]` for this machine."""
     config = load_config(options.file)
     if config.enrolment is None or config.enrolment.evidence == "software":
         raise UsageError(
             "attestation.machine.none",
-            f"{options.file}: enrolment.evidence: no evidence of a machine; allowed: tpm2, tsm",
+            f"{options.file}: enrolment.evidence: gives no evidence of the machine; allowed: "
+            "tpm2, tsm",
         )
     driver, sources = (
         open_driver(config.enrolment, tcti=config.tpm.tcti),
@@ -79,7 +80,7 @@ async def _claims(
     node: str,
     role: str,
 ) -> tuple[Claims, dict[str, Claims]]:
-    """Let the driver, and the devices, answer a challenge of ours. Their evidence goes nowhere."""
+    """Collect and verify evidence of the machine and its devices; nothing is sent elsewhere."""
     now = utc_now()
     verifier = verifiers[driver.evidence_type]
     introduced = verifier.introduce(await driver.introduction(), now=now)
@@ -127,7 +128,7 @@ async def _claims(
 def _hardware_entry(
     claims: Claims, devices: Mapping[str, Claims], *, node: str, role: str, tenant: str
 ) -> Iterator[str]:
-    """Yield TOML that lists the machine and its devices."""
+    """Yield TOML that names the machine and its devices."""
     yield "[[hardware]]"
     yield f'id = "{claims.hardware_id}"'
     yield f'nodes = ["{node}"]'
@@ -146,7 +147,7 @@ def _reference_entry(
     secondary: Sequence[str],
     role: str,
 ) -> Iterator[str]:
-    """Yield TOML that allows exactly what `claims` say; `safe_flags` are by type of evidence."""
+    """Yield TOML that allows exactly `claims`; `safe_flags` are by type of evidence."""
     unsafe = {
         flag: claims.flags[flag]
         for flag, safe in safe_flags[claims.evidence_type].items()
@@ -162,11 +163,11 @@ def _reference_entry(
     yield f"advisories = {json.dumps(list(claims.advisories))}"
     yield f"properties = {_table({each: [value] for each, value in claims.properties.items()})}"
     if unsafe:
-        yield "# Not safe, and so to be allowed by name or mended:"
+        yield "# Not safe: fix these, or keep this line to allow them:"
     yield f"flags = {_table(unsafe)}"
     yield f"certified_keys = {json.dumps(sorted(claims.certified_keys))}"
     yield f"secondary = {json.dumps(secondary)}"
-    # A TPM machine's memory is open to its host: no more than a warning can be had.
+    # A TPM machine's host can read its memory: its tier is `warning` at best.
     yield f'accepted_tier = "{"warning" if claims.evidence_type == TPM2 else "affirming"}"'
     yield "[reference.measurements]"
     for measurement, digest in sorted(claims.measurements.items()):
@@ -185,9 +186,17 @@ def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
 
 def add_verbs(verbs: Any) -> None:
     """Add `attest machine` to sealanectl's parser."""
-    made = offline(verbs, "machine", attest_machine, "print this machine's entries for a policy")
-    made.add_argument("--node", required=True, help="who it is to be")
-    made.add_argument("--role", required=True, choices=ROLES[1:], help="in which role")
-    made.add_argument("--tenant", required=True, help="whose volumes it may use")
-    made.add_argument("--collateral", type=Path, metavar="DIRECTORY")
+    made = offline(
+        verbs,
+        "machine",
+        attest_machine,
+        "print this machine's entries for a policy",
+        file="configuration of the node's daemon",
+    )
+    made.add_argument("--node", required=True, help="name of the node")
+    made.add_argument("--role", required=True, choices=ROLES[1:], help="role of the node")
+    made.add_argument("--tenant", required=True, help="tenant whose volumes it may use")
+    made.add_argument(
+        "--collateral", type=Path, metavar="DIRECTORY", help="as broker.collateral_dir"
+    )
     made.add_argument("--tpm-roots", type=Path, metavar="FILE", help="as broker.tpm_roots")

@@ -1,4 +1,4 @@
-"""`sealanectl node VERB`: who has attested at this broker, and who may act no more."""
+"""`sealanectl node VERB`: the nodes that attested at this broker, and their revocation."""
 
 import argparse
 import datetime as dt
@@ -43,14 +43,14 @@ async def node_revoke(client: Client, options: argparse.Namespace, output: Outpu
         if roles or options.unseen:
             confirm(
                 options,
-                f"Node {options.node} is refused at once as {', '.join(roles) or 'any role'}: its "
-                "volumes, queues and sessions end within 30 s.",
+                f"Node {options.node} ({', '.join(roles) or 'every role'}) will be refused at "
+                "once: its volumes, queues and sessions end within 30 s.",
             )
         await client.membership.RevokeNode(request, timeout=CALL_SECONDS)
 
 
 async def node_restore(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
-    """Take a revocation back."""
+    """Undo a revocation."""
     request = trust_pb2.RestoreNodeRequest(node=options.node, role=options.role)
     with translated():
         await client.membership.RestoreNode(request, timeout=CALL_SECONDS)
@@ -58,16 +58,18 @@ async def node_restore(client: Client, options: argparse.Namespace, output: Outp
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `node`."""
-    verb(verbs, "list", node_list, "show every node that attested or was revoked")
+    verb(verbs, "list", node_list, "list every node that attested or was revoked")
     revoke = verb(
         verbs, "revoke", node_revoke, "refuse a node from now on; its I/O ends within 30 s"
     )
     restore = verb(verbs, "restore", node_restore, "let a revoked node attest again")
-    revoke.add_argument("--reason", default="", metavar="TEXT", help="for the records")
-    revoke.add_argument("--unseen", action="store_true", help="also a node that never attested")
+    revoke.add_argument("--reason", default="", metavar="TEXT", help="reason to keep on record")
+    revoke.add_argument(
+        "--unseen", action="store_true", help="allow a node that has never attested"
+    )
     destructive(revoke)
     for parser in (revoke, restore):
-        parser.add_argument("node", metavar="NODE")
+        parser.add_argument("node", metavar="NODE", help="name of the node")
         parser.add_argument("--role", choices=_ROLES, default="", help="default: every role")
 
 

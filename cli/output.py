@@ -1,4 +1,4 @@
-"""What commands for operators share: printing, time-outs, lists that come in pages."""
+"""Shared by the operators' commands: printing, time-outs, lists in pages."""
 
 import argparse
 import datetime as dt
@@ -30,14 +30,14 @@ class Page(Protocol):
 
     @property
     def next_page_token(self) -> str:
-        """The token of the next page; empty: there is none."""
+        """The token of the next page; empty on the last page."""
 
 
 _Page = TypeVar("_Page", bound=Page)
 
 
 async def pages(call: Callable[[str], Awaitable[_Page]]) -> AsyncIterator[_Page]:
-    """Yield what `call` answers for one page token after the other, the first being empty."""
+    """Yield every page that `call` returns, from an empty page token on."""
     token = ""
     while True:
         page = await call(token)
@@ -56,7 +56,7 @@ class Output:
 
     @property
     def file(self) -> TextIO:
-        """Where it prints to."""
+        """The file it prints to."""
         return sys.stdout if self._file is None else self._file
 
     def show(
@@ -64,7 +64,7 @@ class Output:
         rows: Sequence[Mapping[str, Any]],
         table: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Print `rows` as a table with a head; `table` is what people get of them."""
+        """Print `rows` as JSON, or `table` (default: `rows`) as a table with a header line."""
         shown = rows if table is None else table
         if self.form == "json":
             print(_json(list(rows)), file=self.file)
@@ -73,7 +73,7 @@ class Output:
             self._print([heads, *([text_of(v) for v in row.values()] for row in shown)])
 
     def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
-        """Print one record, a line for each of its values; `table` is what people get of it."""
+        """Print `row` as JSON, or `table` (default: `row`) with a line for each value."""
         if self.form == "json":
             print(_json(row), file=self.file)
         else:
@@ -97,7 +97,7 @@ class Output:
                 before = " " * len(before)
 
     def _wrapped(self, text: str, before: int) -> list[str]:
-        """Cut a last column where a terminal ends, with so many columns before it."""
+        """Wrap the last column at a terminal's width; `before` columns are in front of it."""
         if not self.file.isatty():
             return [text]
         room = max(_TEXT_COLUMNS_MIN, shutil.get_terminal_size().columns - before)
@@ -106,18 +106,18 @@ class Output:
 
 
 Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
-"""What a verb runs."""
+"""The coroutine function that a verb runs."""
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as people read it."""
+    """Return a size in the largest fitting unit, such as "1.5 GiB"."""
     units = ("PiB", "TiB", "GiB", "MiB", "KiB")
     unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
     return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
 
 
 def _head(name: str) -> str:
-    """Return what a table calls a value: words where JSON has a field's name."""
+    """Return a value's heading in a table: the field's name with spaces."""
     return name.replace("_", " ")
 
 
@@ -130,7 +130,7 @@ def _plain(value: object) -> object:
 
 
 def text_of(value: object) -> str:
-    """Return what a table shows of a value."""
+    """Return a value as a table shows it."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {text_of(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

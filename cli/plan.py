@@ -1,4 +1,4 @@
-"""`sealanectl session plan`: how messages best survive a path's loss, and why; offline."""
+"""`sealanectl session plan`: the best scheme for messages on a lossy path, and why; offline."""
 
 import argparse
 from pathlib import Path as FilePath
@@ -28,11 +28,11 @@ from sealane.planning.planner import (
 )
 
 SHOWN: Final = 8
-"""Candidates of the table, most; selective repeat is always among them."""
+"""Largest number of candidates in the table, to which selective repeat is added if missing."""
 UNIT_BYTES_MIN: Final = 256
-"""Payload of a unit, least (docs/formats/session-wire.md)."""
+"""Smallest payload of a unit (docs/formats/session-wire.md)."""
 MESSAGE_BYTES_MAX: Final = 1 << 36
-"""Bytes of a message, most (docs/formats/session-wire.md)."""
+"""Largest message (docs/formats/session-wire.md)."""
 RATE_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUND_TRIP_SECONDS_MAX: Final = 3600.0
 MTU_MAX: Final = 65_535
@@ -48,32 +48,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         required=True,
         metavar="SIZE",
-        help="of a message: 1MiB, 1GiB, ...",
+        help="message size, such as 1MiB",
     )
-    add("--loss", type=_share, required=True, metavar="P", help="packets lost of all: 1e-3")
-    add("--rtt", type=_duration, required=True, metavar="TIME", help="round trip: 25ms")
-    add("--rate", type=_rate, default=10e9, metavar="RATE", help="bits a second: 400G (10G)")
-    add("--burst", type=float, default=1.0, metavar="B", help="mean run of lost packets (1)")
+    add("--loss", type=_share, required=True, metavar="P", help="share of packets lost: 1e-3")
+    add("--rtt", type=_duration, required=True, metavar="TIME", help="round-trip time: 25ms")
+    add(
+        "--rate",
+        type=_rate,
+        default=10e9,
+        metavar="RATE",
+        help="bits per second: 400G (default: 10G)",
+    )
+    add(
+        "--burst",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="mean length of a loss burst, in packets (default: 1)",
+    )
     mtu = bounded(PACKET_OVERHEAD_BYTES + UNIT_BYTES_MIN, MTU_MAX)
-    add("--mtu", type=mtu, metavar="BYTES", help="of the path (1500)")
+    add("--mtu", type=mtu, metavar="BYTES", help="the path's MTU (default: 1500)")
     add(
         "--objective",
         choices=[objective.value for objective in Objective],
         default=Objective.MEAN.value,
-        help="what is to be small (mean)",
+        help="statistic of the completion time to minimize (default: mean)",
     )
     add(
         "--parity-budget",
         type=_share,
         default=PARITY_BUDGET,
         metavar="SHARE",
-        help=f"parity over data, most ({PARITY_BUDGET})",
+        help=f"largest ratio of parity to data (default: {PARITY_BUDGET})",
     )
-    add("--plot", type=FilePath, metavar="FILE", help="draw the map size x loss to this PNG")
+    add(
+        "--plot",
+        type=FilePath,
+        metavar="FILE",
+        help="also draw a map of the choices by size and loss to this PNG file",
+    )
 
 
 def session_plan(options: argparse.Namespace, output: Output) -> None:
-    """Print the candidates for one size, the winner's reason, and the plan for all sizes."""
+    """Print the candidates for one size, why the best one wins, and the plan for all sizes."""
     path = _path(options)
     objective = Objective(options.objective)
     ranked = rank(path, options.size, objective, options.parity_budget)
@@ -114,7 +131,7 @@ def session_plan(options: argparse.Namespace, output: Output) -> None:
 
 
 def _shown(path: Path, options: argparse.Namespace, ranked: list[Candidate]) -> list[Candidate]:
-    """Pick the best, selective repeat, and selective repeat as it would be with time-outs alone."""
+    """Return the best, selective repeat, and selective repeat that relies on time-outs alone."""
     repeat = next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
     shown = ranked[:SHOWN]
     if repeat not in shown:
@@ -169,7 +186,7 @@ def _size(text: str) -> int:
     digits = text.rstrip("KMGTPiB")
     size = _positive(digits, text) * SIZE_UNITS.get(text[len(digits) :], -1)
     if not 1 <= size <= MESSAGE_BYTES_MAX:
-        message = f"{text}: bytes, or a number with KiB, MiB, GiB; 64GiB at most"
+        message = f"{text!r}; allowed: bytes, or a number with KiB, MiB or GiB, up to 64GiB"
         raise argparse.ArgumentTypeError(message)
     return round(size)
 
@@ -180,7 +197,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a share from 0 to below 1 is needed")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a number from 0 to below 1")
     return value
 
 
@@ -192,10 +209,10 @@ def _rate(text: str) -> float:
 def _duration(text: str) -> float:
     unit = next((unit for unit in ("ms", "us", "s") if text.endswith(unit)), "")
     if not unit:
-        raise argparse.ArgumentTypeError(f"{text}: a time has a unit: s, ms or us")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a number with s, ms or us")
     seconds = _positive(text.removesuffix(unit), text) * TIME_UNITS[unit]
     if seconds > ROUND_TRIP_SECONDS_MAX:
-        raise argparse.ArgumentTypeError(f"{text}: {ROUND_TRIP_SECONDS_MAX:.0f}s at most")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: up to {ROUND_TRIP_SECONDS_MAX:.0f}s")
     return seconds
 
 
@@ -205,5 +222,5 @@ def _positive(number: str, text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: a positive number is needed")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a positive number")
     return value

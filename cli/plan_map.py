@@ -1,4 +1,4 @@
-"""The map of `sealanectl session plan`: by size and loss, what is chosen and what it is worth."""
+"""The map of `sealanectl session plan`: the chosen scheme and its gain, by size and loss."""
 
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -19,7 +19,7 @@ GAIN_MAX: Final = 8.0
 def draw_map(
     file: FilePath, path: Path, objective: Objective, parity_budget: float, *, size_bytes: int
 ) -> None:
-    """Draw selective repeat over the choice (above), and the choice over ideal (below).
+    """Draw two ratios of times: selective repeat to the choice, and the choice to the ideal.
 
     UsageError `plots.library` without matplotlib.
     """

@@ -1,4 +1,4 @@
-"""The plotting library, which is an extra (`pip install sealane[plots]`)."""
+"""The plotting library, an extra (`pip install sealane[plots]`)."""
 
 from typing import Any
 

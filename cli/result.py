@@ -18,7 +18,7 @@ _JWS_START = b"eyJ"  # base64url of the beginning of a JSON object
 
 
 def token_in(content: bytes) -> str | None:
-    """Return the attestation result that is all of a file; None if it is something else."""
+    """Return a file's content if it is an attestation result, else None."""
     text = content.strip()
     return text.decode() if text.startswith(_JWS_START) and text.isascii() else None
 
@@ -27,7 +27,7 @@ def show_token(token: str, now: dt.datetime, output: Output) -> None:
     """Print what a result says; VerificationError `token.malformed`."""
     result = read_unverified(token)
     rows = {
-        "signature": "NOT CHECKED: a file doesn't say whose key is to be trusted",
+        "signature": "NOT CHECKED: a file doesn't say which key to trust",
         **_result_rows(result, now),
     }
     _print([rows], [result], output)
@@ -36,7 +36,7 @@ def show_token(token: str, now: dt.datetime, output: Output) -> None:
 def show_identities(
     identities: Iterable[nodes_pb2.RoleIdentity], now: dt.datetime, output: Output
 ) -> None:
-    """Print each role's certificate and result, and whether they hold."""
+    """Print each role's certificate and result, and whether they are valid."""
     rows, results = [], []
     for identity in identities:
         certificate = x509.load_der_x509_certificate(identity.certificate)
@@ -77,7 +77,7 @@ def _certificate_rows(
 ) -> dict[str, Any]:
     anchor = x509.load_der_x509_certificate(identity.trust_anchor)
     try:
-        # Of its own time: an expired one is shown, too.
+        # Checked as of its own start: an expired one is shown, too.
         subject = verify_leaf(certificate, anchor=anchor, now=certificate.not_valid_before_utc)
     except VerificationError as error:
         return {"certificate": f"REFUSED: {error}"}

@@ -1,4 +1,4 @@
-"""`sealane`: what one runs by hand on one machine: the demo, the link lab."""
+"""`sealane`: programs to run by hand on one machine: the demo and the link lab."""
 
 import asyncio
 import sys
@@ -13,18 +13,18 @@ from sealane.errors import Error
 MESSAGES_DEFAULT = 150
 MESSAGES_MAX = 1000
 VOLUME_BYTES_MAX = 1 << 40
-SIGNALLED = 128  # and the signal's number, as shells have it
+SIGNALLED = 128  # plus the signal's number, as in shells
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and turn an error into one line and its exit code."""
+    """Run the command; print an error as one line and return its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["lab"]:
-        from sealane.cli import lab  # noqa: PLC0415 - the demo needs none of it
+        from sealane.cli import lab  # noqa: PLC0415 - the demo doesn't need it
 
         return lab.main(given[1:])
     options = parse(given)
-    # Behind the options: `--version` and `--help` answer at once.
+    # Imported after parsing, so that `--version` and `--help` answer at once.
     from rich.console import Console  # noqa: PLC0415
 
     from sealane.cli.demo.run import StopSignal, run_demo  # noqa: PLC0415
@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         description=(
             "Start broker, target, gateway and two fabrics as processes on this machine; write the "
             "input to a sealed volume and read it back; attack the volume; carry the input over an "
-            "emulated long link. About a minute. Exit code 0 when everything held, 3 when not."
+            "emulated long link. Takes about a minute. Exit code 0 if every check held, 3 if not."
         ),
     )
     demo.add_argument(
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         type=Path,
         metavar="DIRECTORY",
         default=Path("sealane-demo"),
-        help="where completion-times.png and results.json go (default: %(default)s)",
+        help="directory for completion-times.png and results.json (default: %(default)s)",
     )
     demo.add_argument(
         "--messages",
@@ -95,9 +95,9 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
     demo.add_argument(
         "--all-reduce",
         action="store_true",
-        help="also sum arrays of both fabrics' jobs around a ring, beside the model",
+        help="also all-reduce arrays of both fabrics' jobs in a ring, and compare with the model",
     )
-    # For the help; its arguments are read by sealane.cli.lab.
+    # Only for --help: sealane.cli.lab reads its arguments.
     commands.add_parser("lab", help="hosts and long links in network namespaces", add_help=False)
     parsed = parser.parse_args(arguments)
     return DemoOptions(

@@ -1,4 +1,4 @@
-"""`sealanectl session stat`: what a session does, and what keeps it from doing more."""
+"""`sealanectl session stat`: a session's figures, and what limits its rate."""
 
 import argparse
 import asyncio
@@ -15,14 +15,14 @@ LIMITS: Final = {
     "credit": "the peer posts no receives",
     "pacing": "the rate",
     "loss": "lost packets",
-    "round_trip": "acknowledgements under way",
+    "round_trip": "awaiting acknowledgements",
     "stall": "the peer is silent",
-    "completions": "completions that nobody reads",
+    "completions": "unread completions",
     "shared_rate": "the rate that sessions share",
 }
-"""What may hold sending up: name in statistics and JSON, and for people."""
+"""Possible limits of sending: the name in statistics and JSON, and the text in tables."""
 _SHARE_MIN: Final = 0.005
-"""Of the time, below which a limit is not shown to people."""
+"""Smallest share of the time for which a table shows a limit."""
 WATCH_SECONDS_MIN: Final = 0.1
 WATCH_SECONDS_MAX: Final = 86_400
 LAST_ROW: Final = (1 << 64) - 1
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch",
         type=_pause,
         metavar="SECONDS",
-        help="again after so long, for what was done in between, until interrupted",
+        help="repeat at this interval, with the figures of the interval, until interrupted",
     )
 
 
@@ -52,7 +52,7 @@ def _pause(text: str) -> float:
 
 
 async def session_stat(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Print a session's figures since it began, or again and again since the last time."""
+    """Print a session's figures since it began; with `--watch`, then those of each interval."""
     before: Mapping[str, int] = {}
     for turn in itertools.count():
         if turn:
@@ -70,7 +70,7 @@ async def session_stat(client: Client, options: argparse.Namespace, output: Outp
 
 
 def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """Return what was added to each counter; what is no counter stays as it is."""
+    """Return the increase of each counter; levels, such as the round trip, stay as they are."""
     return {
         name: value if name in _LEVELS else value - before.get(name, 0)
         for name, value in now.items()
@@ -78,7 +78,7 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 
 def limits(figures: Mapping[str, int]) -> dict[str, float]:
-    """Return the share of time that each limit had, the largest first; none without any time."""
+    """Return each limit's share of the time, largest first, without those that have none."""
     spent = {name: figures.get(f"limited_{name}_nanos", 0) for name in LIMITS}
     total = sum(spent.values())
     ranked = sorted(spent.items(), key=lambda item: -item[1])
@@ -86,7 +86,7 @@ def limits(figures: Mapping[str, int]) -> dict[str, float]:
 
 
 def record(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str, Any]:
-    """Return everything, for programs."""
+    """Return all figures, for JSON."""
     seconds = _seconds(figures)
     return {
         "name": session.name,
@@ -108,7 +108,7 @@ def record(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[st
 
 
 def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str, str]:
-    """Return what people want to know, a line each."""
+    """Return the figures for people, as lines of a table."""
     seconds = _seconds(figures)
 
     def rate(name: str) -> str:
@@ -142,12 +142,12 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
         "packets": counts(
             sent="packets_sent",
             lost="lost_packets",
-            in_runs="lost_runs",
-            again="retransmitted_packets",
+            loss_bursts="lost_runs",
+            retransmitted="retransmitted_packets",
             needlessly="spurious_retransmissions",
         ),
         "parity": counts(
-            sent="parity_packets_sent", units_mended="decoded_units", fallbacks="fallbacks"
+            sent="parity_packets_sent", units_decoded="decoded_units", fallbacks="fallbacks"
         ),
         "dropped here": counts(
             decrypt_failures="forged",
@@ -182,7 +182,7 @@ _RATES: Final = {
 
 
 def _seconds(figures: Mapping[str, int]) -> float:
-    """Return the time that the figures are of: the limits add up to it."""
+    """Return the time that the figures cover: the sum of all limits' times."""
     return sum(figures.get(f"limited_{name}_nanos", 0) for name in LIMITS) / 1e9
 
 

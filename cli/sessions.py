@@ -1,4 +1,4 @@
-"""`sealanectl session VERB`: inter-datacenter sessions of a fabric."""
+"""`sealanectl session VERB`: a fabric's sessions between data centres."""
 
 # ruff: noqa: ARG001 - every command has one signature
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.session_stat import LIMITS, limits, record
-from sealane.cli.verbs import named, verb
+from sealane.cli.verbs import named, sentence, verb
 from sealane.client import Client, translated
 from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import sessions_pb2
@@ -17,21 +17,18 @@ from sealane.protocol.v1 import sessions_pb2
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `session`."""
-    every = verb(verbs, "list", _session_list, "show the sessions that are open or awaited")
-    every.add_argument("--all", action="store_true", help="those that ended lately, too")
+    every = verb(verbs, "list", _session_list, "list the sessions that are open or awaited")
+    every.add_argument("--all", action="store_true", help="include recently closed sessions")
     named(verbs, "get", _session_get, "show a session")
-    named(verbs, "watch", _session_watch, "print a session's states until it is closed")
+    named(verbs, "watch", _session_watch, "print a session's state changes until it is closed")
     named(verbs, "close", _session_close, "close a session")
-    verbs.add_parser("limits", help="what each job may use, and uses", fill=_fill_limits)
-    verbs.add_parser(
-        "drain", help="take no new sessions, and end those there are in order", fill=_fill_drain
-    )
-    verbs.add_parser("stat", help="what a session does and what limits it", fill=_fill_stat)
-    verbs.add_parser(
-        "plan",
-        help="which scheme suits messages on a path, by the completion-time model",
-        fill=_fill_plan,
-    )
+    for name, fill, text in (
+        ("limits", _fill_limits, "show the limits and the usage of jobs"),
+        ("drain", _fill_drain, "refuse new sessions and end existing ones cleanly"),
+        ("stat", _fill_stat, "show a session's rates and what limits it"),
+        ("plan", _fill_plan, "choose the scheme for messages on a path, by a model of completion"),
+    ):
+        verbs.add_parser(name, help=text, description=sentence(text), fill=fill)
 
 
 def _fill_plan(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +89,7 @@ async def _session_close(client: Client, options: argparse.Namespace, output: Ou
 
 
 def _description(session: sessions_pb2.Session) -> dict[str, Any]:
-    """Return what a session is; `session stat` says what it does."""
+    """Return a session's attributes; `session stat` has its figures."""
     return {
         "name": session.name,
         "display_name": session.display_name,
@@ -134,7 +131,7 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
 
 
 def _line(session: sessions_pb2.Session) -> Mapping[str, Any]:
-    """Return what people see of a session: as much as fits 80 columns."""
+    """Return a session's row in a table that fits 80 columns."""
     rate = session.rate_bits_per_second / 1e6
     limit = next(iter(limits(session.statistics)), None)
     return {

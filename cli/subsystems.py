@@ -16,7 +16,7 @@ from sealane.protocol.v1 import subsystems_pb2
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `subsystem`."""
-    verb(verbs, "list", _subsystem_list, "show every plain subsystem")
+    verb(verbs, "list", _subsystem_list, "list every plain subsystem")
     named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")
 
 

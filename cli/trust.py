@@ -1,4 +1,4 @@
-"""`sealanectl policy` and `audit`: what the verifier wants, and what the broker did."""
+"""`sealanectl policy` and `audit`: the verifier's policy and the broker's audit log."""
 
 # ruff: noqa: ARG001 - every command has one signature
 
@@ -50,7 +50,7 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
     if options.owner_key is not None:
         owner = parse_owner_key(read_document(options.owner_key), source=str(options.owner_key))
         verify_owner(document, read_signature(options.file), owner=owner)
-        signature = "of its owner"
+        signature = "valid"
     verifiers = evidence_verifiers(Collateral)
     found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in verifiers})
     output.show_one(
@@ -135,7 +135,7 @@ async def _policy_diff(client: Client, options: argparse.Namespace, output: Outp
 
 
 def _changes(before: Policy, after: Policy) -> Iterator[Mapping[str, str]]:
-    """Say which entries a policy gains, loses and changes."""
+    """Yield the entries that a policy gains, loses and changes."""
     for what, old, new in (
         ("hardware", before.hardware, after.hardware),
         (
@@ -165,8 +165,8 @@ def _brief(policy: policy_pb2.PolicyInForce) -> dict[str, Any]:
 def _audit_verify(options: argparse.Namespace, output: Output) -> None:
     """Check a log; VerificationError `audit.…` at the first record that is wrong.
 
-    A log that was cut is a good log of fewer records: where it must end is either given or asked of
-    the running broker, unless the caller says that it doesn't matter.
+    A truncated log looks like a good log of fewer records. So its last record is compared with
+    `--head`, or else with the running broker's, unless `--chain-only` is given.
     """
     head = options.head
     if head is None and not options.chain_only:
@@ -204,7 +204,7 @@ async def _head_of_broker(socket: str) -> Head:
 
 
 async def _audit_export(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Copy the log to a file, checking the chain on the way, and print its head."""
+    """Copy the log to a new file, check its chain, and print its head."""
     try:
         file = options.file.open("xb")
     except OSError as error:
@@ -222,36 +222,67 @@ async def _audit_export(client: Client, options: argparse.Namespace, output: Out
 
 def _head(text: str) -> Head:
     sequence, _, digest = text.partition(":")
-    head = Head(sequence=int(sequence), digest=bytes.fromhex(digest))
-    if len(head.digest) != 32:
-        raise ValueError("a head is NUMBER:SHA-256")
+    try:
+        head = Head(sequence=int(sequence), digest=bytes.fromhex(digest))
+    except ValueError:
+        head = None
+    if head is None or len(head.digest) != 32:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: NUMBER:SHA-256, as `audit export` prints it"
+        )
     return head
 
 
 def add_policy_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `policy`."""
-    made = offline(verbs, "check", _policy_check, "check a policy and say what is risky in it")
+    made = offline(
+        verbs,
+        "check",
+        _policy_check,
+        "check a policy and list what is risky in it",
+        file="policy to check",
+    )
     made.add_argument("--owner-key", type=Path, metavar="FILE", help="check FILE.sig with this key")
-    made = offline(verbs, "sign", _policy_sign, "sign a policy as its owner, to FILE.sig")
+    made = offline(
+        verbs,
+        "sign",
+        _policy_sign,
+        "sign a policy as its owner; writes FILE.sig",
+        file="policy to sign",
+    )
     made.add_argument("--key", type=Path, required=True, metavar="FILE", help="the owner's key")
     verb(verbs, "show", _policy_show, "print the policy in force")
     for name, run, text in (
-        ("apply", _policy_apply, "put a newer policy into force: every node attests again"),
+        ("apply", _policy_apply, "put a newer policy into force; every node attests again"),
         ("diff", _policy_diff, "compare a policy with the one in force"),
     ):
-        verb(verbs, name, run, text).add_argument("file", type=Path, metavar="FILE")
+        made = verb(verbs, name, run, text)
+        made.add_argument(
+            "file", type=Path, metavar="FILE", help="policy, with its signature in FILE.sig"
+        )
 
 
 def add_audit_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `audit`."""
-    made = offline(verbs, "verify", _audit_verify, "check every record of a log")
-    made.add_argument("--anchor", type=Path, metavar="FILE", help="check signatures, too")
-    made.add_argument("--head", type=_head, metavar="NUMBER:SHA-256", help="where it must end")
+    made = offline(
+        verbs,
+        "verify",
+        _audit_verify,
+        "check every record of a log",
+        file="log, as export writes it",
+    )
     made.add_argument(
-        "--chain-only",
-        action="store_true",
-        help="don't check where it must end; without this or --head the running broker is asked",
+        "--anchor", type=Path, metavar="FILE", help="broker's trust anchor: check signatures, too"
+    )
+    made.add_argument(
+        "--head",
+        type=_head,
+        metavar="NUMBER:SHA-256",
+        help="last record the log must have (default: ask the running broker)",
+    )
+    made.add_argument(
+        "--chain-only", action="store_true", help="don't check which record is the last"
     )
     verb(
         verbs, "export", _audit_export, "copy the log to a new file and print its head"
-    ).add_argument("file", type=Path, metavar="FILE")
+    ).add_argument("file", type=Path, metavar="FILE", help="file to create")

@@ -1,6 +1,6 @@
-"""`sealanectl volume read|write`: bytes of a volume, to and from the standard streams.
+"""`sealanectl volume read|write`: copy a volume's bytes to and from the standard streams.
 
-The volume is attached for the command alone, to a host name made for it.
+The command attaches the volume to a host NQN of its own, and detaches it at the end.
 """
 
 # ruff: noqa: ARG001 - every command has one signature
@@ -38,7 +38,7 @@ async def volume_read(client: Client, options: argparse.Namespace, output: objec
 
 
 async def volume_write(client: Client, options: argparse.Namespace, output: object) -> None:
-    """Copy standard input to the volume, durably."""
+    """Copy standard input to the volume and flush."""
     async with _opened(client, options.name) as disk:
         offset = options.offset
         end = disk.size if options.length is None else offset + options.length

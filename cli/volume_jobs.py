@@ -17,11 +17,11 @@ from sealane.errors import UnavailableError
 _DIGITS_MAX: Final = 19
 _HEALTH_NOTES: Final = {
     "unknown": ": no whole scrub yet",
-    "failed": ": takes nothing more until its target restarts",
+    "failed": ": refuses all commands until its target restarts",
 }
 _KINDS = {
-    "scrub": "read every written sector where it is stored and check it, in the background",
-    "refresh": "issue fast-path MACs anew, in the background, so that reads need no leaf page",
+    "scrub": "read and check every written sector at the target, in the background",
+    "refresh": "renew fast-path MACs, in the background, so that reads need no leaf page",
 }
 
 
@@ -33,14 +33,14 @@ def add_job_verbs(verbs: Any) -> None:
             "--rate",
             type=parse_rate,
             metavar="RATE",
-            help="bytes per second at most, as in 200MiB/s; 0: no limit (default)",
+            help="limit in bytes per second, such as 200MiB/s; 0: no limit (default)",
         )
-        parser.add_argument("--wait", action="store_true", help="until it has ended")
+        parser.add_argument("--wait", action="store_true", help="wait until the job ends")
         orders = parser.add_mutually_exclusive_group()
         for order, what in (
-            ("pause", "have it stop and keep its place"),
-            ("resume", "have it go on; with --rate, also of a running one, at that rate"),
-            ("cancel", "end it"),
+            ("pause", "pause the job, keeping its position"),
+            ("resume", "continue the job; with --rate, change its rate even if it is running"),
+            ("cancel", "end the job"),
         ):
             orders.add_argument(
                 f"--{order}", dest="order", action="store_const", const=order, default="", help=what
@@ -68,7 +68,7 @@ async def _show_jobs(client: Client, options: argparse.Namespace, output: Output
     volume = await client.volumes.get(options.name, with_store=True)
     if volume.store is None:
         raise UnavailableError(
-            volume.store_unknown, f"{volume.name}: its store can't be asked: {volume.store_unknown}"
+            volume.store_unknown, f"{volume.name}: its store can't be read: {volume.store_unknown}"
         )
     jobs = volume.store.jobs
     if output.form == "json":
@@ -80,11 +80,11 @@ async def _show_jobs(client: Client, options: argparse.Namespace, output: Output
 
 @contextlib.contextmanager
 def _progress(kind: str) -> Iterator[Callable[[VolumeJob], None] | None]:
-    """Show a bar while a job is waited for, where somebody sees it."""
+    """Show a progress bar while waiting for a job, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    # Only here: the other commands start faster without it.
+    # Imported only here: the other commands start faster without it.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def _progress(kind: str) -> Iterator[Callable[[VolumeJob], None] | None]:
 
 
 def job_rows(job: VolumeJob) -> dict[str, Any]:
-    """Return what a table shows of a job."""
+    """Return a job as rows of a table."""
     rows: dict[str, Any] = {
         "job": job.kind,
         "state": _state(job),
@@ -108,12 +108,12 @@ def job_rows(job: VolumeJob) -> dict[str, Any]:
         "repaired": job.repaired,
     }
     if job.unchecked:
-        rows["sectors that can't be told of"] = job.unchecked
+        rows["sectors not checkable"] = job.unchecked
     if job.kind == "refresh":
         rows["sectors with a MAC"] = job.refreshed
     rows |= {
         "rate": _rate(job),
-        "held back for hosts": f"{job.yields} times",
+        "gave way to hosts": f"{job.yields} times",
         "started": job.started,
         "ended": job.ended or "",
         "interruptions": job.interruptions,
@@ -143,12 +143,12 @@ def _rate(job: VolumeJob) -> str:
 
 def _finding(found: JobFinding) -> str:
     where = "" if found.lba is None else f"sector {found.lba}: "
-    known = " (known: written again at the end)" if found.repairable else ""
+    known = " (repairable: rewritten at the job's end)" if found.repairable else ""
     return f"{where}{found.reason}, {found.detail}{known}"
 
 
 def store_rows(volume: Volume) -> dict[str, Any]:
-    """Return what `volume get` shows of where a volume is stored."""
+    """Return a volume's store as `volume get` shows it."""
     if volume.store is None:
         return {"store": f"unknown: {volume.store_unknown}"} if volume.store_unknown else {}
     store = volume.store
@@ -162,7 +162,7 @@ def store_rows(volume: Volume) -> dict[str, Any]:
 
 
 def health_text(store: VolumeStore) -> str:
-    """Return what tables show of a store's health."""
+    """Return a store's health as tables show it."""
     if store.health != "opening":
         return store.health
     return f"opening, {100 * store.opening_done // max(store.opening_expected, 1)} %"
@@ -170,11 +170,11 @@ def health_text(store: VolumeStore) -> str:
 
 def _fresh_rows(store: VolumeStore) -> dict[str, Any]:
     looks = store.leaf_cache_hits + store.leaf_cache_misses
-    hits = f", {100 * store.leaf_cache_hits // looks} % of {looks} found there" if looks else ""
+    hits = f", hit by {100 * store.leaf_cache_hits // looks} % of {looks} reads" if looks else ""
     rows = {
         "layout": store.layout,
         "anchor": _anchor(store),
-        "waiting changes": f"{store.pending} of {store.pending_max}",
+        "unmerged changes": f"{store.pending} of {store.pending_max}",
         "log": f"{store.log_pages_used} of {store.log_pages_max} pages",
         "root commits": store.root_commits,
         "epoch": store.epoch,
@@ -195,8 +195,8 @@ def _anchor(store: VolumeStore) -> str:
 def _opening(store: VolumeStore) -> str:
     if store.epoch <= 1:
         return "created"
-    took = f"{store.recovery_seconds:.3g} s, {store.recovered_log_pages} log pages"
-    return f"took {store.recovered_changes} changes from the log, {took}"
+    log = f"{store.recovered_log_pages} log pages in {store.recovery_seconds:.3g} s"
+    return f"recovered {store.recovered_changes} changes from {log}"
 
 
 def _last(job: VolumeJob) -> str:
@@ -206,7 +206,7 @@ def _last(job: VolumeJob) -> str:
 
 
 def parse_rate(text: str) -> int:
-    """Return bytes per second for "1000000", "200MiB" or "200MiB/s"; 0: no limit."""
+    """Return bytes per second for "1000000", "200MiB" or "200MiB/s"; ArgumentTypeError."""
     size = text.removesuffix("/s")
     digits = size.rstrip("KMGTPiB")
     unit = SIZE_UNITS.get(size[len(digits) :])

@@ -23,39 +23,42 @@ from sealane.protocol.kinds import VolumeMode
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `volume`."""
-    create = verb(verbs, "create", _volume_create, "make a volume")
-    create.add_argument("--size", type=parse_size, required=True, help="as in 4096 or 64MiB")
-    create.add_argument("--display-name", default="")
+    create = verb(verbs, "create", _volume_create, "create a volume")
+    create.add_argument("--size", type=parse_size, required=True, help="such as 4096 or 64MiB")
+    create.add_argument("--display-name", default="", help="name for people")
     create.add_argument("--target", default="", help="target node (default: the gateway's)")
     create.add_argument(
         "--third-party",
         default="",
         metavar="NAME",
-        help="on this [[gateway.third_party]] instead of a target of ours: mode local, "
-        "see docs/operate/third-party.md for what then holds",
+        help="use this [[gateway.third_party]] instead of a Sealane target, with mode local; "
+        "docs/operate/third-party.md says what that protects",
     )
     create.add_argument(
         "--mode",
         default="",
         choices=[*VolumeMode],
-        help="off: nobody keeps freshness, so an older sector put back by the store is not "
-        "noticed; such a volume is filled before it can be attached (default: remote, or local "
-        "with a third party)",
+        help="who checks that sectors are fresh: the target (remote), the gateway (local) or "
+        "nobody (off): then an old sector returned by the store goes unnoticed, and the volume "
+        "is filled before it can be attached (default: remote, or local with --third-party)",
     )
     create.add_argument(
         "--anchor",
         default="",
         choices=("broker", "none"),
-        help="with a third party: who remembers the volume's state while nobody has it attached; "
-        "none: it can be put back as a whole, unnoticed (default: broker)",
+        help="with --third-party: who remembers the volume's state while it is detached; none: "
+        "the volume as a whole can be rolled back unnoticed (default: broker)",
     )
-    create.add_argument("--wait", action="store_true", help="until the volume is filled")
+    create.add_argument("--wait", action="store_true", help="wait until the volume is filled")
     named(verbs, "get", _volume_get, "show a volume")
-    verb(verbs, "list", _volume_list, "show every volume")
+    verb(verbs, "list", _volume_list, "list every volume")
     destructive(named(verbs, "delete", _volume_delete, "delete a volume and its data"))
     attach = named(verbs, "attach", _volume_attach, "export a volume to one host")
     attach.add_argument(
-        "--secret-file", type=Path, help="file for the host's secret, instead of showing it"
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="write the host's secret to this new file instead of showing it",
     )
     attach.add_argument("--host-nqn", required=True, help="NQN of the host that may connect")
     attach.add_argument(
@@ -63,23 +66,25 @@ def add_verbs(verbs: Any) -> None:
         type=parse_via,
         default=("", 0),
         metavar="HOST:PORT",
-        help="data path to the target",
+        help="connect to the target through this address",
     )
     named(verbs, "detach", _volume_detach, "stop exporting a volume")
     share = named(verbs, "share", _volume_share, "let another tenant's gateways use a volume")
-    share.add_argument("--read-only", action="store_true", help="let them only read it")
-    unshare = named(verbs, "unshare", _volume_unshare, "end that; the volume gets a new key epoch")
+    share.add_argument("--read-only", action="store_true", help="allow reads only")
+    unshare = named(
+        verbs, "unshare", _volume_unshare, "stop sharing a volume; starts a new key epoch"
+    )
     for parser_of_share in (share, unshare):
-        parser_of_share.add_argument("--tenant", required=True, help="as policies name it")
+        parser_of_share.add_argument("--tenant", required=True, help="tenant, as policies name it")
     read = named(verbs, "read", volume_read, "copy bytes of a detached volume to standard output")
-    add_range(read, length_default="to the end")
+    add_range(read, length_default="to the volume's end")
     write = named(verbs, "write", volume_write, "copy standard input to a detached volume")
-    add_range(write, length_default="what standard input has")
+    add_range(write, length_default="all of standard input")
     named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
     add_job_verbs(verbs)
     resize = named(verbs, "resize", _volume_resize, "make a volume larger")
-    resize.add_argument("--size", type=parse_size, required=True, help="in all, as in 16GiB")
-    named(verbs, "clone", _volume_clone, "refused: sectors are bound to their volume")
+    resize.add_argument("--size", type=parse_size, required=True, help="new size, such as 16GiB")
+    named(verbs, "clone", _volume_clone, "always refused: sectors are bound to their volume")
 
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -189,7 +194,7 @@ async def _volume_delete(client: Client, options: argparse.Namespace, output: Ou
     called = f" ({volume.display_name})" if volume.display_name else ""
     confirm(
         options,
-        f"{volume.name}{called}, {size_text(volume.size_bytes)}: its data and its keys are "
+        f"{volume.name}{called}, {size_text(volume.size_bytes)}: its data and its keys will be "
         "destroyed.",
     )
     await client.volumes.delete(options.name)
@@ -199,7 +204,7 @@ async def _volume_attach(client: Client, options: argparse.Namespace, output: Ou
     traddr, trsvcid = options.via
     with contextlib.ExitStack() as on_error:
         if options.secret_file is not None:
-            # Before there is a secret, which is told only once: what can't be written is said now.
+            # The secret is returned only once: find out before that if the file can't be written.
             write_secret(options.secret_file, b"")
             on_error.callback(options.secret_file.unlink, missing_ok=True)
         volume = await client.volumes.attach(
@@ -259,7 +264,7 @@ def _event_row(event: VolumeEvent) -> Mapping[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes for "4096", "64MiB", "1.5GiB" …; a multiple of 4096 comes out or an error."""
+    """Return bytes for "4096", "64MiB", "1.5GiB" …; ArgumentTypeError if no multiple of 4096."""
     digits = text.rstrip("KMGTPiB")
     unit = SIZE_UNITS.get(text[len(digits) :])
     try:
@@ -274,7 +279,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_via(text: str) -> tuple[str, int]:
-    """Return address and port of "192.0.2.1:4420" or "[2001:db8::1]:4420"."""
+    """Return address and port of "192.0.2.1:4420" or "[2001:db8::1]:4420"; ArgumentTypeError."""
     host, _, port = text.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
     if not host or not is_number or not 1 <= int(port) <= 65535:

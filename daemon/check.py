@@ -1,7 +1,7 @@
-"""What a start needs of files and directories: read and judged as the start does, nothing changed.
+"""Checks the files and directories that a start needs, as the start does, and changes nothing.
 
-`sealaned --check` ends here, a start and a reload begin here: what is wrong with a configuration is
-said before anything is served, and in the same words.
+`sealaned --check` does just this; a start and a reload do it first. So a faulty configuration is
+reported before anything is served, and always in the same words.
 """
 
 from pathlib import Path
@@ -24,17 +24,17 @@ from sealane.errors import UsageError
 
 
 def load_checked(path: Path) -> Config:
-    """Read a configuration and check what it names; errors of `load_config` and `check_start`."""
+    """Read a configuration and check it; raises as `load_config` and `check_start` do."""
     config = load_config(path)
     check_start(config)
     return config
 
 
 def check_start(config: Config) -> None:
-    """Raise as a start would for a directory, key, certificate or policy that it can't use.
+    """Raise as a start would if a directory, key, certificate or policy can't be used.
 
-    UsageError, or VerificationError for a policy without its owner's signature. Neither hardware
-    nor another daemon is asked, and no address is bound.
+    UsageError, or VerificationError for a policy without its owner's signature. Contacts neither
+    hardware nor another daemon, and binds no address.
     """
     check_directory(Path(config.node.state_dir), key="node.state_dir")
     check_directory(Path(config.node.run_dir), key="node.run_dir")
@@ -47,7 +47,7 @@ def check_start(config: Config) -> None:
             check_directory(Path(config.target_directory), key="target.directory", is_shared=True)
         for device in config.target.namespaces:
             if not Path(device).exists():
-                raise UsageError("config.unreadable", f"target.namespaces {device}: not there")
+                raise UsageError("config.unreadable", f"target.namespaces {device}: does not exist")
         for subsystem in config.target.subsystems:
             read_host_secrets(subsystem)
     if config.gateway is not None:
@@ -78,7 +78,7 @@ def _own_anchor(config: Config) -> Path | None:
 
 def _check_enrolment(config: EnrolmentConfig, *, own_anchor: Path | None) -> None:
     anchor = Path(config.trust_anchor)
-    # A broker writes its own at each start, before the first role needs it.
+    # A broker writes its own trust anchor at each start, before the first role needs it.
     if anchor != own_anchor:
         key = "enrolment.trust_anchor"
         parse_anchor(read_file(str(anchor), key=key), source=f"{key} {anchor}")

@@ -1,6 +1,6 @@
 """Composition root: starts the roles of one daemon in order, drains them in reverse.
 
-Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only those before it.
+Order: metrics, broker, target, gateway, fabric, Unix socket. A role depends only on earlier ones.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ async def serve(
     hangup: asyncio.Event | None = None,
     reread: Callable[[], Config] | None = None,
 ) -> None:
-    """Run the daemon until cancelled; start-up failures leave as sealane errors in a group.
+    """Run the daemon until cancelled; a failed start raises an exception group of sealane errors.
 
-    Each time `hangup` is set, what can change while it runs is taken from `reread`.
+    Each time `hangup` is set, settings that can change at run time are taken from `reread`.
     """
     notifier = Notifier()
     run_directory = RunDirectory(Path(config.node.run_dir))
@@ -72,7 +72,7 @@ async def serve(
 
 
 class Daemon:
-    """The parts of one daemon; `stack` owns what must be closed, `tasks` what runs."""
+    """The parts of one daemon: `stack` owns what must be closed, `tasks` its running tasks."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Daemon:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the daemon listens, by what for."""
+        """The daemon's listening addresses, by purpose."""
         return self._context.addresses
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -109,17 +109,17 @@ class Daemon:
 
     @property
     def drain_seconds(self) -> int:
-        """How long a stop may wait for what is under way."""
+        """Seconds that a stop may wait for messages in flight."""
         fabric = self._context.config.fabric
         return 0 if fabric is None else fabric.drain_timeout_seconds
 
     async def drain(self) -> None:
-        """Let what is under way finish, while everything else still answers."""
+        """Let work in flight finish, while everything else still answers."""
         for drain in self._context.drains:
             await drain()
 
     async def stop_serving(self) -> None:
-        """Say NOT_SERVING from now on, of the daemon and each of its services."""
+        """Report NOT_SERVING from now on, for the daemon and each of its services."""
         await self._health.stop()
 
     async def start(self) -> None:
@@ -143,12 +143,12 @@ class Daemon:
         self,
         hangup: asyncio.Event,
         reread: Callable[[], Config],
-        tell: Callable[[Reloaded], None],
+        ended: Callable[[Reloaded], None],
     ) -> None:
-        """Apply what roles can change while they run each time the files are to be read again.
+        """Reread the configuration each time `hangup` is set, and apply what roles can change.
 
-        A file with a fault, or a store that can't be opened, changes nothing and is logged. `tell`
-        hears how each reload ended.
+        A faulty file, or a store that can't be opened, is logged and changes nothing. Each reload
+        calls `ended` with its outcome.
         """
         while True:
             await hangup.wait()
@@ -160,7 +160,7 @@ class Daemon:
                     await apply(config)
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
-                tell(
+                ended(
                     Reloaded(
                         began_ns=began,
                         reason=error.reason,
@@ -170,7 +170,7 @@ class Daemon:
                 )
                 continue
             get_logger().info("reloaded")
-            tell(Reloaded(began_ns=began))
+            ended(Reloaded(began_ns=began))
 
     async def _start_local(self) -> None:
         context, config = self._context, self._context.config

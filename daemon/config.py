@@ -1,7 +1,7 @@
 """Configuration of `sealaned`: one TOML file, strict, frozen, no secrets (configuration.md).
 
 Anything the schema doesn't know is refused in one line that names the file, the key, the value
-found and the values allowed. The roles of a daemon are the role sections its file has.
+found and the values allowed. A daemon has the roles whose sections are in its file.
 """
 
 import json
@@ -30,23 +30,23 @@ from sealane.errors import UsageError
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 
 AnchorKind = Literal["broker", "tpm2", "file", "none"]
-"""Where a device's anchor is kept."""
+"""The kind of place that stores a device's anchor."""
 AUTHORIZATION_SECONDS: Final = 30.0
-"""An I/O queue outlives its gateway's last authorization by at most this."""
+"""The longest time by which an I/O queue outlives its gateway's last authorization."""
 PATHS_MAX: Final = 32
-"""Most paths of one session."""
+"""Largest number of paths of one session."""
 UNIT_BYTES: Final = 1408
-"""Payload of a packet that fits an MTU of 1500 with every header."""
+"""Payload of a packet that fits an MTU of 1500 together with all headers."""
 
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
-# Beside the primary item and what helps to verify it.
+# All items but the primary one and its collateral.
 SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
 class NodeConfig(Section):
-    """Who this daemon is and where it keeps things."""
+    """The daemon's name, directories and general settings."""
 
     name: NodeName
     state_dir: AbsolutePath = "/var/lib/sealane"
@@ -56,7 +56,7 @@ class NodeConfig(Section):
 
 
 class HsmConfig(Section):
-    """A key encryption key in a PKCS #11 token: library, labels of token and key, file with PIN."""
+    """A key encryption key in a PKCS #11 token: library, labels of token and key, PIN file."""
 
     module: AbsolutePath
     token: str
@@ -66,12 +66,12 @@ class HsmConfig(Section):
 
 def _hosts(endpoints: list[PeerAddress]) -> list[PeerAddress]:
     if not endpoints or len(set(endpoints)) != len(endpoints):
-        raise ValueError("one or more host:port, each once")
+        raise ValueError("one or more host:port, without duplicates")
     return endpoints
 
 
 class EtcdConfig(Section):
-    """The etcd cluster that several brokers share."""
+    """The etcd cluster shared by several brokers."""
 
     endpoints: Annotated[list[PeerAddress], AfterValidator(_hosts)]
     ca_file: AbsolutePath | None = None
@@ -82,9 +82,9 @@ class EtcdConfig(Section):
     def _check(self) -> Self:
         given = {f is None for f in (self.ca_file, self.certificate_file, self.key_file)}
         if len(given) != 1:
-            raise ValueError("ca_file, certificate_file and key_file together, or none of them")
+            raise ValueError("all of ca_file, certificate_file and key_file, or none of them")
         if self.ca_file is None and not all(map(is_loopback, self.endpoints)):
-            raise ValueError("endpoints beyond loopback only with ca_file: mutual TLS")
+            raise ValueError("only loopback endpoints without ca_file (mutual TLS)")
         return self
 
 
@@ -115,31 +115,31 @@ class BrokerConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.key_file is None) == (self.hsm is None):
-            raise ValueError("one of key_file and hsm")
+            raise ValueError("either key_file or hsm")
         if (self.policy_owner_key is None) != self.allow_unsigned_policy:
             raise ValueError(
-                "policy_owner_key, the public key of who signs the policy; for development only, "
-                "allow_unsigned_policy = true instead of it"
+                "either policy_owner_key, the policy owner's public key, or, for development only, "
+                "allow_unsigned_policy = true"
             )
         if (self.etcd is not None) != (self.store == "etcd"):
-            raise ValueError("a section etcd with the store etcd, none with sqlite")
+            raise ValueError('the section etcd if store is "etcd", and only then')
         return self
 
 
 class TpmConfig(Section):
-    """Where this machine's TPM 2.0 is, for those who use it."""
+    """The TPM 2.0 of this machine, for evidence, anchors and counters."""
 
     tcti: str = "device:/dev/tpmrm0"
 
 
 def _registers(indices: list[int]) -> list[int]:
     if not indices or len(set(indices)) != len(indices) or not set(indices) <= set(range(24)):
-        raise ValueError("one or more of 0…23, each once")
+        raise ValueError("one or more of 0…23, without duplicates")
     return indices
 
 
 class Tpm2EvidenceConfig(Section):
-    """What a TPM says of this node."""
+    """Evidence of this node's TPM."""
 
     pcrs: Annotated[
         list[int], Field(default_factory=lambda: list(range(8))), AfterValidator(_registers)
@@ -150,33 +150,33 @@ class Tpm2EvidenceConfig(Section):
 
 
 class TsmEvidenceConfig(Section):
-    """Where Linux gives out reports of confidential machines."""
+    """Linux's interface for reports of confidential machines (TSM)."""
 
     reports: AbsolutePath = "/sys/kernel/config/tsm/report"
 
 
 def _command(words: list[str]) -> list[str]:
     if not words or not words[0].startswith("/") or any("\0" in word for word in words):
-        raise ValueError("an absolute path, and arguments")
+        raise ValueError("the absolute path of a program, then its arguments")
     return words
 
 
 def _label(text: str) -> str:
     if LABEL.fullmatch(text) is None or text in {PRIMARY, COLLATERAL}:
         raise ValueError(
-            f"1…32 of a–z, 0–9, '-', beginning with a letter; not {PRIMARY} or {COLLATERAL}"
+            f"1…32 of a–z, 0–9, '-', starting with a letter; not {PRIMARY} or {COLLATERAL}"
         )
     return text
 
 
 def _labelled(sources: list["SecondaryEvidenceConfig"]) -> list["SecondaryEvidenceConfig"]:
     if len({source.label for source in sources}) != len(sources):
-        raise ValueError("each label once")
+        raise ValueError("labels without duplicates")
     return sources
 
 
 class SecondaryEvidenceConfig(Section):
-    """A device that speaks beside this node's own evidence, and the command that asks it."""
+    """A device with evidence besides the node's own, and the command that collects it."""
 
     label: Annotated[str, AfterValidator(_label)]
     type: Literal["nvidia"]
@@ -185,7 +185,7 @@ class SecondaryEvidenceConfig(Section):
 
 
 class BrokerAddresses(Section):
-    """One broker, as the nodes reach it."""
+    """A broker's node name and addresses."""
 
     node: NodeName
     address: PeerAddress
@@ -193,7 +193,7 @@ class BrokerAddresses(Section):
 
 
 class EnrolmentConfig(Section):
-    """How this node gets its certificates."""
+    """The brokers that certify this node, and its evidence."""
 
     broker_node: NodeName = "broker"
     broker_address: PeerAddress
@@ -214,14 +214,14 @@ class EnrolmentConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.key_file is not None) != (self.evidence == "software"):
-            raise ValueError("a key_file with software evidence, none with other kinds")
+            raise ValueError('key_file if evidence is "software", and only then')
         if len({broker.node for broker in self.brokers}) != len(self.brokers):
-            raise ValueError("broker_node and the nodes of other_brokers, each once")
+            raise ValueError("broker_node and the nodes of other_brokers without duplicates")
         return self
 
     @property
     def brokers(self) -> tuple[BrokerAddresses, ...]:
-        """All brokers, in the order they are tried."""
+        """All brokers, in the order in which they are tried."""
         first = BrokerAddresses(
             node=self.broker_node,
             address=self.broker_address,
@@ -231,7 +231,7 @@ class EnrolmentConfig(Section):
 
 
 class ScrubConfig(Section):
-    """How often a target scrubs its volumes by itself."""
+    """Automatic scrubs of a target's volumes."""
 
     interval_hours: Annotated[int, Field(ge=1, le=24 * 366)] = 24 * 28
     bytes_per_second: Annotated[int, Field(ge=0, le=RATE_MAX)] = 100 << 20
@@ -263,21 +263,21 @@ class TargetConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.drive is not None) != (self.store == "emulated"):
-            raise ValueError("a drive with the store emulated, none with the others")
+            raise ValueError('drive if store is "emulated", and only then')
         if bool(self.namespaces) != (self.store == "nvme"):
-            raise ValueError("namespaces with the store nvme, none with the others")
+            raise ValueError('namespaces if store is "nvme", and only then')
         if len({*self.namespaces}) != len(self.namespaces):
-            raise ValueError("each namespace once")
+            raise ValueError("namespaces without duplicates")
         if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):
             raise ValueError(
-                "plain subsystems on a loopback target.listen only, unless "
-                "allow_plain_network = true says that their data may cross the network in the clear"
+                "plain subsystems with a loopback target.listen only, unless allow_plain_network = "
+                "true permits their data on the network in the clear"
             )
         return self
 
 
 class ThirdPartyConfig(Section):
-    """A namespace of somebody else's target, for one volume (docs/operate/third-party.md)."""
+    """A namespace of a third party's target, for one volume (docs/operate/third-party.md)."""
 
     name: NodeName
     address: PeerAddress
@@ -290,14 +290,14 @@ class ThirdPartyConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dhchap_controller_key_file and not self.dhchap_key_file:
-            raise ValueError("dhchap_controller_key_file only beside dhchap_key_file")
+            raise ValueError("dhchap_controller_key_file together with dhchap_key_file only")
         return self
 
 
 def _distinct(parties: list[ThirdPartyConfig]) -> list[ThirdPartyConfig]:
     places = {(party.address, party.subsystem_nqn, party.namespace_id) for party in parties}
     if len({party.name for party in parties}) != len(parties) or len(places) != len(parties):
-        raise ValueError("each name once and each namespace once")
+        raise ValueError("names and namespaces without duplicates")
     return parties
 
 
@@ -322,7 +322,7 @@ class GatewayConfig(Section):
 
 
 class JobLimitsConfig(Section):
-    """What one job may use of a fabric."""
+    """Limits of one job at a fabric."""
 
     sessions: Annotated[int, Field(ge=1, le=1024)] = 16
     region_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
@@ -354,7 +354,7 @@ class FabricConfig(Section):
     def _check_paths(cls, paths: int, info: ValidationInfo) -> int:
         most = PATHS_MAX // len(info.data.get("data_listen", ("",)))
         if paths > most:
-            raise ValueError(f"1 to {most} for each address of data_listen, {PATHS_MAX} together")
+            raise ValueError(f"1…{most} for each address of data_listen, {PATHS_MAX} in all")
         return paths
 
 
@@ -378,12 +378,12 @@ class Config(Section):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles this daemon runs, in the order they start."""
+        """The roles of this daemon, in the order in which they start."""
         return tuple(name for name in ROLE_SECTIONS if getattr(self, name) is not None)
 
     @property
     def target_directory(self) -> str:
-        """Where the target keeps its sector stores."""
+        """The directory of the target's sector stores."""
         chosen = self.target.directory if self.target is not None else None
         return chosen or str(Path(self.node.state_dir) / "volumes")
 
@@ -393,7 +393,7 @@ class Config(Section):
 
 
 def load_config(path: Path) -> Config:
-    """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
+    """Read `path`; UsageError `config.…` with one line about the first fault."""
     config = load_section(Config, path)
     _check_roles(config, path)
     return config
@@ -403,7 +403,7 @@ def _check_roles(config: Config, path: Path) -> None:
     if not config.roles:
         raise UsageError(
             "config.role",
-            f"{path}: no role; allowed is one or more of the sections "
+            f"{path}: no role; allowed: one or more of the sections "
             + ", ".join(f"[{r}]" for r in ROLE_SECTIONS),
         )
     others = [r for r in config.roles if r != "broker"]

@@ -18,7 +18,7 @@ from sealane.errors import Error, UnavailableError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `sealaned`; returns the exit code (0 ok, 1 failed, 2 usage, 3 unverified, 4 down)."""
+    """Run `sealaned`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
     options = _parser().parse_args(arguments)
     try:
         config = load_config(options.config)
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(config: Config, path: Path) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0 after a clean stop. SIGHUP reads `path` again."""
+    """Serve until SIGTERM or SIGINT; SIGHUP rereads `path`. Return 0 after a clean stop."""
     os.umask(0o077)
     forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
@@ -52,7 +52,7 @@ def run(config: Config, path: Path) -> int:
 
 
 def _lock_memory(config: Config) -> None:
-    """Lock the memory as `node.lock_memory` says; before any key is in it."""
+    """Lock memory as `node.lock_memory` says, before it holds any key."""
     if config.node.lock_memory == "off":
         return
     try:
@@ -70,7 +70,7 @@ async def _serve_until_signal(config: Config, path: Path) -> None:
 
     def stop() -> None:
         nonlocal stopping
-        # A second signal must not cut the drain that the first one began.
+        # A second signal must not interrupt the drain that the first one began.
         if task is not None and not stopping:
             stopping = True
             task.cancel()
@@ -105,15 +105,15 @@ def _parser() -> OneLineParser:
     what.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration, and the files and directories that it names, and end",
+        help="check the configuration, and the files and directories that it names, and exit",
     )
     what.add_argument(
         "--reload",
         action="store_true",
-        help="have the running daemon read its files again, wait and say how that ended",
+        help="make the running daemon reread its files, wait, and report the outcome",
     )
     what.add_argument(
-        "--print-config", action="store_true", help="print every setting as JSON and end"
+        "--print-config", action="store_true", help="print every setting as JSON and exit"
     )
     parser.add_argument("--version", action="version", version=f"sealaned {__version__}")
     return parser

@@ -1,7 +1,7 @@
-"""`sealaned --reload`: tells the running daemon to read its files again, and hears how that ended.
+"""`sealaned --reload`: makes the running daemon reread its files, and waits for the outcome.
 
-The service manager's reload then fails where the daemon's does. What the daemon says is in its
-ready file, which one call replaces as a whole.
+So a reload by the service manager fails if the daemon's reload fails. The daemon reports the
+outcome in its ready file, which it replaces atomically.
 """
 
 import json
@@ -23,10 +23,10 @@ _FAMILIES: Final[dict[int, type[Error]]] = {2: UsageError, 3: VerificationError}
 
 
 def reload(config: Config, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Reload the daemon of `config`; raises the error that kept it from it.
+    """Reload the daemon of `config`; raises the daemon's error if its reload failed.
 
-    UnavailableError `daemon.stopped` if it doesn't run, `reload.timeout` if it says nothing within
-    RELOAD_SECONDS.
+    UnavailableError `daemon.stopped` if it isn't running, `reload.timeout` if it reports no outcome
+    within RELOAD_SECONDS.
     """
     directory = RunDirectory(Path(config.node.run_dir))
     asked_ns = monotonic_ns()
@@ -36,16 +36,18 @@ def reload(config: Config, *, sleep: Callable[[float], None] = time.sleep) -> No
     while monotonic_ns() < deadline:
         found = _ready(directory)
         said = found.get("reload")
-        # One that began before we asked may have read the files before they were changed.
+        # A reload that began before our signal may have read the files before they were changed.
         if found["pid"] == pid and said is not None and said["began_ns"] >= asked_ns:
             return _judge(Reloaded(**said))
         sleep(_LOOK_SECONDS)
-    raise UnavailableError("reload.timeout", f"process {pid} said nothing for {RELOAD_SECONDS:g} s")
+    raise UnavailableError(
+        "reload.timeout", f"process {pid} reported no outcome within {RELOAD_SECONDS:g} s"
+    )
 
 
 def _ready(directory: RunDirectory) -> dict[str, Any]:
     try:
-        # A killed daemon leaves its file, and its number may be another process's by now.
+        # A killed daemon leaves its file behind, and its pid may belong to another process by now.
         if directory.is_claimed:
             content: dict[str, Any] = json.loads(directory.ready_file.read_text())
             return content

@@ -1,4 +1,4 @@
-"""Labs as those see them who use them: launch, find, ask, enter, end."""
+"""The users' side of labs: launch, find, query, enter and end them."""
 
 import contextlib
 import ctypes
@@ -23,12 +23,15 @@ _DOWN_SECONDS: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 """From <linux/prctl.h>."""
 _AWAITED: Final = frozenset({signal.SIGTERM, signal.SIGCHLD})
-"""What happens while a command runs: a signal to pass on, or its end."""
+"""Signals awaited while a command runs: one to pass on, and the command's end."""
 _ERRORS: Final[Mapping[int, type[Error]]] = {2: UsageError, 4: UnavailableError}
 
 
 class LabConnection:
-    """A conversation with the holder of a lab."""
+    """A connection to the holder of a lab.
+
+    UsageError `lab.unknown` if no lab of that name is running, `lab.foreign` if it is not ours.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,13 +42,13 @@ class LabConnection:
         except OSError as error:
             self._socket.close()
             raise UsageError(
-                "lab.unknown", f"no lab {name} runs ({_running(os.geteuid())})"
+                "lab.unknown", f"lab {name} is not running; {_running(os.geteuid())}"
             ) from error
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
         self.pid, user, _ = PEER_CREDENTIALS.unpack(raw)
         if user != os.geteuid():
             self._socket.close()
-            raise UsageError("lab.foreign", f"lab {name} is held by user {user}, not by this one")
+            raise UsageError("lab.foreign", f"lab {name} belongs to user id {user}")
         self._lines = self._socket.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -56,7 +59,10 @@ class LabConnection:
         self._socket.close()
 
     def ask(self, request: str, **fields: object) -> dict[str, Any]:
-        """Ask one thing; Error as the holder gives it, UnavailableError if it is gone."""
+        """Send a request and return the answer.
+
+        The holder's error, or UnavailableError `lab.ended` if the holder has ended.
+        """
         try:
             self._socket.sendall(json.dumps({"request": request, **fields}).encode() + b"\n")
             line = self._lines.readline()
@@ -67,8 +73,11 @@ class LabConnection:
         return _checked(json.loads(line))
 
     def end(self) -> None:
-        """Take the lab down and wait until it is gone; by force if it doesn't answer."""
-        # Its end is seen whatever becomes of its number.
+        """End the lab and wait for its end; kill it if it doesn't end in time.
+
+        UnavailableError `lab.down` if even that fails.
+        """
+        # By a descriptor, the end is noticed even if the pid is reused.
         process = os.pidfd_open(self.pid)
         try:
             with contextlib.suppress(UnavailableError):
@@ -76,7 +85,9 @@ class LabConnection:
             if not _ended(process):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 if not _ended(process):
-                    raise UnavailableError("lab.down", f"lab {self.name} does not end")
+                    raise UnavailableError(
+                        "lab.down", f"lab {self.name} does not end, though killed"
+                    )
         finally:
             os.close(process)
 
@@ -87,27 +98,27 @@ def _ended(process: int) -> bool:
 
 def _running(user: int) -> str:
     names = lab_names(user)
-    return f"running: {', '.join(names)}" if names else "none does"
+    return f"running: {', '.join(names)}" if names else "no lab is running"
 
 
 def the_only_lab() -> str:
-    """Return the name of the lab that runs; UsageError if that is none or several."""
+    """Return the name of the only running lab; UsageError `lab.which` if there isn't just one."""
     names = lab_names(os.geteuid())
     if len(names) != 1:
-        raise UsageError("lab.which", f"say which lab ({_running(os.geteuid())})")
+        raise UsageError("lab.which", f"name the lab; {_running(os.geteuid())}")
     return names[0]
 
 
 def launch(
     name: str, topology: Topology, *, relays: bool, unmeasured: bool = False
 ) -> dict[str, Any]:
-    """Start a lab and return its status once it runs; Error with the holder's reason if it can't.
+    """Start a lab and return its status once it runs; the holder's error if it can't start.
 
-    In namespaces, the caller's later children belong to the lab's PID namespace.
+    With namespaces, later children of this process belong to the lab's PID namespace.
     """
     others = 0
     for other in lab_names(os.geteuid()):
-        # One that ends meanwhile asks for nothing.
+        # A lab that ends meanwhile needs no capacity.
         with contextlib.suppress(Error), LabConnection(other) as connection:
             others += connection.ask("status")["packets_per_second"]
     parameters = {
@@ -131,8 +142,8 @@ def launch(
         holder.stdin.close()
         line = holder.stdout.readline()
         if not line:
-            raise UnavailableError("lab.start", f"the holder ended with {holder.wait()}")
-        # It lives on by itself: there is nothing to wait for.
+            raise UnavailableError("lab.start", f"the holder ended with exit code {holder.wait()}")
+        # The holder outlives this process: don't wait for it.
         holder.returncode = 0
     return _checked(json.loads(line))
 
@@ -145,9 +156,10 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> int:
-    """Run a command as `host` and return its exit code (128 and the number of a signal).
+    """Run a command on `host` and return its exit code (128 plus the number of a signal).
 
-    It ends with this process, and with the lab. UsageError if there is no such command or host.
+    The command is killed when this process or the lab ends. UsageError `lab.host`, `lab.command`;
+    UnavailableError `lab.enter`.
     """
     entry = connection.ask("host", host=host)
     status = connection.ask("status")
@@ -162,10 +174,10 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
         kernel.enter(processes, kernel.CLONE_NEWPID)
         os.close(processes)
 
-    # Ctrl-C reaches the command by itself, being in the same process group.
+    # Ctrl-C reaches the command directly, as it is in the same process group.
     signal.signal(signal.SIGINT, lambda *_: None)
-    # Awaited, not handled: a handler's turn may come only after the command's end. SIGCHLD may have
-    # been ignored by who started us, and is not sent then.
+    # Awaited, not handled, since a handler might run only after the command's end. If our parent
+    # ignored SIGCHLD, it wouldn't be sent.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
 
@@ -193,7 +205,7 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
 
 
 def _become_host(network: int, hosts: str) -> None:
-    """Move this process into a host: its network, processes, names and /sys."""
+    """Move this process into a host: its network, processes, /etc/hosts and /sys."""
     kernel.enter(network, kernel.CLONE_NEWNET)
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", Path("/"), None, kernel.MS_REC | kernel.MS_SLAVE)
@@ -201,7 +213,7 @@ def _become_host(network: int, hosts: str) -> None:
     system = Path("/sys")
     names = Path("/etc/hosts")
     if names.exists():
-        # A file system of its own for one file, reached through its binding alone.
+        # A file system for a single file, which stays reachable only through its bind mount.
         kernel.mount("tmpfs", system, "tmpfs")
         (system / "hosts").write_text(hosts)
         kernel.mount(str(system / "hosts"), names, None, kernel.MS_BIND)

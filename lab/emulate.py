@@ -1,7 +1,7 @@
 """The process that emulates one link: `python -m sealane.lab.emulate`.
 
-Reads what the link is like as one JSON line, answers with one line (`address` or `error`), then
-answers each request line with one line until its standard input ends. Started by `emulator`.
+Reads the link's parameters as one JSON line and answers with one line (`address` or `error`). Then
+answers each request line with one line, until standard input ends. Started by `emulator`.
 """
 
 import json
@@ -16,7 +16,7 @@ from sealane.lab.topology import Wan
 
 
 def start(parameters: dict[str, Any]) -> Emulator:
-    """Start the emulator that one line of JSON describes."""
+    """Start the emulator with the given parameters; OSError or ValueError."""
     wan = Wan.model_validate(parameters["wan"])
     forward = [wan.settings] * wan.paths
     backward = [wan.backward.settings] * wan.paths
@@ -41,7 +41,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
 
 
 def dropped_on_interfaces() -> int:
-    """Packets that this namespace's interfaces dropped while sending: their hosts' queue was full.
+    """Return how many packets this namespace's interfaces dropped because a host's queue was full.
 
     From /proc/net/dev, whose twelfth number is the transmit drops.
     """
@@ -52,7 +52,7 @@ def dropped_on_interfaces() -> int:
 def main() -> None:
     """Emulate until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Late packets are this emulator's error. Its native thread is started later and inherits this.
+    # Minimizes late packets, the emulator's error. The native thread, started later, inherits this.
     kernel.go_first()
     parameters = json.loads(sys.stdin.readline())
     try:
@@ -60,10 +60,10 @@ def main() -> None:
     except (OSError, ValueError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return
-    # Without namespaces the interfaces are the machine's, and none of ours.
+    # Without namespaces, the interfaces are the machine's: they don't count.
     counted = parameters["ports"] is not None
     print(json.dumps({"address": emulator.address}), flush=True)
-    # What went wrong so far was for whoever starts this, who may wait for the end of it.
+    # Up to here, errors were for our starter, which may wait for the end of standard error.
     kernel.let_go(sys.stderr.fileno())
     for line in sys.stdin:
         if json.loads(line)["request"] == "schedule":

@@ -1,4 +1,4 @@
-"""The emulator of one link, a process of its own: started, asked, ended."""
+"""The emulator of one link, in a process of its own."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,13 @@ from sealane.lab.namespaces import Namespace
 from sealane.lab.plan import Attachment
 from sealane.lab.topology import Topology, Wan
 
-# A report names every step of two histograms: some hundred numbers each.
+# A report has every step of two histograms, some hundred numbers each.
 _LINE_BYTES_MAX: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What to emulate: between hosts if it has a namespace, as a relay if not."""
+    """A link to emulate: between hosts if it has a namespace, else as a relay."""
 
     wan: Wan
     seed: int
@@ -35,7 +35,7 @@ class EmulatorProcess:
         self._wan = wan
         self._lock = asyncio.Lock()
         self.address: str | None = None
-        """Where a relay's clients send to, once it started; None between namespaces."""
+        """The address of a relay, once it has started; None between namespaces."""
 
     @property
     def pid(self) -> int:
@@ -43,19 +43,19 @@ class EmulatorProcess:
         return self._process.pid
 
     async def start(self, parameters: dict[str, Any]) -> None:
-        """Say what the link is like, and wait until it is; UnavailableError if it can't be."""
+        """Configure the link and wait until it is up; UnavailableError `lab.emulator`."""
         started = await _ask(self._process, parameters)
         if "error" in started:
             raise UnavailableError("lab.emulator", f"link {self._wan}: {started['error']}")
         self.address = started["address"]
 
     async def report(self) -> dict[str, Any]:
-        """Return its `_native.EmulatorReport`; UnavailableError if it is gone."""
+        """Return its `_native.EmulatorReport`; UnavailableError `lab.emulator` if it has ended."""
         async with self._lock:
             return await _ask(self._process, {"request": "report"})
 
     async def start_schedule(self) -> None:
-        """Start the link's schedule of outages (again), now."""
+        """Start, or restart, the link's schedule of outages now."""
         async with self._lock:
             await _ask(self._process, {"request": "schedule"})
 
@@ -66,7 +66,7 @@ async def emulating(
 ) -> AsyncIterator[dict[str, EmulatorProcess]]:
     """Run the emulators of links, by name; UnavailableError `lab.emulator` if one can't start."""
     async with contextlib.AsyncExitStack() as stack:
-        # All are launched before the first is waited for: they start side by side.
+        # Launch all before waiting for the first, so that they start in parallel.
         emulators = [await stack.enter_async_context(_launched(link)) for link in links]
         for link, emulator in zip(links, emulators, strict=True):
             attached = link.attached
@@ -92,7 +92,7 @@ async def _launched(link: Link) -> AsyncIterator[EmulatorProcess]:
         limit=_LINE_BYTES_MAX,
         # The namespace holds the far ends of its hosts' interfaces.
         preexec_fn=None if link.namespace is None else link.namespace.enter,
-        # Ctrl-C at a terminal is for whoever runs this.
+        # Ctrl-C at a terminal must reach only the process that runs this.
         start_new_session=True,
     )
     try:
@@ -113,6 +113,8 @@ async def _ask(process: asyncio.subprocess.Process, request: dict[str, Any]) -> 
     except ConnectionError:
         line = b""
     if not line:
-        raise UnavailableError("lab.emulator", f"the emulator ended with {await process.wait()}")
+        raise UnavailableError(
+            "lab.emulator", f"the emulator ended with exit code {await process.wait()}"
+        )
     answer: dict[str, Any] = json.loads(line)
     return answer

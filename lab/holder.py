@@ -1,8 +1,8 @@
-"""The process that a lab is: `python -m sealane.lab.holder`.
+"""The process that holds a lab: `python -m sealane.lab.holder`.
 
-It holds the namespaces and the emulators and answers on an abstract Unix socket, so its end,
-however it comes, leaves nothing behind. In namespaces it is the first process of a PID
-namespace: the kernel ends everything that runs inside with it. Started by `control.launch`.
+It holds the namespaces and the emulators and answers on an abstract Unix socket, so that nothing
+remains when it ends, for whatever reason. With namespaces, it is the first process of a PID
+namespace, whose other processes the kernel ends with it. Started by `control.launch`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from sealane.lab.topology import Topology
 
 
 class Holder:
-    """Answers questions about one lab."""
+    """Answers requests about one lab."""
 
     def __init__(self, name: str, lab: Lab, capacity: Capacity | None) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class Holder:
         }
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer request lines until the peer has no more."""
+        """Answer request lines until the peer closes the connection."""
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             if not _is_allowed(writer.get_extra_info("socket")):
                 return
@@ -62,7 +62,7 @@ class Holder:
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """Describe the lab, without what its links do."""
+        """Return the lab's description, without its links' counters."""
         topology = self._lab.topology
         links = plan(topology) if self._lab.hosts else {}
         return {
@@ -94,7 +94,9 @@ class Holder:
         topology = self._lab.topology
         if (host := request["host"]) not in topology.hosts:
             allowed = ", ".join(topology.hosts)
-            raise UsageError("lab.host", f"no host {host!r} in lab {self._name}; it has {allowed}")
+            raise UsageError(
+                "lab.host", f"no host {host!r} in lab {self._name}; allowed: {allowed}"
+            )
         namespace = self._lab.hosts.get(host)
         return {
             "descriptor": None if namespace is None else namespace.descriptor,
@@ -107,29 +109,28 @@ class Holder:
 
 
 def _is_allowed(peer: socket.socket) -> bool:
-    """Whether the peer is our user or root: an abstract socket has no permissions of its own."""
+    """Return True if the peer is our user or root; abstract sockets have no permissions."""
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
     _, user, _ = PEER_CREDENTIALS.unpack(raw)
     return user in {0, os.geteuid()}
 
 
 def check_capacity(topology: Topology, capacity: Capacity, others: int) -> None:
-    """UsageError `lab.capacity` if the links, with those of other labs, ask for too much."""
+    """Raise UsageError `lab.capacity` if this and other labs' links need too much capacity."""
     allowed = int(SHARE_MAX * capacity.packets_per_second)
-    asked = topology.packets_per_second + others
-    if asked > allowed:
+    needed = topology.packets_per_second + others
+    if needed > allowed:
         beside = f", {others} of them in other labs" if others else ""
         raise UsageError(
             "lab.capacity",
-            f"the links carry {asked} packets a second of {topology.mtu} bytes when all are busy"
-            f"{beside}; allowed: {allowed}, {SHARE_MAX:.0%} of the "
-            f"{capacity.packets_per_second} that this machine carries now. Lower "
-            "rate_bits_per_second or paths, or raise mtu",
+            f"with all links busy, they carry {needed} packets per second of {topology.mtu} bytes"
+            f"{beside}; allowed: {allowed}, {SHARE_MAX:.0%} of the {capacity.packets_per_second} "
+            "that this machine can emulate now; lower rate_bits_per_second or paths, or raise mtu",
         )
 
 
 async def hold(parameters: dict[str, Any]) -> None:
-    """Build the lab that `parameters` describe and hold it until it is told to end."""
+    """Run the lab described by `parameters` until it is told to end."""
     topology = Topology.model_validate(parameters["topology"])
     relays = parameters["relays"]
     async with contextlib.AsyncExitStack() as stack:
@@ -143,7 +144,7 @@ async def hold(parameters: dict[str, Any]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, holder.down.set)
         _reap_orphans(lab)
-        # Whoever started this may be gone: then nobody knows of the lab.
+        # Fails if our starter has ended: otherwise nobody would know of the lab.
         print(json.dumps(holder.status()), flush=True)
         kernel.let_go(0, 1, 2)
         server = await asyncio.start_unix_server(holder.converse, sock=control)
@@ -158,14 +159,14 @@ def _bound(name: str) -> socket.socket:
     except OSError as error:
         control.close()
         raise UsageError(
-            "lab.name", f"there is a lab {name} already (sealane lab down {name} ends it)"
+            "lab.name", f"lab {name} is already running (sealane lab down {name} ends it)"
         ) from error
     control.listen()
     return control
 
 
 def _reap_orphans(lab: Lab) -> None:
-    """As the first process of a PID namespace, wait for children that lost their parents."""
+    """As the first process of a PID namespace, reap orphaned processes."""
     known = {emulator.pid for emulator in lab.emulators.values()}
 
     def reap() -> None:
@@ -185,14 +186,14 @@ def _reported() -> Iterator[None]:
     except Error as error:
         problem = [error.reason, str(error.args[0]), error.exit_code]
     except OSError as error:
-        problem = ["lab.system", f"the kernel refuses: {error}", UnavailableError.exit_code]
+        problem = ["lab.system", f"refused by the kernel: {error}", UnavailableError.exit_code]
     else:
         return
     print(json.dumps({"error": problem}), flush=True)
 
 
 def main() -> None:
-    """Hold a lab."""
+    """Run a lab with the parameters from standard input."""
     parameters = json.loads(sys.stdin.readline())
     with contextlib.suppress(BrokenPipeError), _reported():
         asyncio.run(hold(parameters))

@@ -1,4 +1,4 @@
-"""Namespaces of Linux: calls that Python's standard library has from 3.12 on, and mount(2)."""
+"""Linux namespaces: calls missing in Python's standard library before 3.12, and mount(2)."""
 
 import contextlib
 import ctypes
@@ -26,13 +26,13 @@ def _check(result: int, what: str) -> None:
 
 
 def go_first() -> None:
-    """Let this thread and those it starts run before all ordinary ones, where they may."""
+    """Give this thread and those it starts real-time priority, if permitted."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def let_go(*descriptors: int) -> None:
-    """Point descriptors nowhere, so that whoever waits for their end has it."""
+    """Replace descriptors by /dev/null, so that readers at their other ends see the end."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(null, descriptor)
@@ -40,22 +40,25 @@ def let_go(*descriptors: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process (for CLONE_NEWPID: its children) new namespaces; OSError if refused."""
+    """Move this process (for CLONE_NEWPID: its children) to new namespaces; OSError if refused."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def enter(namespace: int, kind: int) -> None:
-    """Move this process (for CLONE_NEWPID: its children) into the namespace behind a descriptor."""
+    """Move this process (for CLONE_NEWPID: its children) to an existing namespace.
+
+    `namespace` is its descriptor. OSError if refused.
+    """
     _check(_libc.setns(namespace, kind), "setns")
 
 
 def mount(source: str, target: Path, kind: str | None, flags: int = 0) -> None:
-    """Mount a file system or a binding; OSError if refused."""
+    """Mount a file system, or bind a path; OSError if refused."""
     encoded = None if kind is None else kind.encode()
     result = _libc.mount(source.encode(), os.fsencode(target), encoded, ctypes.c_ulong(flags), None)
     _check(result, f"mount on {target}")
 
 
 def unmount(target: Path) -> None:
-    """Unmount; OSError if refused."""
+    """Unmount a file system; OSError if refused."""
     _check(_libc.umount(os.fsencode(target)), f"unmount {target}")

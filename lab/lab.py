@@ -21,25 +21,25 @@ class Lab:
     ) -> None:
         self.topology = topology
         self.emulators = emulators
-        """By the name of the link."""
+        """Emulators by the name of their link."""
         self.hosts = hosts
-        """By name; none without namespaces."""
+        """Hosts by name; empty without namespaces."""
 
     async def report(self) -> dict[str, dict[str, Any]]:
-        """Return what each emulator has done so far, by the name of its link."""
+        """Return the reports of all emulators, by the name of their link."""
         return {name: await emulator.report() for name, emulator in self.emulators.items()}
 
     async def start_schedule(self) -> None:
-        """Start the schedules of all links (again), now."""
+        """Start, or restart, the schedules of all links now."""
         for emulator in self.emulators.values():
             await emulator.start_schedule()
 
 
 @contextlib.asynccontextmanager
 async def laboratory(topology: Topology, *, relays: bool) -> AsyncIterator[Lab]:
-    """Build a lab and take it down again; with `relays`, without namespaces.
+    """Run a lab until the block is left; with `relays`, without namespaces.
 
-    UnavailableError if the kernel refuses.
+    UnavailableError `lab.emulator`, or OSError if the kernel refuses.
     """
     async with contextlib.AsyncExitStack() as stack:
         hosts: dict[str, Namespace] = {}
@@ -48,7 +48,7 @@ async def laboratory(topology: Topology, *, relays: bool) -> AsyncIterator[Lab]:
             hosts[name] = await stack.enter_async_context(Namespace.create())
         attached_by_wan = plan(topology)
         for number, wan in enumerate(topology.wan):
-            # Paths of one link take seeds upwards from its own: links stay apart.
+            # The paths of a link use consecutive seeds from its own, so space links far apart.
             seed = topology.seed + (number << 32)
             if relays:
                 links.append(Link(wan=wan, seed=seed))

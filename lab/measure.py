@@ -1,4 +1,4 @@
-"""How many packets per second this machine emulates: a small lab, overrun on purpose."""
+"""Measures how many packets per second this machine emulates, by overloading a small lab."""
 
 import contextlib
 import socket
@@ -19,11 +19,11 @@ from sealane.lab.report import run_report
 from sealane.lab.topology import Topology
 
 SHARE_MAX: Final = 0.6
-"""Of the measured rate, what a topology may ask for."""
+"""Largest share of the measured rate that topologies may need."""
 MEASURE_SECONDS: Final = 0.4
 UDP_SEGMENT: Final = 103
 """From <linux/udp.h>."""
-# Kernel limit of one list of UDP segments.
+# Below the kernel's limit for one list of UDP segments.
 _DATAGRAM_BYTES_MAX: Final = 60_000
 _HEADER_BYTES: Final = 28
 _IDLE_PACKETS: Final = 200
@@ -32,14 +32,14 @@ _CHILD_SECONDS_MAX: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the emulator of one link can do here, while other programs run as they do."""
+    """The capacity of one link's emulator on this machine, under its present load."""
 
     mtu: int
     packets_per_second: int
     cpu_micros_per_packet: float
-    """Processor time of the emulator's thread, receiving and sending with the hosts' stacks."""
+    """CPU time of the emulator's thread, including the hosts' stacks for receiving and sending."""
     idle_slip_p50_micros: float
-    """Lateness of lone packets: the error that is added to the delay without load."""
+    """Lateness of single packets: the error of the delay without load."""
     idle_slip_p99_micros: float
 
 
@@ -51,7 +51,7 @@ def _topology(mtu: int, forward_to: str | None) -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traffic:
-    """What to send through the link that is measured."""
+    """Traffic to send through the measured link."""
 
     namespace: Namespace | None
     to: tuple[str, int]
@@ -59,9 +59,9 @@ class _Traffic:
 
 
 async def measure(*, mtu: int, relays: bool, seconds: float = MEASURE_SECONDS) -> Capacity:
-    """Overrun an unlimited link with full packets for a while; UnavailableError if it can't be."""
+    """Overload a fast link with full packets for a while; UnavailableError `lab.…`."""
     async with contextlib.AsyncExitStack() as stack:
-        # Never read: the kernel takes what comes and drops it.
+        # Never read: the kernel drops what doesn't fit its buffer.
         sink = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         sink.bind(("127.0.0.1", 0))
         forward_to = f"127.0.0.1:{sink.getsockname()[1]}" if relays else None
@@ -90,7 +90,7 @@ async def _measure(
     after = await emulator.report()
     packets = after["forward"]["sent_packets"] - between["forward"]["sent_packets"]
     if not packets:
-        raise UnavailableError("lab.measure", "no packet crossed the link that was to be measured")
+        raise UnavailableError("lab.measure", "no packet crossed the measured link")
     idle = run_report(lab.topology, {"wan": before}, {"wan": between}).ways[0]
     return Capacity(
         mtu=lab.topology.mtu,
@@ -104,7 +104,7 @@ async def _measure(
 def _run_child(
     target: Callable[[_Traffic, float], bytes], traffic: _Traffic, seconds: float
 ) -> float:
-    # The emulator has a process of its own: that this one waits slows nothing down.
+    # Blocking is fine here, since the emulator is another process.
     with ChildProcess(target=target, args=[traffic, seconds]) as child:
         return float(child.get_data(timeout=_CHILD_SECONDS_MAX))
 
@@ -118,7 +118,7 @@ def _connected(traffic: _Traffic) -> socket.socket:
 
 
 def _trickle(traffic: _Traffic, seconds: float) -> bytes:
-    """Send packets one by one."""
+    """Send single packets."""
     with _connected(traffic) as sender:
         for _ in range(_IDLE_PACKETS):
             sender.send(bytes(traffic.payload_bytes))
@@ -127,13 +127,13 @@ def _trickle(traffic: _Traffic, seconds: float) -> bytes:
 
 
 def _flood(traffic: _Traffic, seconds: float) -> bytes:
-    """Send as many packets as go, in lists that the kernel takes apart; return how long it took."""
+    """Send as many packets as possible, in lists that the kernel splits; return the time taken."""
     with _connected(traffic) as sender:
         sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, traffic.payload_bytes)
         packets = bytes(traffic.payload_bytes * (_DATAGRAM_BYTES_MAX // traffic.payload_bytes))
         started = time.monotonic()
         while (elapsed := time.monotonic() - started) < seconds:
-            # A full queue is what this is for.
+            # A full queue is the purpose here.
             with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
                 sender.send(packets)
     return str(elapsed).encode()

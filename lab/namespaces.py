@@ -1,7 +1,7 @@
-"""Network namespaces of a lab: made, wired and set up by short-lived children.
+"""Network namespaces of a lab, created, connected and set up by short-lived child processes.
 
-A namespace lives as long as its descriptor here or a process in it: nothing is left in a file
-system, so the end of the holder is the end of all of them.
+A namespace exists while its descriptor here is open or a process is in it. Nothing is in a file
+system, so all of them end with the holder.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from pyroute2.process import ChildProcess, ChildProcessReturnValue
 from sealane.lab import kernel
 from sealane.lab.plan import Attachment
 
-# The same everywhere, so that frames are forwarded as they are (locally administered).
+# The same everywhere, so that frames can be forwarded unchanged (locally administered).
 LINK_ADDRESS: Final = "02:00:00:00:00:01"
 IFF_UP: Final = 0x1
 IFF_NOARP: Final = 0x80
-"""From <linux/if.h>. Without neighbour discovery frames go to the interface's own address."""
+"""From <linux/if.h>. Without neighbour discovery, frames go to the interface's own address."""
 IN6_ADDR_GEN_MODE_NONE: Final = 1
-"""From <linux/if_link.h>: no link-local address, so no packets but those that someone sends."""
-# In the order in which they can be turned off: segmentation needs the ones after it.
+"""From <linux/if_link.h>: no link-local address, so all packets come from programs."""
+# In an order in which they can be turned off: segmentation depends on those after it.
 OFFLOADS: Final = (
     "generic-receive-offload",
     "generic-segmentation-offload",
@@ -32,25 +32,25 @@ OFFLOADS: Final = (
     "scatter-gather",
     "tx-checksumming",
 )
-# Per namespace, in /proc/sys: what a TCP connection learned must not help the next run.
+# Per namespace, in /proc/sys: TCP must not carry metrics of one run over to the next.
 SETTINGS: Final = {"net/ipv4/tcp_no_metrics_save": "1"}
 
-# Children are ended by SIGTERM, which must not reach the event loop through handlers they inherit.
+# Children are ended by SIGTERM, which must not reach the event loop through inherited handlers.
 config.disable_mp_signal = True
 
 
 class Namespace:
-    """A network namespace, as long as it is used as a context."""
+    """A network namespace."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.route = AsyncIPRoute(netns=self.path, flags=0)
-        """Its routing netlink."""
+        """Its routing netlink socket."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def create(cls) -> "AsyncIterator[Namespace]":
-        """Make a new one; OSError if this process may not."""
+        """Create a namespace until the block is left; OSError if the kernel refuses."""
         with ChildProcess(target=_make, args=[]) as child:
             _, (descriptor,) = child.communicate()
         os.set_inheritable(descriptor, False)
@@ -59,21 +59,21 @@ class Namespace:
             async with namespace.route:
                 yield namespace
         finally:
-            # It ends with the last process in it.
+            # The namespace ends with the last process in it.
             os.close(descriptor)
 
     @property
     def path(self) -> str:
-        """Where this process and its children find it."""
+        """Its path for this process and its children."""
         return f"/proc/self/fd/{self.descriptor}"
 
     def enter(self) -> None:
-        """Move this process into it: for children only."""
+        """Move this process, a child, into the namespace."""
         kernel.enter(self.descriptor, kernel.CLONE_NEWNET)
 
 
 async def attach(host: Namespace, wan: Namespace, attachment: Attachment, *, name: str) -> None:
-    """Lay a veth pair from a host, where it is `name`, to a link's namespace."""
+    """Connect a host to a link's namespace by a veth pair, whose end at the host is `name`."""
     await wan.route.link(
         "add",
         ifname=attachment.port,
@@ -87,13 +87,13 @@ async def attach(host: Namespace, wan: Namespace, attachment: Attachment, *, nam
 
 
 async def start_wan(wan: Namespace, attached: list[Attachment], *, mtu: int) -> None:
-    """Start a link's ends of the veth pairs that lead to its hosts."""
+    """Bring up a link's ends of the veth pairs to its hosts."""
     for attachment in attached:
         await _start(wan.route, attachment.port, mtu=mtu)
 
 
 async def start_host(host: Namespace, attachments: dict[str, Attachment], *, mtu: int) -> None:
-    """Start a host's interfaces, by the name of their link: addresses, no offloads."""
+    """Bring up a host's interfaces (by link name), with addresses and without offloads."""
     with ChildProcess(target=_set_up, args=[host.descriptor, list(attachments)]) as child:
         child.communicate()
     await host.route.link("set", index=1, state="up")
@@ -120,7 +120,7 @@ async def _start(route: AsyncIPRoute, name: str, *, mtu: int) -> int:
 
 def _make() -> ChildProcessReturnValue:
     kernel.unshare(kernel.CLONE_NEWNET)
-    # Closed by the child's end; the receiver has a descriptor of its own.
+    # Closed when the child ends; the receiver gets a descriptor of its own.
     return ChildProcessReturnValue(b"", [Path("/proc/self/ns/net").open("rb")])
 
 

@@ -1,6 +1,6 @@
-"""Who has which address in a lab. Pure: the same topology always gives the same addresses.
+"""Addresses of a lab's hosts; the same topology always gives the same addresses.
 
-They are inside the lab's namespaces only, so they can't collide with anyone's.
+They exist only inside the lab's namespaces, so they can't collide with others.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from sealane.lab.topology import Topology, Wan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A host's interface on a link; it has the name of the link."""
+    """A host's interface on a link, which has the link's name."""
 
     host: str
     is_right: bool
@@ -22,12 +22,12 @@ class Attachment:
 
     @property
     def addresses(self) -> list[str]:
-        """Both, without prefix length."""
+        """Both addresses, without prefix length."""
         return [str(self.ipv4.ip), str(self.ipv6.ip)]
 
 
 def attachments(wan: Wan, *, number: int) -> list[Attachment]:
-    """Give the hosts of the `number`th link their addresses."""
+    """Return the interfaces of the hosts on link `number`, with their addresses."""
     network4 = ipaddress.ip_network(f"10.77.{number}.0/24")
     network6 = ipaddress.ip_network(f"fd5e:a1a4:e:{number:x}::/64")
     return [
@@ -48,14 +48,14 @@ def plan(topology: Topology) -> dict[str, list[Attachment]]:
 
 
 def hosts_file(topology: Topology, host: str) -> str:
-    """Return the /etc/hosts of `host`: `peer`, and `peer.link` where several links lead there."""
+    """Return the /etc/hosts of `host`: peers as `peer.link`, and by their first link as `peer`."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     named: set[str] = set()
     for wan, attached in plan(topology).items():
         if not any(attachment.host == host for attachment in attached):
             continue
         for attachment in attached:
-            # The first link that leads to a host is the one that its bare name means.
+            # A host's bare name means its address on the first link that leads to it.
             names = [f"{attachment.host}.{wan}"]
             if attachment.host not in named:
                 names.append(attachment.host)

@@ -1,4 +1,4 @@
-"""What a run over a lab showed: counts, the error this machine added to the delay, a verdict."""
+"""The report of a run over a lab: counts, the delay error of this machine, and a verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,12 +11,12 @@ _WAYS = (("forward", "→"), ("backward", "←"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One direction of one link, in one run. Times are how late packets left, in microseconds."""
+    """One direction of one link in one run; `slip` is how late packets left, in microseconds."""
 
     wan: str
     direction: str
     packets: int
-    """Offered to the link."""
+    """Packets offered to the link."""
     bytes: int
     delivered: int
     lost: int
@@ -36,14 +36,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """One run. It is void if `void` says why."""
+    """One run; it is void if `void` has any reasons."""
 
     ways: list[Way]
     foreign: int
     void: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as a dictionary for JSON."""
         return asdict(self)
 
 
@@ -52,7 +52,7 @@ def run_report(
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
 ) -> RunReport:
-    """Compare two reports of a lab's emulators, of which the second is the later."""
+    """Return the report of the run between two reports of a lab's emulators."""
     ways: list[Way] = []
     void: list[str] = []
     foreign = 0
@@ -69,11 +69,14 @@ def run_report(
                 )
             unsent = last[way]["unsent_packets"] - first[way]["unsent_packets"]
             crowded = _total(last[way], "crowded_packets") - _total(first[way], "crowded_packets")
-            for count, what in ((unsent, "the kernel did not take"), (crowded, "had no room")):
+            for count, what in (
+                (unsent, "were refused by the kernel"),
+                (crowded, "did not fit the emulator's memory"),
+            ):
                 if count:
                     void.append(f"{name} {arrow}: {count} packets {what}")
         for key, what in (
-            ("missed_packets", "were dropped beside the link"),
+            ("missed_packets", "were dropped before they reached the link"),
             ("oversized_packets", "were longer than the MTU"),
         ):
             if count := last[key] - first[key]:
@@ -82,12 +85,12 @@ def run_report(
 
 
 def nothing(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of emulators that have done nothing yet, in the shape of `report`."""
+    """Return the report of idle emulators, in the shape of `report`."""
 
     def empty(value: Any) -> Any:
         if isinstance(value, Mapping):
             return nothing(value)
-        # Steps of a histogram are left out; paths stay.
+        # Keeps the list of paths, empties the lists of histogram steps.
         return (
             [nothing(v) for v in value if isinstance(v, Mapping)] if value.__class__ is list else 0
         )
@@ -135,9 +138,9 @@ def _way(
 
 
 def quantile(steps: Sequence[tuple[int, int]], share: float) -> int:
-    """Return the value below which `share` of the counted ones lie; 0 if there are none.
+    """Return a quantile of a histogram, 0 if it is empty.
 
-    `steps` are rising values and how many there are of each.
+    `steps` are ascending values and their counts.
     """
     left = share * sum(count for _, count in steps)
     found = 0

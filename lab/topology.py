@@ -1,6 +1,6 @@
-"""What a lab is like: the model of a topology file (docs/operate/lab.md).
+"""The model of a topology file (docs/operate/lab.md).
 
-Probabilities are from 0 to 1 and per packet; sizes are bytes of IP packets, headers included.
+Probabilities are 0 to 1 and per packet; sizes are in bytes of IP packets, including headers.
 """
 
 import math
@@ -22,9 +22,9 @@ WANS_MAX: Final = 32
 PATHS_MAX: Final = 64
 HOSTS_PER_SIDE_MAX: Final = 32
 OUTAGES_MAX: Final = 256
-# What packets of one link may take in the emulator's memory, waiting and in transit.
+# Limit for the packets of one direction in the emulator's memory, queued and in transit.
 HELD_BYTES_MAX: Final = 1 << 30
-# An interface's name has 15 bytes at most, and a link is one in its hosts.
+# An interface's name has at most 15 bytes, and hosts name interfaces after links.
 _NAME_LENGTH_MAX: Final = 15
 _PARTS: Final = 1_000_000_000
 
@@ -44,7 +44,7 @@ def _probability(value: float) -> float:
 
 def _hosts(names: list[str]) -> list[str]:
     if not 0 < len(names) <= HOSTS_PER_SIDE_MAX or len(set(names)) != len(names):
-        raise ValueError(f"1…{HOSTS_PER_SIDE_MAX} hosts, each once")
+        raise ValueError(f"1…{HOSTS_PER_SIDE_MAX} hosts, without duplicates")
     return names
 
 
@@ -56,31 +56,31 @@ Micros = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class Table(BaseModel):
-    """A table of the file: strict types, no unknown key, frozen."""
+    """A table of the file: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Burst(Table):
-    """Loss in bursts: the two states of Gilbert and Elliott, with a step before each packet."""
+    """Loss in bursts: the Gilbert-Elliott model with two states, one step before each packet."""
 
     p: Probability
-    """From the good state to the bad one."""
+    """Probability of the step from the good state to the bad one."""
     r: Probability
-    """From the bad state to the good one; bursts have 1/r packets in the mean."""
+    """Probability of the step back to the good state; the mean burst has 1/r packets."""
     loss_bad: Probability = 1.0
     loss_good: Probability = 0.0
 
     @property
     def loss(self) -> float:
-        """The share of packets lost in the long run."""
+        """The long-term share of packets lost."""
         if self.p + self.r == 0:
             return self.loss_good
         return (self.p * self.loss_bad + self.r * self.loss_good) / (self.p + self.r)
 
 
 class Marking(Table):
-    """Marks rise linearly from none at `low_bytes` to `probability_max` at `high_bytes`."""
+    """Marking probability: rises linearly from 0 at `low_bytes` to the maximum at `high_bytes`."""
 
     low_bytes: Bytes
     high_bytes: Bytes
@@ -89,17 +89,17 @@ class Marking(Table):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.low_bytes > self.high_bytes:
-            raise ValueError("a low_bytes that does not exceed high_bytes")
+            raise ValueError("low_bytes up to high_bytes")
         return self
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """As the emulator takes it."""
+        """The arguments of the emulator."""
         return self.low_bytes, self.high_bytes, to_parts(self.probability_max)
 
 
 class Phantom(Marking):
-    """A phantom queue: drains at `drain` of the rate and holds `cap_bytes` at most."""
+    """A phantom queue: drains at the share `drain` of the rate, and holds up to `cap_bytes`."""
 
     drain: Probability = 0.952
     cap_bytes: Bytes
@@ -124,25 +124,25 @@ class Direction(Table):
     @model_validator(mode="after")
     def _check_direction(self) -> Self:
         if self.burst is not None and self.loss > 0:
-            raise ValueError("loss or burst, not both")
+            raise ValueError("either loss or burst")
         if (self.reorder > 0) != (self.reorder_micros_max > 0):
-            raise ValueError("reorder and reorder_micros_max together, or neither")
+            raise ValueError("both reorder and reorder_micros_max, or neither")
         if self.held_bytes > HELD_BYTES_MAX:
             raise ValueError(
-                f"a delay and a buffer that hold {HELD_BYTES_MAX} bytes together at most; "
-                f"these hold {self.held_bytes}"
+                f"up to {HELD_BYTES_MAX} bytes in the buffer and in transit; with this rate, delay "
+                f"and buffer it would be {self.held_bytes}"
             )
         return self
 
     @property
     def held_bytes(self) -> int:
-        """Most bytes in the buffer and on the wire, in whole."""
+        """The most bytes in the buffer and in transit together."""
         micros = self.delay_micros + self.jitter_micros + self.reorder_micros_max
         return self.buffer_bytes + self.rate_bits_per_second * micros // 8_000_000
 
     @property
     def settings(self) -> LinkSettings:
-        """As the emulator takes it."""
+        """The settings for the emulator."""
         burst = self.burst
         phantom = self.phantom
         return LinkSettings(
@@ -171,7 +171,7 @@ class Direction(Table):
 
 
 class Outage(Table):
-    """A path that is down both ways, counted from the start of the schedule."""
+    """A time in which a path is down in both directions, from the start of the schedule."""
 
     path: Annotated[int, Field(ge=0, lt=PATHS_MAX)] = 0
     start_seconds: Annotated[float, Field(ge=0, le=1e6)]
@@ -180,17 +180,17 @@ class Outage(Table):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.start_seconds >= self.end_seconds:
-            raise ValueError("a start_seconds before end_seconds")
+            raise ValueError("start_seconds less than end_seconds")
         return self
 
     @property
     def nanos(self) -> tuple[int, int, int]:
-        """Path, start and end as the emulator takes them."""
+        """Path, start and end for the emulator, in nanoseconds."""
         return self.path, round(self.start_seconds * 1e9), round(self.end_seconds * 1e9)
 
 
 class Wan(Direction):
-    """A long link between the hosts of two sides. Its own keys are those of the way forward."""
+    """A long link between the hosts of two sides; its own keys are those of the way forward."""
 
     name: Name
     left: Hosts
@@ -200,18 +200,18 @@ class Wan(Direction):
     outages: Annotated[list[Outage], Field(default_factory=list, max_length=OUTAGES_MAX)]
     backward: Direction
     forward_to: str | None = None
-    """Without namespaces: the UDP address that this link leads to."""
+    """Without namespaces: the UDP address to which this link forwards."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_backward(cls, value: Any) -> Any:
-        """Take what `backward` doesn't say from the way forward."""
+        """Take the keys that `backward` lacks from the way forward."""
         if not isinstance(value, dict) or not isinstance(value.get("backward", {}), dict):
             return value
         own = value.get("backward", {})
         shared = {key: value[key] for key in Direction.model_fields if key in value}
         if {"loss", "burst"} & own.keys():
-            # Of these two a direction has one.
+            # A direction can have only one of these two.
             shared = {key: shared[key] for key in shared.keys() - {"loss", "burst"}}
         return {**value, "backward": {**shared, **own}}
 
@@ -228,18 +228,18 @@ class Wan(Direction):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if both := set(self.left) & set(self.right):
-            raise ValueError(f"hosts on one side only; {', '.join(sorted(both))} is on both")
+            raise ValueError(f"each host on one side only, not {', '.join(sorted(both))} on both")
         if missing := [o.path for o in self.outages if o.path >= self.paths]:
-            raise ValueError(f"outages of paths 0…{self.paths - 1}; there is no {missing[0]}")
+            raise ValueError(f"outages of paths 0…{self.paths - 1}, not of path {missing[0]}")
         return self
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Left ones first."""
+        """The hosts of both sides, those on the left first."""
         return (*self.left, *self.right)
 
     def packets_per_second(self, mtu: int) -> float:
-        """Full packets of both directions and all paths that the emulator must be able to carry."""
+        """Return the full packets per second in both directions and all paths at full rate."""
         rates = self.rate_bits_per_second + self.backward.rate_bits_per_second
         return self.paths * rates / (8 * mtu)
 
@@ -250,16 +250,16 @@ class Topology(Table):
     mtu: Annotated[int, Field(ge=1280, le=9000)] = 1500
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     slip_micros_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    """A packet that leaves later than this after its time is late."""
+    """A packet that leaves later than this after its due time is late."""
     late_max: Probability = 0.01
-    """The share of late packets at which a run is void."""
+    """A run with a larger share of late packets is void."""
     wan: Annotated[list[Wan], Field(min_length=1, max_length=WANS_MAX)]
 
     @field_validator("wan")
     @classmethod
     def _check_names(cls, wans: list[Wan]) -> list[Wan]:
         if len({wan.name for wan in wans}) != len(wans):
-            raise ValueError("each name once")
+            raise ValueError("names without duplicates")
         return wans
 
     @property
@@ -269,7 +269,7 @@ class Topology(Table):
 
     @property
     def packets_per_second(self) -> int:
-        """Full packets that all links carry when all are busy both ways."""
+        """Full packets per second over all links when all are busy in both directions."""
         return math.ceil(sum(wan.packets_per_second(self.mtu) for wan in self.wan))
 
 
@@ -279,7 +279,7 @@ def to_parts(probability: float) -> int:
 
 
 def check_name(name: str) -> str:
-    """Return a lab's name; UsageError `lab.name` if it can't be one."""
+    """Return `name` if it is a valid lab name; UsageError `lab.name` otherwise."""
     try:
         return _name(name)
     except ValueError as error:

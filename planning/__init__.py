@@ -1,1 +1,1 @@
-"""Plans of sessions: a model of completion times, and the choice of a scheme by it."""
+"""Plans of sessions: a model of completion times, and the choice of schemes by it."""

@@ -1,10 +1,11 @@
-"""Bound of the losses that plans are made for.
+"""The largest loss for which plans are made.
 
-It stands by itself: configuration has it checked, and must not import the model and numpy for that.
+In a file of its own, so that the configuration can check it without importing the model and numpy.
 """
 
 from typing import Final
 
 PLANNED_LOSS_MAX: Final = 0.1
-"""Loss that plans are made for, most: parity within the budget mends little more, the model is
-checked up to here, and takes minutes for one size far beyond. The rest is repeated."""
+"""Largest loss for which plans are made. Beyond it, parity within the budget repairs little more
+and the model isn't verified; far beyond it, the model takes minutes for one message size. Further
+losses are repaired by retransmission."""

@@ -76,7 +76,7 @@ class RecordedJobs:
 
     async def start(self, kind: JobKind, *, bytes_per_second: int) -> Job:
         if kind in self.known:
-            raise UsageError("volume.job.running", f"a {kind} of this volume is under way")
+            raise UsageError("volume.job.running", f"a {kind} of this volume is running")
         job = Job(kind=kind, state="running", bytes_per_second=bytes_per_second, started=utc_now())
         self.known[kind] = job
         return job
@@ -115,7 +115,7 @@ class RecordingTarget:
 
     def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
         if milestone not in {b"", self.milestone(volume_id)}:
-            raise VerificationError(ROLLED_BACK, "the store lacks what was flushed")
+            raise VerificationError(ROLLED_BACK, "the store lacks flushed writes")
 
     async def create_volume(
         self,

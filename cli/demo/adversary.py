@@ -1,7 +1,7 @@
 """The demo's adversaries: one owns the network between gateway and target, one the target's disk.
 
-Neither knows a key. The network one is a relay that understands just enough NVMe/TCP to find write
-capsules (NVMe/TCP Transport 3.6: common header with type, then length at bytes 4–7).
+Neither has a key. The network adversary is a relay that understands just enough NVMe/TCP to find
+write capsules (NVMe/TCP Transport 3.6: common header with type, then length at bytes 4–7).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ NODES_PER_PAGE = 248
 
 
 class WireAttack(enum.Enum):
-    """What the relay does to the next writes that pass."""
+    """The relay's attack on the next writes."""
 
     NONE = "none"
     REPLAY = "replay"
@@ -41,7 +41,7 @@ class WireAdversary:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Relay until the block is left; give the port to connect to."""
+        """Relay until the block is left; yields the port to connect to."""
         server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -52,7 +52,7 @@ class WireAdversary:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def arm(self, attack: WireAttack) -> None:
-        """Choose what happens to the next writes."""
+        """Choose the attack on the next writes."""
         self._attack = attack
         self._recorded = None
 
@@ -60,7 +60,7 @@ class WireAdversary:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine always runs in a task
         self._tasks.add(task)
-        # The end of either side, also in the middle of a PDU, is the end of the relay.
+        # When either side closes, even in the middle of a PDU, the relay ends.
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await self._relay_both_ways(reader, writer)
         self._tasks.discard(task)
@@ -84,7 +84,7 @@ class WireAdversary:
     async def _pump_commands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Relay PDU by PDU and let the armed attack at each."""
+        """Relay PDU by PDU, applying the armed attack."""
         while True:
             header = await reader.readexactly(COMMON_HEADER_BYTES)
             (length,) = struct.unpack_from("<I", header, 4)
@@ -107,7 +107,7 @@ class WireAdversary:
         if self._recorded is None:
             self._recorded = pdu
             return [pdu]
-        # The newer write has passed; now the older one comes again.
+        # The newer write has passed; now replay the older one.
         self._attack = WireAttack.NONE
         self.attacks_made += 1
         return [pdu, self._recorded]
@@ -121,9 +121,9 @@ async def pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def block_start(path: Path, lba: int) -> int:
-    """Give the byte of an inline store at which a sector's block begins (stores.md §2b).
+    """Return the byte offset of a sector's block in an inline store (stores.md §2b).
 
-    What keeps the volume fresh, if anything does, is in front of its blocks.
+    The freshness tree and its log, if the store has them, precede the blocks.
     """
     with path.open("rb") as file:
         superblock = file.read(SLOT_BYTES)
@@ -137,13 +137,13 @@ def block_start(path: Path, lba: int) -> int:
 
 
 class DiskAdversary:
-    """Owns the file that a volume's sectors lie in, data and metadata side by side."""
+    """Owns the file with a volume's sectors, data and metadata side by side."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read_slot(self, lba: int) -> bytes:
-        """Give the 4160 bytes that are stored for a sector."""
+        """Return the 4160 bytes stored for a sector."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             return os.pread(descriptor, SLOT_BYTES, block_start(self._path, lba))
@@ -151,7 +151,7 @@ class DiskAdversary:
             os.close(descriptor)
 
     def write_slot(self, lba: int, slot: bytes) -> None:
-        """Put 4160 bytes in the place of a sector."""
+        """Overwrite the 4160 bytes stored for a sector."""
         descriptor = os.open(self._path, os.O_WRONLY)
         try:
             os.pwrite(descriptor, slot, block_start(self._path, lba))

@@ -1,4 +1,4 @@
-"""The demo's all-reduce: jobs at both sites sum an array over links like that of the haul."""
+"""The demo's all-reduce: jobs at both sites sum an array over links like the haul's."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ SITES: Final = 2
 async def run_all_reduce(
     cluster: Cluster, link: LinkParameters, *, seed: int, advance: Advance
 ) -> AllReduceRun:
-    """Sum arrays of single precision again and again; `advance` hears of every sum."""
+    """Sum single-precision arrays REPEATS times; call `advance` after every sum."""
     fabrics = [cluster.fabric_near, cluster.fabric_far]
     members = [
         Member(node=fabric.name, address=fabric.addresses["fabric_control"]) for fabric in fabrics
@@ -71,7 +71,7 @@ async def _measure(
     groups: list[Group], link: LinkParameters, seed: int, advance: Advance
 ) -> AllReduceRun:
     loop = asyncio.get_running_loop()
-    # Whole numbers: sums are exact, in any order.
+    # Whole numbers, so that sums are exact in any order.
     random = np.random.default_rng(seed)
     given = [random.integers(-999, 1000, ELEMENTS).astype(np.float32) for _ in groups]
     expected = hashlib.sha256(np.sum(given, axis=0).tobytes()).hexdigest()

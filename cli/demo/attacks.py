@@ -1,7 +1,7 @@
-"""Five attacks on the demo's volume, each with the refusal it must meet.
+"""Five attacks on the demo's volume, each with its expected refusal.
 
-Every attack is undone, and the sector must then read as it was written: a refusal that also meets
-honest data would prove nothing.
+Every attack is undone, and the sector must then read as written: to refuse honest data as well
+would prove nothing.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ async def run_attacks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Who refused what, and why."""
+    """A refusal: the reason, the role that refused, and the sector."""
 
     reason: str
     origin: str
@@ -60,7 +60,7 @@ class Refusal:
 
 
 class Attacks:
-    """Makes the attacks and notes who refused them."""
+    """Makes the attacks and records the refusals."""
 
     events: AsyncIterator[VolumeEvent]
 
@@ -71,7 +71,7 @@ class Attacks:
         self.results: list[AttackResult] = []
 
     async def on_disk(self, queue: VolumeQueue) -> None:
-        """Flip a bit, swap two sectors, put an older copy back."""
+        """Flip a bit, swap two sectors, restore an older copy."""
         disk, lba = self._disk, self._first
         for number in range(3):
             await write(queue, lba + number, version=1)
@@ -101,7 +101,7 @@ class Attacks:
         newest = disk.read_slot(lba + 2)
         disk.write_slot(lba + 2, honest[2])
         await self._expect(
-            "older copy put back on disk",
+            "older copy restored on disk",
             Refusal(reason="sector.stale", origin="target", lba=lba + 2),
             lambda: check(queue, lba + 2, version=2),
         )
@@ -141,22 +141,22 @@ class Attacks:
         wire.arm(WireAttack.REDIRECT)
         await self._expect(
             "write redirected on the wire",
-            # The target names the LBA that the command asks for, which is the adversary's.
+            # The target reports the LBA in the command, which the adversary chose.
             Refusal(reason="command.mac", origin="target", lba=lba + 1),
             write_again,
         )
         async with host_queue(here) as queue:
-            # The gateway wrote it again, where it belongs, after the fence.
+            # After the fence, the gateway repeated the write at the right LBA.
             await check(queue, lba, version=2)
             await check(queue, lba + 1, version=1)
 
     async def _expect(
         self, name: str, expected: Refusal, attempt: Callable[[], Awaitable[None]]
     ) -> None:
-        """Do what a host does, note what it saw, and wait for the refusal that must be reported.
+        """Run a host's I/O, record its result, and wait for the expected refusal to be reported.
 
-        Gateway and target both report; other refusals are passed over, but the last one is shown
-        if the right one does not come.
+        Gateway and target both report. Other refusals are skipped, but the last one is shown if
+        the expected one doesn't come.
         """
         host_saw = NOTHING
         try:
@@ -164,7 +164,7 @@ class Attacks:
         except Error as error:
             host_saw = error.reason
         found: Refusal | None = None
-        # A time-out leaves another refusal or none: the result says so, and the demo fails by it.
+        # After a time-out, `found` is another refusal or None: the attack counts as not refused.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSAL_SECONDS):
                 while found != expected:
@@ -185,7 +185,7 @@ class Attacks:
 
 
 def pattern(lba: int, version: int) -> bytes:
-    """Give a sector's contents in a version of it."""
+    """Return the contents of a version of a sector."""
     return f"sector {lba} version {version} ".encode().ljust(32, b".") * (SECTOR_BYTES // 32)
 
 
@@ -195,10 +195,10 @@ async def write(queue: VolumeQueue, lba: int, version: int) -> None:
 
 
 async def check(queue: VolumeQueue, lba: int, version: int) -> None:
-    """Read one sector, which must have the contents of that version."""
+    """Read one sector; VerificationError unless it has the contents of that version."""
     buffer = bytearray(SECTOR_BYTES)
     await queue.read(lba, buffer)
     if buffer != pattern(lba, version):
         raise VerificationError(
-            "demo.sector.contents", f"sector {lba} does not have the contents it must have"
+            "demo.sector.contents", f"sector {lba} does not contain version {version}"
         )

@@ -1,4 +1,4 @@
-"""Starts the demo's daemons as processes of this machine and stops them again, whatever happens."""
+"""Starts the demo's daemons as processes on this machine, and always stops them again."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ _FAMILIES: Final = {2: UsageError, 3: VerificationError, 4: UnavailableError}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Daemon:
-    """A running `sealaned` and where it can be reached."""
+    """A running `sealaned` and its addresses."""
 
     name: str
     pid: int
@@ -58,12 +58,12 @@ class Cluster:
 
     @property
     def store_directory(self) -> Path:
-        """Where the target keeps volumes."""
+        """The directory in which the target stores volumes."""
         return self.target.state_dir / "volumes"
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the demo ends, even by SIGKILL."""
+    """Make the kernel end this process when the demo ends, even if by SIGKILL."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -107,7 +107,7 @@ class ClusterBuilder:
     async def running(self) -> AsyncIterator[Cluster]:
         """Start everything; stop everything when the block is left."""
         async with contextlib.AsyncExitStack() as stack:
-            # As on a drive with metadata, so that the drive's owner knows where to attack.
+            # As on a drive with metadata, which makes sectors easy for the disk's owner to find.
             storage = self.storage(store="inline")
             broker, target, gateway = await stack.enter_async_context(storage)
             enrolment = self._enrolment(broker)
@@ -224,7 +224,10 @@ class ClusterBuilder:
 async def wait_ready(
     name: str, process: asyncio.subprocess.Process, notify: socket.socket, log: Path
 ) -> None:
-    """Wait for READY=1 on the notification socket, or raise what the daemon said at its end."""
+    """Wait for READY=1 on the notification socket.
+
+    Raises the daemon's last message if it ends; UnavailableError `demo.daemon.start` at a time-out.
+    """
     loop = asyncio.get_running_loop()
     ended = asyncio.ensure_future(process.wait())
     try:
@@ -246,15 +249,15 @@ async def wait_ready(
 
 
 def start_failure(name: str, exit_code: int, log: Path) -> Error:
-    """Make the daemon's own last words the demo's error, in the family of its exit code."""
+    """Return an error with the last line of the daemon's log, in the family of its exit code."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    words = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "its log is empty"
     family = _FAMILIES.get(exit_code, UnavailableError)
-    return family("demo.daemon.start", f"{name} ended with exit code {exit_code}: {words}")
+    return family("demo.daemon.start", f"{name} ended with exit code {exit_code}: {last}")
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to end, and make it end if it doesn't."""
+    """Terminate a process; kill it if it doesn't end in time."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -274,7 +277,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def to_toml(document: dict[str, dict[str, object]]) -> str:
-    """Write tables of plain values."""
+    """Return tables of plain values as TOML."""
     lines: list[str] = []
     for table, values in document.items():
         lines.append(f"[{table}]")
@@ -284,7 +287,7 @@ def to_toml(document: dict[str, dict[str, object]]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Write a value on one line; JSON's literals for strings, numbers and truth are TOML's too."""
+    """Return a value as TOML on one line; JSON strings, numbers and booleans are valid TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {toml_value(v)}" for key, v in value.items()) + "}"
     if isinstance(value, list | tuple):

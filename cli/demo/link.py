@@ -1,4 +1,4 @@
-"""The demo's long link: a relay between loopback ports, as the link lab has it."""
+"""The demo's long link: a relay of the link lab between loopback ports."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -11,17 +11,17 @@ from sealane.lab.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkParameters:
-    """What the emulated link does to packets, each way."""
+    """Properties of the emulated link, in each direction."""
 
     rate_bits_per_second: int = 200_000_000
     delay_micros: int = 12_500
     loss: float = 0.001
-    # A fifth of a second at full rate: losses are the link's own, not its buffer's.
+    # A fifth of a second at full rate, so that the buffer never overflows and adds no loss.
     buffer_bytes: int = 5_000_000
 
     @property
     def rtt_seconds(self) -> float:
-        """Both ways' delay."""
+        """Round-trip time: the delay in both directions."""
         return 2e-6 * self.delay_micros
 
 
@@ -33,7 +33,7 @@ class Link:
         self.address = emulator.address or ""
 
     async def lost_packets(self) -> int:
-        """Packets lost on the way, both ways together."""
+        """Return the packets lost in both directions together."""
         report = await self._emulator.report()
         ways = (report["forward"], report["backward"])
         return sum(path["lost_packets"] for way in ways for path in way["paths"])
@@ -41,7 +41,7 @@ class Link:
 
 @contextlib.asynccontextmanager
 async def linked(parameters: LinkParameters, *, forward_to: str, seed: int) -> AsyncIterator[Link]:
-    """Run a link towards `forward_to` until the block is left; UnavailableError if it can't."""
+    """Run a link to `forward_to` until the block is left; UnavailableError if it can't start."""
     wan = {
         "name": "demo",
         "left": ["near"],

@@ -1,4 +1,4 @@
-"""What the command line of `sealane demo` chose."""
+"""Options of `sealane demo`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line chose."""
+    """Options from the command line."""
 
     input: Path | None
     output: Path

@@ -23,12 +23,12 @@ def mebibytes_per_second(size_bytes: int, seconds: float) -> str:
 
 
 def verdict(*, good: bool) -> str:
-    """Mark a comparison; the word carries the meaning, the colour only helps."""
+    """Return "yes" or "NO", coloured."""
     return "[green]yes[/]" if good else "[bold red]NO[/]"
 
 
 def volume_table(proof: VolumeProof) -> Table:
-    """Show the input through the volume and back, and what lies in the store."""
+    """Return the table of the volume: its rates, its counters, and the search of the store."""
     table = Table(title="Sealed volume", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("what")
     table.add_column("found", justify="right")
@@ -46,7 +46,7 @@ def volume_table(proof: VolumeProof) -> Table:
             f"{proof.pieces_found_in_input:,} of {proof.pieces_sampled:,}",
         ),
         (
-            "the same pieces found in what the target stores",
+            "the same pieces found in the target's store",
             f"{proof.pieces_found_in_store:,} of {proof.pieces_sampled:,}",
         ),
     ]
@@ -56,7 +56,7 @@ def volume_table(proof: VolumeProof) -> Table:
 
 
 def attack_table(results: DemoResults) -> Table:
-    """Show each attack with its named refusal."""
+    """Return the table of attacks and their refusals."""
     table = Table(title="Attacks", box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("attack", "refusal", "host saw", "held"):
         table.add_column(heading)
@@ -71,7 +71,7 @@ def attack_table(results: DemoResults) -> Table:
 
 
 def session_table(results: DemoResults) -> Table:
-    """Show both reliability schemes over the link, beside model and ideal."""
+    """Return the table of both reliability schemes, with model and ideal."""
     link = results.link
     title = (
         f"Sealed sessions over {link['rtt_ms']:g} ms RTT, loss {link['loss']:g}, "
@@ -86,7 +86,7 @@ def session_table(results: DemoResults) -> Table:
 
 
 def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
-    """Give one row per figure, one cell per scheme."""
+    """Return one row per figure, with one cell per scheme."""
 
     def milliseconds(seconds: float) -> str:
         return f"{1e3 * seconds:.1f} ms"
@@ -108,7 +108,7 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
     rows += [
         ("packets sent", [f"{run.packets_sent:,}" for run in runs]),
         ("lost on the link, both ways", [f"{run.link_packets_lost:,}" for run in runs]),
-        ("sent again", [f"{run.packets_retransmitted:,}" for run in runs]),
+        ("retransmitted", [f"{run.packets_retransmitted:,}" for run in runs]),
         ("parity", [f"{run.packets_parity:,}" for run in runs]),
         ("units decoded from parity", [f"{run.units_decoded:,}" for run in runs]),
     ]
@@ -116,8 +116,8 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
 
 
 def all_reduce_table(run: AllReduceRun) -> Table:
-    """Show the sums beside the model."""
-    title = f"All-reduce of {run.array_bytes >> 20} MiB, {run.sites} sites, over links like that"
+    """Return the table of the all-reduce, measured and predicted."""
+    title = f"All-reduce of {run.array_bytes >> 20} MiB, {run.sites} sites, over the same links"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("what", "measured", "model"):
         table.add_column(heading, justify="left" if heading == "what" else "right")

@@ -1,4 +1,4 @@
-"""What the demo found out: plain values, written as JSON and shown as tables."""
+"""The demo's results: plain values, written as JSON and shown as tables."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeProof:
-    """The input through a sealed volume and back."""
+    """Results of writing the input to a sealed volume and reading it back."""
 
     input_bytes: int
     write_seconds: float
@@ -25,7 +25,7 @@ class VolumeProof:
 
     @property
     def holds(self) -> bool:
-        """Whether the bytes came back the same and none of them lay in the store."""
+        """True if the bytes read equal those written and none of them is in the store."""
         return (
             self.sha256_written == self.sha256_read
             and self.pieces_found_in_input == self.pieces_sampled
@@ -35,7 +35,7 @@ class VolumeProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackResult:
-    """One attack, who noticed it and under which reason id."""
+    """One attack, and the refusal that it met."""
 
     name: str
     expected_reason: str
@@ -43,7 +43,7 @@ class AttackResult:
     refused_by: str
     host_saw: str
     refused: bool
-    """By the one who must, for the reason it must."""
+    """True if the expected daemon refused it for the expected reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +67,21 @@ class SessionRun:
 
     @property
     def holds(self) -> bool:
-        """Whether the receiver got the sender's bytes."""
+        """True if the receiver got the sender's bytes."""
         return self.sha256_sent == self.sha256_received
 
     def quantiles(self) -> dict[str, float]:
-        """Give p50, p95 and the maximum of the measured completion times, in seconds."""
+        """Return mean, p50, p95 and maximum of the measured completion times, in seconds."""
         return quantiles(np.asarray(self.completion_seconds))
 
     def model_quantiles(self) -> dict[str, float]:
-        """Give the same of the model's samples."""
+        """Return the same of the model's samples."""
         return quantiles(np.asarray(self.model_seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceRun:
-    """Arrays of all sites summed over the emulated links, again and again."""
+    """Repeated sums of all sites' arrays over the emulated links."""
 
     sites: int
     array_bytes: int
@@ -90,16 +90,16 @@ class AllReduceRun:
     ideal_seconds: float
     sha256_expected: str
     sha256_found: tuple[str, ...]
-    """What sites held after any of the sums."""
+    """The distinct digests that sites held after the sums."""
 
     @property
     def holds(self) -> bool:
-        """Whether all sites got the sum, each time."""
+        """True if all sites got the right sum each time."""
         return self.sha256_found == (self.sha256_expected,)
 
 
 def quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
-    """Give mean, p50, p95 and maximum."""
+    """Return mean, p50, p95 and maximum."""
     return {
         "mean": float(seconds.mean()),
         "p50": float(np.quantile(seconds, 0.5)),
@@ -119,11 +119,11 @@ class DemoResults:
     attacks: tuple[AttackResult, ...]
     sessions: tuple[SessionRun, ...]
     all_reduce: AllReduceRun | None = None
-    """If it was asked for."""
+    """None unless `--all-reduce` was given."""
 
     @property
     def holds(self) -> bool:
-        """Whether every comparison came out as promised."""
+        """True if every check held."""
         return (
             self.volume.holds
             and all(attack.refused for attack in self.attacks)
@@ -132,7 +132,7 @@ class DemoResults:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Make a JSON-ready dictionary; the model's many samples shrink to their quantiles."""
+        """Return a dictionary for JSON, with quantiles instead of the model's many samples."""
         document = asdict(self)
         for record, session in zip(document["sessions"], self.sessions, strict=True):
             del record["model_seconds"]

@@ -1,4 +1,4 @@
-"""Runs the demo from the first daemon to the written report."""
+"""Runs the demo, from the first daemon to the written report."""
 
 import asyncio
 import json
@@ -37,13 +37,13 @@ RESULTS_NAME: Final = "results.json"
 
 
 class StopSignal:
-    """Ends a task at the first signal; later ones don't cut its cleaning up short."""
+    """Cancels a task at the first signal; later signals don't interrupt its clean-up."""
 
     number = 0
-    """The signal that came, 0 if none did."""
+    """The signal received, 0 for none."""
 
     def watch(self) -> None:
-        """End the current task at Ctrl-C, SIGTERM or the terminal's end."""
+        """Cancel the current task at SIGINT, SIGTERM or SIGHUP."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine always runs in a task
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -56,9 +56,10 @@ class StopSignal:
 
 
 async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> DemoResults:
-    """Run everything; write results and plot only once all of it is done.
+    """Run everything, then write results and plot.
 
-    A signal ends it with CancelledError: daemons stopped, scratch removed, no output.
+    A signal ends it with CancelledError, after stopping the daemons and removing scratch files; it
+    then writes no output.
     """
     stop.watch()
     check_output(options.output)
@@ -71,7 +72,7 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
         async with builder.running() as cluster:
             console.print(
                 "attestation: software evidence (a key on disk), allowed by a development policy; "
-                "it proves nothing about a machine",
+                "it proves nothing about the machine",
                 style="yellow",
             )
             progress = Progress(
@@ -97,7 +98,7 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
 
 
 async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) -> DemoResults:
-    """Run volume, attacks, both hauls and perhaps an all-reduce, each with its bar."""
+    """Run volume, attacks, both hauls and, if requested, an all-reduce, with progress bars."""
     link = LinkParameters()
     volume, attacks = await run_volume_part(job, progress)
     sessions = []
@@ -108,7 +109,7 @@ async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) ->
             link=link,
             reliability=reliability,
             messages=options.messages,
-            # Every link draws from two seeds of its own.
+            # Each link uses two seeds of its own.
             seed=options.seed + 2 * number,
         )
         total = haul.input_messages + haul.messages
@@ -157,7 +158,7 @@ async def run_volume_part(
 
 
 def check_output(directory: Path) -> None:
-    """Refuse an output directory that can't be written to before anything is started."""
+    """Check that the output directory can be written to; UsageError `output.…`."""
     existing = directory
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -173,9 +174,9 @@ def check_output(directory: Path) -> None:
 
 
 def write_outputs(results: DemoResults, directory: Path, scratch: Path) -> str:
-    """Write plot and figures beside the scratch first, so that no half-written file stays.
+    """Write plot and figures, by way of temporary files, so that no half-written file remains.
 
-    Returns where the plot is, or why there is none.
+    Return the plot's path, or why there is none.
     """
     (scratch / RESULTS_NAME).write_text(json.dumps(results.as_json(), indent=2) + "\n")
     plot = str(directory / PLOT_NAME)

@@ -1,4 +1,4 @@
-"""The demo's long haul: the input as messages over the emulated link, then messages one by one."""
+"""The demo's long haul: the input over the emulated link, then timed messages one by one."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ from sealane.planning import model
 from sealane.protocol.v1 import sessions_pb2
 
 MESSAGE_BYTES: Final = 1 << 20
-# Messages on their way at once: several times the link's bandwidth-delay product of 625 kB.
+# Messages in flight: several times the link's bandwidth-delay product of 625 kB.
 SENDS_AHEAD: Final = 8
 RECEIVES_AHEAD: Final = 16
 MODEL_SAMPLES: Final = 20_000
@@ -35,7 +35,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What the sending job saw."""
+    """The sending job's measurements."""
 
     transfer_seconds: float
     completion_seconds: tuple[float, ...]
@@ -44,7 +44,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Haul:
-    """One scheme over one link: who talks, how, and with how much."""
+    """One transfer: the daemons, the input, the link and the scheme."""
 
     cluster: Cluster
     source: Source
@@ -60,19 +60,19 @@ class Haul:
 
     @property
     def input_messages(self) -> int:
-        """Messages the input takes; the last one may be short."""
+        """Messages that carry the input; the last one may be short."""
         return -(-self.source.size_bytes // MESSAGE_BYTES)
 
 
 def scheme_name(reliability: Reliability) -> str:
-    """Name a scheme for people."""
+    """Return a scheme's name for people."""
     if isinstance(reliability, ErasureCoded):
         return f"erasure coded ({reliability.k}, {reliability.m})"
     return "selective repeat"
 
 
 async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
-    """Carry the input and the timed messages; `advance` hears of every message acknowledged."""
+    """Carry the input and the timed messages; call `advance` as messages are acknowledged."""
     near_socket, far_socket = haul.cluster.fabric_near.socket, haul.cluster.fabric_far.socket
     async with (
         sealane.client.connect(str(near_socket)) as near,
@@ -100,7 +100,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
 
 
 async def send_all(haul: Haul, session: Session, advance: Advance) -> Sent:
-    """Send the input with several messages ahead, then the timed messages one after the other."""
+    """Send the input with several messages in flight, then the timed messages one by one."""
     started = asyncio.get_running_loop().time()
     await send_input(haul, session, advance)
     transfer_seconds = asyncio.get_running_loop().time() - started
@@ -117,7 +117,7 @@ async def send_all(haul: Haul, session: Session, advance: Advance) -> Sent:
 
 
 async def send_input(haul: Haul, session: Session, advance: Advance) -> None:
-    """Send the input; a slot of the region is filled again once its message has arrived."""
+    """Send the input; a slot of the region is reused once its message is acknowledged."""
     ahead: deque[asyncio.Task[object]] = deque()
     with haul.source.path.open("rb") as file:
         async with asyncio.TaskGroup() as tasks:
@@ -134,7 +134,7 @@ async def send_input(haul: Haul, session: Session, advance: Advance) -> None:
 
 
 async def receive_all(haul: Haul, far: sealane.client.Client) -> tuple[str, dict[str, int]]:
-    """Receive every message; give the SHA-256 of the input's and the receiver's counters."""
+    """Receive every message; return the input's SHA-256 and the receiver's statistics."""
     region_bytes = RECEIVES_AHEAD * MESSAGE_BYTES
     async with listen_session(
         far.sessions, haul.display_name, region_bytes=region_bytes
@@ -153,7 +153,7 @@ async def receive_all(haul: Haul, far: sealane.client.Client) -> tuple[str, dict
 
 
 class Receiver:
-    """Receives that are posted ahead, taken in order; hashes the messages that carry the input."""
+    """Receives posted ahead and taken in order; hashes the messages that carry the input."""
 
     def __init__(self, session: Session, input_messages: int) -> None:
         self._session = session
@@ -171,7 +171,10 @@ class Receiver:
 
 
 async def listening_address(display_name: str, far: sealane.client.Client) -> str:
-    """Wait until a fabric listens for that session, and give the address its data arrives at."""
+    """Wait until a fabric listens for the session; return its data address.
+
+    UnavailableError `demo.session.listen` after LISTEN_SECONDS.
+    """
     deadline = asyncio.get_running_loop().time() + LISTEN_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         page = await far.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
@@ -180,11 +183,14 @@ async def listening_address(display_name: str, far: sealane.client.Client) -> st
             if is_listening and session.display_name == display_name:
                 return str(session.data_addresses[0])
         await asyncio.sleep(LISTEN_POLL_SECONDS)
-    raise UnavailableError("demo.session.listen", "the far fabric does not listen")
+    raise UnavailableError(
+        "demo.session.listen",
+        f"the far fabric does not listen for session {display_name!r} after {LISTEN_SECONDS:.0f} s",
+    )
 
 
 def link_path(link: LinkParameters) -> model.Path:
-    """Return the link as the model knows it."""
+    """Return the link as a path of the model."""
     return model.Path(
         rate_bits_per_second=link.rate_bits_per_second,
         round_trip_seconds=link.rtt_seconds,
@@ -201,7 +207,7 @@ def make_run(
     received: dict[str, int],
     link_packets_lost: int,
 ) -> SessionRun:
-    """Put the measured beside the predicted."""
+    """Return the measurements together with the model's predictions."""
     path = link_path(haul.link)
     scheme: model.Scheme = model.SelectiveRepeat()
     if isinstance(haul.reliability, ErasureCoded):

@@ -1,4 +1,4 @@
-"""The bytes the demo works on: a file the user names, or the standard library as one archive."""
+"""The demo's input: a file of the user's, or Python's standard library as one archive."""
 
 import hashlib
 import io
@@ -14,13 +14,13 @@ from sealane.errors import UsageError
 ARCHIVE_BYTES_MAX = 64 << 20
 INPUT_BYTES_MAX = 16 << 30
 PIECE_BYTES = 16
-# A piece with fewer distinct bytes (padding, a run of spaces) could turn up by chance or by habit.
+# A piece with fewer distinct bytes (padding, a run of spaces) could occur elsewhere by chance.
 PIECE_DISTINCT_BYTES_MIN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the input lies, what to call it, its length and its SHA-256."""
+    """The input's path, display name, length and SHA-256."""
 
     path: Path
     name: str
@@ -29,9 +29,10 @@ class Source:
 
 
 def open_source(path: Path | None, scratch: Path) -> Source:
-    """Look at the named file, or pack the standard library into `scratch`.
+    """Describe the given file, or pack the standard library into `scratch`.
 
-    Raise UsageError when the path is missing, not a regular file, unreadable, empty or too large.
+    UsageError `input.…` for a path that is missing, not a regular file, unreadable, empty or too
+    large.
     """
     if path is None:
         archive = scratch / "standard-library.tar"
@@ -42,7 +43,7 @@ def open_source(path: Path | None, scratch: Path) -> Source:
         path.open("rb").close()
     except FileNotFoundError as error:
         raise UsageError(
-            "input.missing", f"--input: found no file {path}, allowed: a readable file"
+            "input.missing", f"--input: {path} does not exist, allowed: a readable file"
         ) from error
     except IsADirectoryError as error:
         raise UsageError(
@@ -63,7 +64,7 @@ def open_source(path: Path | None, scratch: Path) -> Source:
 
 
 def describe(path: Path, name: str) -> Source:
-    """Hash a file and measure it."""
+    """Return a file as a source, with its length and SHA-256."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size_bytes = file.tell()

@@ -1,4 +1,4 @@
-"""The demo's volume: the input through the gateway's front end and back, then five attacks."""
+"""The demo's volume: the input is written and read back through the gateway, then attacked."""
 
 import asyncio
 import hashlib
@@ -24,19 +24,19 @@ from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 SECTOR_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
-# Sectors behind the input that the attacks are made on.
+# Sectors behind the input, for the attacks.
 SPARE_SECTORS: Final = 16
 PIECES: Final = 4096
 SEARCH: Final = "search the store for the input"
 HOST_NQN: Final = "nqn.2026-11.dev.sealane:demo-host"
 
 Step = Callable[[str, str, int, int], None]
-"""(name of a bar, its unit, total, done)."""
+"""Progress: (name of a bar, its unit, total, done)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeJob:
-    """What to write, and to a volume of which size."""
+    """The input to write and the size of the volume to write it to."""
 
     cluster: Cluster
     source: Source
@@ -45,12 +45,12 @@ class VolumeJob:
 
     @property
     def input_sectors(self) -> int:
-        """Sectors the input takes."""
+        """Sectors that the input occupies."""
         return sectors(self.source.size_bytes)
 
 
 def choose_volume_size(source: Source, requested_bytes: int | None) -> int:
-    """Give the volume's size; UsageError if input and attacks don't fit the one asked for."""
+    """Return the volume's size; UsageError `input.volume` if the requested size is too small."""
     needed = (sectors(source.size_bytes) + SPARE_SECTORS) * SECTOR_BYTES
     size = requested_bytes or needed
     if size % SECTOR_BYTES or size < needed:
@@ -63,13 +63,13 @@ def choose_volume_size(source: Source, requested_bytes: int | None) -> int:
 
 
 def sectors(size_bytes: int) -> int:
-    """Give the sectors that so many bytes take; the last one is filled up with zeros."""
+    """Return how many sectors a number of bytes takes; the last one is padded with zeros."""
     return -(-size_bytes // SECTOR_BYTES)
 
 
 @asynccontextmanager
 async def created(job: VolumeJob, client: sealane.client.Client) -> AsyncIterator[Volume]:
-    """Create a volume that the input and the attacks fit on, and delete it."""
+    """Create a volume for the input and the attacks; delete it when the block is left."""
     check_space(job)
     volume = await client.volumes.create(display_name="demo", size_bytes=job.size_bytes)
     yield volume
@@ -77,7 +77,7 @@ async def created(job: VolumeJob, client: sealane.client.Client) -> AsyncIterato
 
 
 def check_space(job: VolumeJob) -> None:
-    """Refuse early when the target's disk can't take the sectors."""
+    """Check that the target's disk has room for the volume; UnavailableError `demo.space`."""
     needed = sectors(job.size_bytes) * SLOT_BYTES
     free = shutil.disk_usage(job.cluster.target.state_dir).free
     if free < needed:
@@ -91,7 +91,7 @@ def check_space(job: VolumeJob) -> None:
 async def attached(
     client: sealane.client.Client, volume: Volume, *, via_port: int = 0
 ) -> AsyncIterator[Volume]:
-    """Attach the volume, through a port of the adversary's if one is given."""
+    """Attach the volume, through the adversary's port if one is given."""
     via_traddr = "127.0.0.1" if via_port else ""
     yield await client.volumes.attach(
         volume.name, host_nqn=HOST_NQN, via_traddr=via_traddr, via_trsvcid=via_port
@@ -123,7 +123,7 @@ async def host_queue(volume: Volume) -> AsyncIterator[VolumeQueue]:
 async def prove(
     job: VolumeJob, client: sealane.client.Client, volume: Volume, step: Step
 ) -> VolumeProof:
-    """Write the input, read it back, and look for it in what the target stores."""
+    """Write the input, read it back, and search the target's store for it."""
     clock = asyncio.get_running_loop().time
     async with attached(client, volume) as here:
         async with host_queue(here) as queue:
@@ -172,7 +172,7 @@ async def write_input(queue: VolumeQueue, source: Source, step: Step) -> None:
 
 
 async def read_input(queue: VolumeQueue, source: Source, step: Step) -> str:
-    """Read the input back and give its SHA-256."""
+    """Read the input back and return its SHA-256."""
     digest = hashlib.sha256()
     buffer = bytearray(CHUNK_BYTES)
     done = 0
@@ -197,7 +197,7 @@ def count_pieces(path: Path, pieces: list[bytes]) -> int:
 
 
 def store_file(job: VolumeJob, volume: Volume) -> Path:
-    """Find the file that the target keeps the volume's sectors in."""
+    """Return the file in which the target stores the volume's sectors."""
     volume_id = volume.name.removeprefix("volumes/")
     (path,) = job.cluster.store_directory.glob(f"{volume_id}*{STORE_SUFFIX}")
     return path

@@ -1,1 +1,1 @@
-"""NVMe/TCP controllers up to the I/O queue: listener, Connect, admin queue, discovery."""
+"""NVMe/TCP controllers except I/O queues: listener, Connect, admin queue, discovery."""

@@ -1,4 +1,4 @@
-"""Serves one admin queue: commands, events, authentication in time, keep-alive."""
+"""Serves one admin queue: commands, events, time limit of authentication, keep-alive."""
 
 import asyncio
 import contextlib
@@ -14,19 +14,19 @@ from sealane.transport.nvme.stream import DataDigestFaultError, PduFaultError, P
 from sealane.transport.tasks import TaskOwner
 
 AUTHENTICATION_SECONDS = 30.0
-# An answer that the host doesn't take: its window is closed, or the network is gone.
+# Limit for an answer that the host doesn't receive: its window is closed, or the network is down.
 SEND_SECONDS = 30.0
-# A discovery controller without keep-alive is a short visit (NVMe Base 2.0 §3.1.2.3 asks for two
-# minutes at least).
+# Limit for a discovery controller without keep-alive (NVMe Base 2.0 §3.1.2.3: at least two
+# minutes).
 DISCOVERY_VISIT_SECONDS = 120.0
 
 
 class KeepAliveExpiredError(UnavailableError):
-    """The host was silent for longer than it promised."""
+    """The host was silent for longer than its keep-alive time-out."""
 
 
 class AdminSession:
-    """One admin queue from its Connect to its end; `run` returns or raises when that comes."""
+    """One admin queue, from its Connect to its end."""
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class AdminSession:
 
     @property
     def is_left(self) -> bool:
-        """Whether the host closed the connection, noticed here or not yet."""
+        """True if the host has closed the connection, even if that wasn't noticed here yet."""
         return self._stream.is_left
 
     def wake(self) -> None:
-        """Something changed: events may be due."""
+        """Send the events that are now due."""
         self._due.set()
 
     async def run(self) -> None:
-        """Serve until the host leaves. TimeoutError and errors of sealane.errors end it."""
+        """Serve until the queue ends, which raises an error of `sealane.errors` or TimeoutError."""
         if not self._admin.is_authenticated:
             async with asyncio.timeout(AUTHENTICATION_SECONDS):
                 while not self._admin.is_authenticated:
@@ -72,7 +72,8 @@ class AdminSession:
                         self._watch(patience)
         except TimeoutError:
             raise KeepAliveExpiredError(
-                "keep_alive.expired", f"host {self._association.host_nqn} fell silent"
+                "keep_alive.expired",
+                f"host {self._association.host_nqn} sent nothing within its keep-alive time-out",
             ) from None
         finally:
             self._timer.cancel()
@@ -88,7 +89,8 @@ class AdminSession:
         self._heard = self._loop.time()
         if capsule.kind == PduKind.H2C_TERM:
             raise UnavailableError(
-                "connection.terminated", f"the host ended it with fatal status {capsule.cid}"
+                "connection.terminated",
+                f"the host ended the connection with fatal status {capsule.cid}",
             )
         if capsule.kind != PduKind.CAPSULE_CMD:
             raise PduFaultError(
@@ -102,12 +104,13 @@ class AdminSession:
             await self._send(answer)
         if self._admin.is_ending:
             raise VerificationError(
-                "authentication.failed", f"host {self._association.host_nqn} isn't authenticated"
+                "authentication.failed",
+                f"host {self._association.host_nqn} failed to authenticate",
             )
         self._due.set()
 
     async def _push_events(self) -> None:
-        # A connection that fails or stalls here is noticed by the reader too, or by nobody left.
+        # If the connection fails or stalls here, the reader notices that, too, unless it has ended.
         with contextlib.suppress(UnavailableError):
             while True:
                 await self._due.wait()
@@ -120,14 +123,16 @@ class AdminSession:
             async with self._turn, asyncio.timeout(SEND_SECONDS):
                 await send_answer(self._stream, answer)
         except TimeoutError:
-            # Half a PDU may be out: nothing more can be said on this connection.
+            # Half a PDU may have been sent, so this connection can't be used any further.
             self._stream.abort()
-            raise UnavailableError("connection.stalled", "the host takes no answer") from None
+            raise UnavailableError(
+                "connection.stalled", f"the host received no answer for {SEND_SECONDS:g} s"
+            ) from None
 
     def _watch(self, patience: asyncio.Timeout) -> None:
-        """End the host's patience if it was silent for too long, else look again when it could be.
+        """Expire `patience` if the host was silent for too long; else check again in due time.
 
-        What comes on its I/O queues counts as much as a Keep Alive (traffic-based keep-alive).
+        Traffic on I/O queues counts like a Keep Alive command (traffic-based keep-alive).
         """
         self._timer.cancel()
         self._limit = self._patience_seconds()

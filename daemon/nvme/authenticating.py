@@ -1,4 +1,4 @@
-"""Authentication of a host on its queues, and the answers of Connect that ask for it."""
+"""Authentication of a host on its queues, and the answers to Connect that demand it."""
 
 import secrets
 
@@ -14,11 +14,11 @@ from sealane.protocol.nvme.constants import PduKind
 from sealane.protocol.nvme.in_band import QueueAuthentication
 from sealane.transport.nvme.stream import PduFaultError, PduStream
 
-SEQUENCE_ERROR = 2  # fatal error status of a PDU that comes at the wrong time
+SEQUENCE_ERROR = 2  # fatal error status for a PDU out of sequence
 
 
 def make_authentication(exported: Exported, connect: Connect) -> ControllerAuthentication | None:
-    """Return a machine for one queue; None if the subsystem asks this host for nothing."""
+    """Return the state machine of one queue; None if this host needs no authentication."""
     known = exported.secrets_of(connect.host_nqn)
     if known is None:
         return None
@@ -35,8 +35,9 @@ def make_authentication(exported: Exported, connect: Connect) -> ControllerAuthe
 async def authenticate_queue(stream: PduStream, machine: ControllerAuthentication | None) -> None:
     """Answer authentication commands on an I/O queue until its host is authenticated.
 
-    Every queue proves itself: on a shared machine anybody could send a Connect in another
-    host's name, and only the admin queue's connection is bound to its secret otherwise.
+    Each queue authenticates: otherwise only the admin queue's connection would be bound to the
+    host's secret, and any user of a shared machine could send a Connect in that host's name.
+    VerificationError `authentication.failed`; PduFaultError for any other PDU.
     """
     queue = QueueAuthentication(machine)
     while not queue.is_open:
@@ -47,11 +48,11 @@ async def authenticate_queue(stream: PduStream, machine: ControllerAuthenticatio
             )
         await send_answer(stream, queue.handle(capsule.entry, data))
         if queue.is_ending:
-            raise VerificationError("authentication.failed", "the host isn't authenticated")
+            raise VerificationError("authentication.failed", "the host failed to authenticate")
 
 
 async def send_answer(stream: PduStream, answer: Answer) -> None:
-    """Send an answer: its data, if there is any, then its response."""
+    """Send an answer: its data, if any, then its response."""
     parts = [stream.encode_data(answer.command_id, answer.data)] if answer.data else []
     await stream.send(*parts, stream.encode_response(answer.completion))
 
@@ -63,5 +64,5 @@ async def respond(stream: PduStream, command_id: int, *, status: int = 0, result
 
 
 def connect_result(controller_id: int, *, authentication: bool) -> int:
-    """Return the result of a Connect that succeeds."""
+    """Return the result of a successful Connect."""
     return controller_id | (AUTHENTICATION_REQUIRED if authentication else 0)

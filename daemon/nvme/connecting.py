@@ -1,4 +1,4 @@
-"""From ICReq to Connect, and checks of Connect against what is there (NVMe Base 2.0 §6.3)."""
+"""A connection from ICReq to Connect, and the checks of Connect (NVMe Base 2.0 §6.3)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from sealane.transport.nvme.stream import PduFaultError, PduStream
 _DIGESTS = 0x03
 _UNSUPPORTED_PARAMETER = 6
 
-# Offsets of fields, in the command or (with this bit) in its data.
+# Offsets of fields: in the command, or with this bit in its data.
 _IN_DATA = 1 << 16
 _SUBSYSTEM = 256 | _IN_DATA
 _HOST = 512 | _IN_DATA
@@ -31,9 +31,9 @@ _QUEUE_SIZE = 44
 
 
 async def handshake(stream: PduStream, *, offers_digests: bool) -> Connect:
-    """Exchange ICReq and ICResp, and take the Connect command with what was negotiated.
+    """Exchange ICReq and ICResp; return the Connect command with the negotiated digests.
 
-    ConnectRefusedError (answered already) or PduFaultError if the host does otherwise.
+    ConnectRefusedError, which is already answered, or PduFaultError if the host sends other PDUs.
     """
     request, _ = await stream.receive()
     if request.kind != PduKind.IC_REQ:
@@ -76,7 +76,7 @@ async def handshake(stream: PduStream, *, offers_digests: bool) -> Connect:
 
 
 def check_connect(exported: Exported | None, connect: Connect) -> Exported:
-    """Return the subsystem that `connect` may use; ConnectRefusedError otherwise."""
+    """Return `exported` if `connect` may use it; ConnectRefusedError otherwise."""
     if exported is None:
         raise ConnectRefusedError(
             "connect.subsystem",
@@ -107,18 +107,18 @@ def check_connect(exported: Exported | None, connect: Connect) -> Exported:
 def find_association(
     associations: Mapping[int, Association], exported: Exported, connect: Connect
 ) -> Association:
-    """Return the association an I/O queue belongs to; ConnectRefusedError if it may have none.
+    """Return the association of an I/O queue's Connect; ConnectRefusedError if there is none.
 
-    Whether the queue's id is in use is for the caller to see to.
+    Doesn't check whether the queue id is already in use.
     """
     association = associations.get(connect.controller_id)
     if association is None:
         raise _bad_field("controller id", connect.controller_id, offset=_CONTROLLER)
     if association.exported is not exported:
         raise _not_the_controllers(connect, "subsystem", connect.subsystem_nqn, offset=_SUBSYSTEM)
-    # The name is what a host proves (DH-HMAC-CHAP, a queue ticket); it answers for its host id,
-    # which only reservations use, and those take the admin queue's. So a host may send another one,
-    # as some do, although NVMe Base 2.0 has hosts repeat it.
+    # Only the NQN is proved (by DH-HMAC-CHAP or a queue ticket). The host id isn't checked: only
+    # reservations use it, and they take the admin queue's. So a host may send another one here, as
+    # some do, although NVMe Base 2.0 requires the same one.
     if association.host_nqn != connect.host_nqn:
         raise _not_the_controllers(connect, "host", connect.host_nqn, offset=_HOST)
     if not association.admin.is_authenticated:
@@ -141,7 +141,7 @@ def _not_the_controllers(
 ) -> ConnectRefusedError:
     return ConnectRefusedError(
         "connect.parameter",
-        f"{field} {name!r} isn't that of controller {connect.controller_id}",
+        f"{field} {name!r} is not that of controller {connect.controller_id}",
         status=Status.CONNECT_PARAMETERS,
         result=offset,
     )
@@ -150,7 +150,7 @@ def _not_the_controllers(
 def _bad_field(name: str, value: int, *, offset: int) -> ConnectRefusedError:
     return ConnectRefusedError(
         "connect.parameter",
-        f"{name} {value} can't be used",
+        f"{name} {value} is not allowed here",
         status=Status.CONNECT_PARAMETERS,
         result=offset,
     )

@@ -1,4 +1,4 @@
-"""The discovery subsystem of a listener: what each host may connect to, and where."""
+"""The discovery subsystem of a listener: the subsystems and addresses open to each host."""
 
 import ipaddress
 from collections.abc import Callable, Iterable
@@ -19,8 +19,8 @@ from sealane.protocol.nvme.subsystem import Subsystem
 class DiscoverySubsystem(Exported):
     """Discovery controllers: an admin queue, the log, and events when it changes.
 
-    `portals` are the addresses of the I/O listeners; a wildcard stands for whatever address the
-    asking host reached.
+    `portals` are the addresses of the I/O listeners; a wildcard address is replaced by the one that
+    the host connected to.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class DiscoverySubsystem(Exported):
 
     @property
     def subsystem(self) -> Subsystem:
-        """What discovery controllers say of themselves."""
+        """The properties of discovery controllers."""
         return self._subsystem
 
-    def allows(self, host_nqn: str) -> bool:  # noqa: ARG002 - whoever asks is shown its own
-        """Any host may ask."""
+    def allows(self, host_nqn: str) -> bool:  # noqa: ARG002 - each host gets its own log
+        """Return True: any host may use discovery."""
         return True
 
     def changed(self) -> None:
-        """Note that some host would see another log."""
+        """Start a new generation of the log, since it changed for some host."""
         self._generation += 1
 
     def log_of(self, association: Association) -> bytes:
-        """Log page 70h for one host."""
+        """Return log page 70h for an association's host."""
         reached = association.portal
         records = [
             DiscoveryRecord(
@@ -86,10 +86,10 @@ class DiscoverySubsystem(Exported):
         )
 
     async def association_closed(self, association_id: int) -> None:
-        """Nothing runs for a discovery association."""
+        """Do nothing: discovery associations have no I/O queues."""
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Nothing runs for a discovery association."""
+        """Do nothing: discovery associations have no I/O queues."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """Nothing to report to: the listener logs it."""
+        """Do nothing: the listener logs it."""

@@ -1,4 +1,4 @@
-"""What the listener serves: subsystems, their admission of queues, and hosts' associations."""
+"""Subsystems that a listener exports, their admission of queues, and hosts' associations."""
 
 import asyncio
 import uuid
@@ -15,7 +15,7 @@ from sealane.protocol.nvme.subsystem import ControllerResources, NoResources, Su
 
 
 class ConnectRefusedError(ProtocolError):
-    """A Connect command is answered with `status`; `result` names the field at fault."""
+    """Refuses a Connect command with `status`; `result` is the offset of the field at fault."""
 
     def __init__(self, reason: str, message: str, *, status: Status, result: int = 0) -> None:
         super().__init__(reason, message)
@@ -25,14 +25,14 @@ class ConnectRefusedError(ProtocolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portal:
-    """Where a subsystem is reached."""
+    """The address and port of a subsystem."""
 
     traddr: str
     trsvcid: int
 
     @classmethod
     def of(cls, traddr: str, trsvcid: int) -> Self:
-        """Make one of a listener's address."""
+        """Return the portal for a listener's address."""
         return cls(traddr=traddr, trsvcid=trsvcid)
 
 
@@ -47,65 +47,65 @@ class Association:
     exported: "Exported"
     admin: AdminController
     portal: Portal
-    """Address at which the host reached this listener."""
+    """Address of this listener to which the host connected."""
     task: asyncio.Task[None] | None = None
     queues: dict[int, asyncio.Event] = field(default_factory=dict)
-    """I/O queues that connect or run; the event is set when nothing of one can run any more."""
+    """I/O queues, connecting or running; the event is set once none of its commands can run."""
     is_closed: bool = False
     drained: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is closed and nothing of its queues can run any more."""
+    """Set when the association is closed and no command of its queues can still run."""
     resets: int = 0
-    """Controller resets: a queue that was being connected across one must not start."""
+    """Controller resets: a queue whose connecting spans one must not start."""
     end_reason: str = ""
-    """Reason id, if this end has ended it."""
+    """Reason id, if this side ended the association."""
 
 
 class Admission(Protocol):
-    """An I/O queue that may start once its Connect is answered."""
+    """An admitted I/O queue, to be started once its Connect is answered."""
 
     def start(self, descriptor: int) -> None:
-        """Hand the connection to the engine, which duplicates the descriptor."""
+        """Pass the connection to the engine, which duplicates the descriptor."""
 
     def close(self) -> None:
-        """Give up what was prepared, if it wasn't started."""
+        """Release what was prepared, unless the queue was started."""
 
 
 class Exported(Protocol):
-    """A subsystem that hosts can connect to. What has a body is a default to inherit."""
+    """A subsystem that hosts can connect to. Methods with a body are defaults to inherit."""
 
     @property
     def subsystem(self) -> Subsystem:
-        """What it shows."""
+        """The subsystem's properties and namespaces."""
 
     def allows(self, host_nqn: str) -> bool:
-        """Whether this host may have a controller."""
+        """Return True if this host may have a controller."""
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Prepare an I/O queue; ConnectRefusedError to refuse it."""
 
     async def association_closed(self, association_id: int) -> None:
-        """Stop and drain the association's queues. Also after a reset, which it survives."""
+        """Stop and drain the association's queues, at its end or at a controller reset."""
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Let go of what belonged to one I/O queue, of which nothing runs any more."""
+        """Release the resources of an I/O queue that has stopped completely."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
 
     def shown_to(self, host_nqn: str) -> Subsystem:  # noqa: ARG002 - the default masks nothing
-        """Return what it shows this host."""
+        """Return the subsystem as this host may see it."""
         return self.subsystem
 
     def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:  # noqa: ARG002
-        """Return the host's and the controller's secret; None if there is no authentication."""
+        """Return the host's and the controller's secret; None if no authentication is needed."""
         return None
 
     def resources(self, association: Association) -> ControllerResources:  # noqa: ARG002
-        """Return what the data path knows, for log pages and Abort."""
+        """Return the data path's resources, for log pages and Abort."""
         return NoResources()
 
     def idle_ms(self, association_id: int) -> int | None:  # noqa: ARG002
-        """Time since the last byte on any I/O queue; None if unknown or there is none."""
+        """Return the time since the last byte on any I/O queue; None if unknown or no queue."""
         return None
 
 
@@ -113,15 +113,15 @@ class Provider(Protocol):
     """Finds subsystems by name."""
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """Find a subsystem; None if there is no such."""
+        """Return the subsystem, or None if there is none of that name."""
 
-    async def awaited(self, subsystem_nqn: str) -> Exported | None:  # noqa: ARG002 - none is, here
-        """Wait for a subsystem that `find` doesn't know yet but that will be there again.
+    async def awaited(self, subsystem_nqn: str) -> Exported | None:  # noqa: ARG002 - by default none
+        """Wait for a subsystem that `find` doesn't return yet but that is about to come back.
 
-        None: it is not known here. ConnectRefusedError: the host should come again.
+        None if there is no such subsystem. ConnectRefusedError if the host should try again later.
         """
         return None
 
     def exported(self) -> Iterable[Exported]:
-        """Return every subsystem that discovery shows to hosts that may use it."""
+        """Return the subsystems that discovery lists for the hosts allowed to use them."""
         return ()

@@ -6,7 +6,10 @@ from sealane.protocol.nvme.authentication import HostSecret
 
 
 def read_dhchap(path: str | None, key: str) -> HostSecret | None:
-    """Read a DH-HMAC-CHAP secret's file, if there is one; `key` names it in errors."""
+    """Read a DH-HMAC-CHAP secret from a file; None without a path. `key` names it in errors.
+
+    UsageError `secret.…`, `key.file…` or `config.…`.
+    """
     if path is None:
         return None
     try:

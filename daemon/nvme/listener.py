@@ -1,7 +1,7 @@
-"""NVMe/TCP listener: handshake, Connect and admin queues here; I/O queues go to the engine.
+"""NVMe/TCP listener: serves handshakes, Connect and admin queues; passes I/O queues to the engine.
 
-The response to an I/O queue's Connect is fully sent before the socket is handed over, and no byte
-beyond the Connect command (or the host's authentication) is ever read here.
+Before an I/O queue's socket is passed on, the response to its Connect is fully sent, and no byte
+beyond the Connect command (or the host's authentication) is read.
 """
 
 import asyncio
@@ -42,27 +42,27 @@ from sealane.transport.tasks import TaskOwner
 
 HANDSHAKE_SECONDS = 5.0
 ADMIT_SECONDS = 15.0
-# Connections that this listener itself holds: admin queues, and queues not yet handed over.
+# Connections that this listener holds: admin queues, and queues not yet passed to the engine.
 CONNECTIONS_MAX = 256
-CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't keep all others out
-HANDSHAKES_MAX = 64  # of them, those that have not yet said who they are
-IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
+CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't exclude all others
+HANDSHAKES_MAX = 64  # connections without a Connect command yet
+IO_QUEUES_MAX = 1024  # for all associations together; each is a thread of the engine
 _ACCEPT_PAUSE_SECONDS = 0.1
 DRAIN_LEFT_SECONDS = 30.0
 QUEUE_REUSE_SECONDS = 8.0
-"""How long a Connect waits for what had its queue id before: more than a gateway drains a queue."""
+"""How long a Connect waits for the old queue of its id: longer than a gateway drains a queue."""
 _CONTROLLERS_MAX = 0xFFEF
 
 Observer = Callable[[str], None]
-"""Hears the reason id of each fault of a peer."""
+"""Called with the reason id of each fault of a peer."""
 
 
 class Listener:
-    """Accepts hosts at one address; bounded in connections, time and bytes.
+    """Accepts hosts at one address, with bounds on connections, time and bytes.
 
-    It answers the discovery service too. With `portals`, the addresses of the listeners that
-    serve the provider's subsystems, it serves nothing but discovery. Digests are granted if the
-    data path of every subsystem knows them (`offers_digests`).
+    It also serves discovery. With `portals`, the addresses of the listeners that serve the
+    provider's subsystems, it serves only discovery. `offers_digests` grants digests to hosts: set
+    it only if the data paths of all subsystems support them.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Address and port, the real one if port 0 was asked for."""
+        """Address and port: the actual port if port 0 was requested."""
         if self._socket is None:
             return self._address
         host, port = self._socket.getsockname()[:2]
@@ -99,19 +99,19 @@ class Listener:
 
     @property
     def associations(self) -> Sequence[Association]:
-        """Hosts that are connected."""
+        """The associations of connected hosts."""
         return list(self._associations.values())
 
     def add_provider(self, provider: Provider) -> None:
-        """Serve another provider's subsystems too; the first that knows a name has it."""
+        """Serve another provider's subsystems, too; the first provider with a name wins."""
         self._providers.append(provider)
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of each fault of a peer."""
+        """Call `observer` for each fault of a peer."""
         self._observers.append(observer)
 
     async def start(self) -> None:
-        """Listen. UsageError if the address can't be had."""
+        """Start listening; UsageError `listener.address` if the address can't be bound."""
         traddr, trsvcid = self._address
         family = socket.AF_INET6 if ":" in traddr else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -130,14 +130,14 @@ class Listener:
         self._listen(listening)
 
     async def stop(self) -> None:
-        """Close the address and every association, and wait for their queues."""
+        """Close the address and all associations, and wait for their queues."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
         await self._tasks.close()
 
     def changed(self) -> None:
-        """Tell hosts what changed: their subsystem, the discovery log, or their permission."""
+        """Notify hosts of changed subsystems and logs; end associations of hosts now forbidden."""
         self._discovery.changed()
         for association in self.associations:
             exported = association.exported
@@ -155,10 +155,10 @@ class Listener:
             session.wake()
 
     def queue_closed(self, event: StorageEvent) -> None:
-        """Let go of an I/O queue that has ended, of which nothing runs any more.
+        """Release an I/O queue that has stopped completely, and allow its id to connect again.
 
-        However it ended, the association and its other queues go on, and its id may be connected
-        again: hosts close one queue and open another. The association ends with its admin queue.
+        However the queue ended, the association and its other queues continue, since hosts close
+        one queue and open another. The association ends with its admin queue.
         """
         association = next(
             (a for a in self.associations if a.association_id == event.association), None
@@ -168,14 +168,14 @@ class Listener:
             self._fault(host, event.reason, f"I/O queue {event.queue_id}: {event.detail}")
         if association is None:
             return
-        # One that a controller reset closed is not known here any more.
+        # After a controller reset, the queue is no longer in the list.
         ended = association.queues.pop(event.queue_id, None)
         if ended is not None:
             association.exported.queue_closed(association.association_id, event.queue_id)
             ended.set()
 
     def end_association(self, association_id: int, reason: str = "association.fenced") -> None:
-        """Close an association; its queues are drained in its own task. `reason` is for the log."""
+        """Close an association; its own task drains its queues. `reason` is for the log."""
         for association in self.associations:
             mine = association.association_id == association_id
             if mine and association.task is not None and not association.is_closed:
@@ -222,13 +222,13 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept without waiting, so that no cancellation can lose a connection."""
+        """Accept without waiting, so that a cancellation can't lose a connection."""
         try:
             connection, peer = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
-            # Out of descriptors: pause instead of being woken for it over and over.
+            # Out of descriptors: pause, rather than being woken again at once.
             loop = asyncio.get_running_loop()
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
@@ -237,7 +237,7 @@ class Listener:
         limit = self._limit_reached(source)
         if limit is not None:
             connection.close()
-            self._fault(source, limit, "connection refused: too many of them")
+            self._fault(source, limit, "connection refused: limit reached")
             return
         self._sources[source] += 1
         self._handshakes += 1
@@ -252,7 +252,7 @@ class Listener:
         return "handshakes.limit" if self._handshakes >= HANDSHAKES_MAX else None
 
     def _gone(self, connection: socket.socket, source: str) -> None:
-        # In a callback and not in the task, which may be cancelled before its first step.
+        # Runs in a callback, not in the task, which may be cancelled before its first step.
         self._sources[source] -= 1
         if not self._sources[source]:
             del self._sources[source]
@@ -260,7 +260,7 @@ class Listener:
 
     @staticmethod
     def _log_end(association: Association) -> None:
-        """Say why an association ended; visits to the discovery service aren't worth a line."""
+        """Log why an association ended; at level debug for discovery."""
         log = get_logger()
         say = log.debug if association.exported.subsystem.is_discovery else log.info
         reason = association.end_reason or "listener.stopped"
@@ -291,7 +291,7 @@ class Listener:
         except ConnectRefusedError as error:
             self._fault(source, error.reason, str(error.args[0]))
         except TimeoutError:
-            self._fault(source, "connection.timeout", "the host took too long")
+            self._fault(source, "connection.timeout", "handshake or authentication took too long")
         except UnavailableError as error:
             if error.reason != "connection.lost":
                 self._fault(source, error.reason, str(error.args[0]))
@@ -391,11 +391,11 @@ class Listener:
                     queue.set()
 
     async def _drain_left(self, exported: Exported, connect: Connect) -> None:
-        """Return when nothing of the associations that this host has left can run any more.
+        """Wait until no command of the associations that this host has left can still run.
 
-        A host that reconnects repeats what wasn't answered, and writes anew. Commands that lie
-        unread in its old connections must not come after that. What it hasn't left goes on: it
-        may have several controllers.
+        A host that reconnects repeats unanswered commands, then sends new writes. Commands that lie
+        unread in its old connections must not run after those. Associations that it hasn't left
+        continue: a host may have several controllers.
         """
         left = [*self._closing]
         for controller_id, association in self._associations.items():
@@ -410,7 +410,7 @@ class Listener:
         except TimeoutError:
             raise ConnectRefusedError(
                 "connect.draining",
-                f"an association that host {connect.host_nqn!r} left isn't drained yet",
+                f"the previous association of host {connect.host_nqn!r} isn't drained yet",
                 status=Status.CONNECT_BUSY,
             ) from None
 
@@ -432,7 +432,7 @@ class Listener:
         try:
             association = await self._association_of(exported, connect)
             self._check_room()
-            # Taken before anything waits, so that no two Connects can have it.
+            # Reserved before the first await, so that no two Connects get the same id.
             ended = association.queues[connect.queue_id] = asyncio.Event()
             resets = association.resets
             machine = make_authentication(exported, connect)
@@ -459,7 +459,7 @@ class Listener:
         except (Error, TimeoutError) as error:
             refused = _as_refusal(error)
             if answered:
-                exported.refused(refused, connect)  # a second answer would be a lie: just close
+                exported.refused(refused, connect)  # already answered: just close
             else:
                 await self._refuse(stream, connect, exported, refused)
             raise refused from error
@@ -468,10 +468,10 @@ class Listener:
                 admission.close()
 
     async def _association_of(self, exported: Exported, connect: Connect) -> Association:
-        """Return the association of a Connect whose queue id is free.
+        """Return the association of a Connect, once its queue id is free.
 
-        A host that closes a queue may connect its id again at once, before the end was noticed
-        here: it waits until nothing of the old queue can run. ConnectRefusedError else.
+        A host may close a queue and connect its id again before the end is noticed here. So wait
+        until no command of the old queue can run; ConnectRefusedError after a time limit.
         """
         try:
             async with asyncio.timeout(QUEUE_REUSE_SECONDS):
@@ -484,14 +484,16 @@ class Listener:
         except TimeoutError:
             raise ConnectRefusedError(
                 "connect.queue.in_use",
-                f"queue {connect.queue_id} of controller {connect.controller_id} is connected",
+                f"queue {connect.queue_id} of controller {connect.controller_id} is in use",
                 status=Status.SEQUENCE_ERROR,
             ) from None
 
     def _check_room(self) -> None:
         if sum(len(each.queues) for each in self.associations) >= IO_QUEUES_MAX:
             raise ConnectRefusedError(
-                "queues.limit", "too many I/O queues", status=Status.CONNECT_BUSY
+                "queues.limit",
+                f"all {IO_QUEUES_MAX} I/O queues are in use",
+                status=Status.CONNECT_BUSY,
             )
 
     def _check_current(self, association: Association, resets: int) -> None:

@@ -1,4 +1,4 @@
-"""Plain subsystems as the configuration describes them (docs/operate/configuration.md)."""
+"""Configuration of plain subsystems (docs/operate/configuration.md)."""
 
 from typing import Annotated, Final, Literal, Self
 from uuid import UUID, uuid5
@@ -13,7 +13,7 @@ from sealane.protocol.nvme.nqn import check_nqn
 BLOCK_BYTES: Final = 4096
 _HOSTS_MAX: Final = 256
 _SUBSYSTEMS_MAX: Final = 256
-_NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # of namespaces without a UUID
+_NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # for namespaces without a UUID
 
 AnaStateName = Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"]
 Limit = Annotated[int, Field(ge=0, le=1 << 50)]
@@ -25,7 +25,7 @@ def _nqn(value: str) -> str:
     except UsageError:
         raise ValueError("an NVMe qualified name") from None
     if checked == DISCOVERY_NQN:
-        raise ValueError("another name than the discovery service's")
+        raise ValueError("a name other than the discovery service's")
     return checked
 
 
@@ -67,12 +67,12 @@ class HostConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dhchap_controller_key_file and not self.dhchap_key_file:
-            raise ValueError("dhchap_controller_key_file only beside dhchap_key_file")
+            raise ValueError("dhchap_controller_key_file together with dhchap_key_file only")
         return self
 
 
 class LimitsConfig(Section):
-    """Quality of service of a namespace, per second; 0 is no limit."""
+    """Limits of a namespace per second (quality of service); 0: no limit."""
 
     iops: Limit = 0
     bytes_per_second: Limit = 0
@@ -83,7 +83,7 @@ class LimitsConfig(Section):
 
 
 class NamespaceConfig(Section):
-    """A namespace: its store, its names, who sees it and how."""
+    """A namespace: its store, identifiers, hosts, ANA state and limits."""
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
     store: Literal["memory", "file", "inline", "nvme", "emulated"]
@@ -101,13 +101,13 @@ class NamespaceConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.path is not None) != (self.store in {"file", "inline", "nvme"}):
-            raise ValueError("a path with the stores file, inline and nvme, none with the others")
+            raise ValueError('path if store is "file", "inline" or "nvme", and only then')
         if self.metadata_bytes == 0 and self.store == "inline":
-            raise ValueError("metadata_bytes 64 with the store inline")
+            raise ValueError('metadata_bytes = 64 if store is "inline"')
         if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
-            raise ValueError("no metadata_bytes with the store file or in_place")
+            raise ValueError('no metadata_bytes if store is "file" or in_place is true')
         if (self.drive is not None) != (self.store == "emulated"):
-            raise ValueError("a drive with the store emulated, none with the others")
+            raise ValueError('drive if store is "emulated", and only then')
         return self
 
     @property
@@ -116,18 +116,18 @@ class NamespaceConfig(Section):
         return self.size_bytes // BLOCK_BYTES
 
     def name(self, subsystem_nqn: str) -> UUID:
-        """Return its UUID; one made of its subsystem's name and its id if none is given."""
+        """Return its UUID; if not configured, one derived from its subsystem's NQN and its nsid."""
         if self.uuid is not None:
             return UUID(self.uuid)
         return uuid5(_NAMES, f"{subsystem_nqn}/{self.nsid}")
 
     def shows_to(self, host_nqn: str) -> bool:
-        """Whether a host of the subsystem sees it."""
+        """Return True if a host of the subsystem may see it."""
         return self.hosts is None or host_nqn in self.hosts
 
     @property
     def store_options(self) -> tuple[str, int, str | None, str | None, bool]:
-        """What a namespace must be removed and added again for to change."""
+        """The options that can change only by removing the namespace and adding it again."""
         return self.store, self.size_bytes, self.path, self.drive, self.in_place
 
 
@@ -147,24 +147,24 @@ class SubsystemConfig(Section):
         if self.allow_any_host == bool(self.hosts):
             raise ValueError("either hosts or allow_any_host = true")
         if len({host.nqn for host in self.hosts}) != len(self.hosts):
-            raise ValueError("each host once")
+            raise ValueError("hosts without duplicates")
         if len({each.nsid for each in self.namespaces}) != len(self.namespaces):
-            raise ValueError("each nsid once")
+            raise ValueError("namespaces without duplicate nsids")
         return self
 
     @property
     def serial_number(self) -> str:
-        """Serial number, made of the name if none is given."""
+        """The serial number; if not configured, one derived from the NQN."""
         return self.serial or uuid5(_NAMES, self.nqn).hex[:20]
 
 
 def check_subsystems(subsystems: list[SubsystemConfig]) -> list[SubsystemConfig]:
-    """Refuse what doesn't go together across subsystems."""
+    """Check subsystems against each other: ValueError for a repeated NQN or path."""
     if len({each.nqn for each in subsystems}) != len(subsystems):
-        raise ValueError("each subsystem's nqn once")
+        raise ValueError("subsystems without duplicate nqns")
     paths = [each.path for one in subsystems for each in one.namespaces if each.path]
     if len(set(paths)) != len(paths):
-        raise ValueError("each path once")
+        raise ValueError("namespaces without duplicate paths")
     return subsystems
 
 

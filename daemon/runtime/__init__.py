@@ -1,1 +1,1 @@
-"""What every role runs on: gRPC servers, logs, metrics, files, clock, process."""
+"""Shared by all roles: gRPC servers, logs, metrics, files, clock, process."""

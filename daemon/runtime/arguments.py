@@ -1,4 +1,4 @@
-"""Command lines that answer a mistake in one line."""
+"""Parsers of command lines that report a mistake in one line."""
 
 import argparse
 import os
@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Ends with code 2 and one line; `--help` has the usage.
+    """Reports a mistake in one line and exits with code 2; `--help` has the usage.
 
-    A parser with `fill` gets its arguments from `fill(parser)` when it first parses: a subcommand
-    then costs nobody else its imports.
+    A parser with `fill` gets its arguments from `fill(parser)` when it first parses, so that other
+    subcommands don't wait for its imports.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class OneLineParser(argparse.ArgumentParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse what is no text before anything is made of it."""
+        """Parse the arguments, after refusing those that are not UTF-8."""
         given = sys.argv[1:] if args is None else args
         for argument in given:
             if any("\ud800" <= c <= "\udfff" for c in argument):
@@ -36,12 +36,12 @@ class OneLineParser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and end."""
+        """Print the mistake and exit."""
         self.exit(2, f"{self.prog}: {message} (--help lists what is allowed)\n")
 
 
 class bounded:  # noqa: N801 - reads as a type in add_argument
-    """An integer with bounds that its error message names."""
+    """An integer within bounds, which the error message names."""
 
     def __init__(self, minimum: int, maximum: int) -> None:
         self._minimum = minimum
@@ -61,9 +61,9 @@ class bounded:  # noqa: N801 - reads as a type in add_argument
 
 
 def system_refused(program: str, error: OSError) -> int:
-    """Say what the system refused, unless the reader of our output left; returns the exit code.
+    """Print an error of the operating system, unless it is a broken pipe; return the exit code.
 
-    What is left of the output can't be written, perhaps: nor is it tried when the process ends.
+    Discards the rest of standard output, so that the interpreter doesn't fail to write it at exit.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):

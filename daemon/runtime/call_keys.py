@@ -1,7 +1,7 @@
-"""The call keys that a server has given out: which caller may prove calls with which key.
+"""The call keys that a server has issued to its callers.
 
-Keys are made in memory when they are asked for and end with the server. What they are for,
-`sealane.crypto.call_proof` says; `sealane.daemon.runtime.calls` checks each call.
+Keys are created on request, in memory, and end with the server. `sealane.crypto.call_proof`
+explains their purpose; `sealane.daemon.runtime.calls` checks each call.
 """
 
 # ruff: noqa: N802 - names and arguments are those of the generated base class
@@ -18,15 +18,15 @@ from sealane.errors import VerificationError
 from sealane.protocol.v1 import calls_pb2, calls_pb2_grpc
 
 CALLERS_MAX: Final = 4096
-"""Callers with a key; beyond them the one that called least recently has to ask again."""
+"""Callers with a key; beyond that, the one that called least recently must request a new key."""
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class CallKeys:
-    """The keys of one start of the server of SPIFFE id `server`, one for each role of a node.
+    """The keys of one life of the server with SPIFFE id `server`: one for each role of a node.
 
-    A role's later incarnation takes the place of the one before, whose process has ended.
+    A role's new incarnation replaces the previous one, whose process has ended.
     """
 
     def __init__(self, server: str) -> None:
@@ -34,7 +34,7 @@ class CallKeys:
         self._keys: OrderedDict[str, tuple[Subject, CallKey]] = OrderedDict()
 
     def key_for(self, caller: Subject) -> CallKey:
-        """Return the caller's key, made now if it has none; the same whenever it asks."""
+        """Return the caller's key, the same at each request; create it if there is none."""
         known = self._keys.get(caller.spiffe_id)
         if known is not None and known[0] == caller:
             self._keys.move_to_end(caller.spiffe_id)
@@ -50,7 +50,7 @@ class CallKeys:
         return key
 
     def check(self, caller: Subject, proof: object, *, method: str, request_digest: bytes) -> None:
-        """Raise VerificationError `call.proof.…` unless `proof` is of this call, and new."""
+        """Raise VerificationError `call.proof.…` unless `proof` is for this call and unused."""
         if not isinstance(proof, bytes):
             raise VerificationError(
                 "call.proof.missing", f"{caller.spiffe_id} called {method} without a proof"
@@ -69,7 +69,7 @@ class CallKeys:
 
 
 class CallKeysServicer(calls_pb2_grpc.CallKeysServicer):
-    """Gives attested callers their keys."""
+    """Issues keys to attested callers."""
 
     def __init__(self, keys: CallKeys, caller: Callable[[_Context], Subject]) -> None:
         self._keys = keys
@@ -80,6 +80,6 @@ class CallKeysServicer(calls_pb2_grpc.CallKeysServicer):
         request: calls_pb2.GetCallKeyRequest,  # noqa: ARG002
         context: _Context,
     ) -> calls_pb2.SealedCallKey:
-        """Return the caller's key, sealed to it."""
+        """Return the caller's key, sealed to the caller's KEM key."""
         key = self._keys.key_for(self._caller(context))
         return calls_pb2.SealedCallKey(key_id=key.key_id, sealed=key.sealed)

@@ -1,9 +1,9 @@
-"""What every gRPC call passes: authorization, correlation id, error mapping, metrics.
+"""Checks and bookkeeping of every gRPC call: authorization, correlation id, errors, metrics.
 
-Authorization is per call, because gRPC checks certificates only at the handshake: TLS 1.3, a leaf
-of this broker that has not expired, a role that the method's row in `ALLOWED_ROLES` names, a proof
-that the call comes from the process that attested, and the server's own admission, which knows who
-was revoked. A stream is checked again while it lasts.
+Each call is authorized, because gRPC checks certificates only at the handshake. It needs TLS 1.3,
+an unexpired leaf of this broker, a role in the method's row of `ALLOWED_ROLES`, a proof that the
+call comes from the attested process, and the server's own admission, which knows revoked callers.
+A stream is rechecked while it lasts.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _TARGET: Final = frozenset({"target"})
 _STORAGE: Final = frozenset({"gateway", "target"})
 _NODES: Final = frozenset({"gateway", "target", "fabric"})
 
-# A method of the mutual-TLS servers that has no row is refused.
+# Methods of the mutual-TLS servers without a row are refused.
 ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/RegisterVolume": _GATEWAY,
     "/sealane.v1.Broker/GetVolumeDescriptor": _STORAGE,
@@ -71,31 +71,31 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.CallKeys/GetCallKey": _NODES,
 }
 UNPROVED: Final = frozenset({"/sealane.v1.CallKeys/GetCallKey"})
-"""Methods that a leaf and its TLS key suffice for: they tell no secret and change nothing.
+"""Methods that need only a leaf and its TLS key, since they reveal no secret and change nothing.
 
 All others need a proof under the caller's call key."""
 PROOF_KEY: Final = "sealane-proof-bin"
-"""Metadata of every call that needs it: the proof (sealane.crypto.call_proof)."""
+"""Metadata with a call's proof (sealane.crypto.call_proof)."""
 RESULT_KEY: Final = "sealane-token"
 VERIFIER_KEY: Final = "sealane-verifier-bin"
 """Metadata of every call: the attestation result, and the certificate of the key that signed it."""
 ATTEST_AGAIN_KEY: Final = "sealane-attest-again"
-"""Trailing metadata of an answer whose caller attested under a policy that is about to end."""
+"""Trailing metadata of an answer to a caller that attested under a policy about to be replaced."""
 STREAM_CHECK_SECONDS: Final = 5.0
-"""A stream outlives its caller's authorization by no more than this."""
+"""The longest time by which a stream outlives its caller's authorization."""
 
 PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[bool]]
-"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge.
-True: it should attest again soon."""
+"""The server's own admission: raises unless this caller, with this leaf and result, may act now.
+Returns True if the caller should attest again soon."""
 Refused: TypeAlias = Callable[[str, str, str], Awaitable[None]]
-"""(method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a call that was refused."""
+"""Called with (method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a refused call."""
 UNKNOWN_CALLER: Final = "unknown"
 
 
 async def no_record(method: str, subject: str, reason: str) -> None:
-    """Record nothing: for nodes without an audit log, whose log and metrics have each refusal."""
+    """Record nothing: for nodes without an audit log, whose logs and metrics have each refusal."""
 
 
 class TlsOnly:
@@ -108,7 +108,7 @@ class TlsOnly:
         self,
         method: str,
         context: Context,
-        digest: bytes,  # noqa: ARG002 - who has no certificate proves nothing
+        digest: bytes,  # noqa: ARG002 - a caller without a certificate can't prove its calls
     ) -> None:
         """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
         try:
@@ -118,14 +118,14 @@ class TlsOnly:
             raise
 
     async def reauthorize(self, method: str, context: Context) -> None:
-        """Check the same of a stream under way."""
+        """Check the same for a running stream."""
         await self.authorize(method, context, b"")
 
 
 class Authorizer:
-    """Checks callers of the mutual-TLS server of SPIFFE id `server`, by the broker's trust anchor.
+    """Checks callers of the mutual-TLS server with SPIFFE id `server`.
 
-    Callers prove their calls with the keys of `call_keys`.
+    `anchor` is the broker's trust anchor. Callers prove their calls with keys of `call_keys`.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Authorizer:
         self.call_keys = CallKeys(server)
 
     async def authorize(self, method: str, context: Context, digest: bytes) -> None:
-        """Raise VerificationError if the caller may not call `method`; `refused` is told first.
+        """Raise VerificationError if the caller may not call `method`, after calling `refused`.
 
-        `digest` is of the request as it came. The proof of the call is spent.
+        `digest` is that of the request as received. Uses up the call's proof.
         """
 
         def prove(caller: Subject) -> None:
@@ -157,9 +157,9 @@ class Authorizer:
         await self._authorize(method, context, prove)
 
     async def reauthorize(self, method: str, context: Context) -> None:
-        """Raise VerificationError if the caller of a stream under way may not have it any longer.
+        """Raise VerificationError if the caller of a running stream has lost its authorization.
 
-        Its proof was spent when it began.
+        The proof isn't checked: it was used up when the stream began.
         """
         await self._authorize(method, context, lambda _: None)
 
@@ -193,7 +193,10 @@ class Authorizer:
     def _result(
         self, caller: Subject, leaf: x509.Certificate, context: Context
     ) -> AttestationResult:
-        """Return the attestation result that goes with `leaf`; VerificationError `token.…`."""
+        """Return the call's attestation result, which must be for `leaf`.
+
+        VerificationError `token.…` or `certificate.…`.
+        """
         now = utc_now()
         try:
             token, verifier = _token_of(context)
@@ -205,18 +208,18 @@ class Authorizer:
         return result
 
     def caller(self, context: Context) -> Subject:
-        """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
+        """Return the caller; VerificationError `call.….unauthenticated` or `certificate.…`."""
         _check_tls(context.auth_context())
         return verify_leaf(_leaf_of(context), anchor=self._anchor, now=utc_now())
 
     @staticmethod
     def certificate_digest(context: Context) -> bytes:
-        """Return SHA-256 (DER) of the leaf that the caller showed."""
+        """Return the SHA-256 of the caller's leaf (DER)."""
         return _leaf_of(context).fingerprint(SHA256())
 
     @staticmethod
     def token_digest(context: Context) -> bytes:
-        """Return SHA-256 of the attestation result that came with the call."""
+        """Return the SHA-256 of the call's attestation result."""
         return hashlib.sha256(_token_of(context)[0].encode()).digest()
 
 
@@ -232,7 +235,7 @@ def _leaf_of(context: Context) -> x509.Certificate:
     pem = _property(context.auth_context(), "x509_pem_cert")
     if not pem:
         raise VerificationError(
-            "call.certificate.unauthenticated", "the caller showed no certificate"
+            "call.certificate.unauthenticated", "the caller presented no certificate"
         )
     return _parse(pem)
 
@@ -258,7 +261,7 @@ def _token_of(context: Context) -> tuple[str, bytes]:
     token, verifier = metadata.get(RESULT_KEY), metadata.get(VERIFIER_KEY)
     if not isinstance(token, str) or not isinstance(verifier, bytes):
         raise VerificationError(
-            "token.missing.unauthenticated", "the call came without an attestation result"
+            "token.missing.unauthenticated", "the call has no attestation result"
         )
     return token, verifier
 
@@ -276,9 +279,10 @@ def _parse_der(der: bytes) -> x509.Certificate:
 def check_result(
     token: str, verifier: bytes, *, anchor: x509.Certificate, now: dt.datetime
 ) -> AttestationResult:
-    """Return a result of a verifier of ours; whose and when it is, is for the caller to check.
+    """Return an attestation result signed by a verifier under `anchor`.
 
-    VerificationError `token.…` or `certificate.…`.
+    The caller must check the result's subject and time. VerificationError `token.…` or
+    `certificate.…`.
     """
     verify_verifier(_parse_der(verifier), anchor=anchor, now=now)
     return verified_result(token, verifier)
@@ -286,9 +290,10 @@ def check_result(
 
 @functools.lru_cache(maxsize=1024)
 def verified_result(token: str, verifier: bytes) -> AttestationResult:
-    """Return the result, signed by the key of `verifier` (DER), whose certificate isn't checked.
+    """Return an attestation result signed by the key in `verifier`, an unchecked certificate (DER).
 
-    The signature is checked once; whose and when the result is, at every call.
+    The signature is checked once per result; subject and time must be checked at every call.
+    VerificationError `token.…` or `certificate.profile`.
     """
     key = _parse_der(verifier).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -298,16 +303,16 @@ def verified_result(token: str, verifier: bytes) -> AttestationResult:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """A request, and the digest of the bytes that it came as."""
+    """A request, and the digest of its bytes as received."""
 
     message: Any
     digest: bytes
 
 
 def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], _Received]:
-    """Return a deserializer that keeps the digest of what it is given.
+    """Return a deserializer that keeps the digest of the bytes received.
 
-    A message that is serialized again needn't give the same bytes.
+    Serializing the message again might give other bytes.
     """
 
     def receive(encoded: bytes) -> _Received:
@@ -320,7 +325,7 @@ def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary-unary and unary-stream method of a server.
 
-    `authorizer` is None on the Unix socket, whose file mode is the authorization.
+    `authorizer` is None on the Unix socket, where the file's mode is the authorization.
     """
 
     def __init__(self, metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> None:
@@ -332,10 +337,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method's handler with the checks in front."""
+        """Return the method's handler, wrapped in the checks."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
-            # Unknown methods answer UNIMPLEMENTED; only reflection, which is local, streams in.
+            # Unknown methods give UNIMPLEMENTED. Only reflection, a local service, has requests
+            # that are streams.
             return handler if self._authorizer is None else None
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
@@ -410,9 +416,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         digest: bytes,
         responses: AsyncIterator[Any] | Awaitable[None],
     ) -> AsyncIterator[Any]:
-        """Yield `responses` while the caller may have them."""
+        """Yield `responses` while the caller is authorized."""
         if not isinstance(responses, AsyncIterator):
-            # gRPC's other form of a stream, which the health service has: it writes by the context.
+            # The other form of a stream in gRPC, used by the health service: it writes to the
+            # context.
             if self._authorizer is not None:
                 await self._authorizer.authorize(method, context, digest)
             await responses
@@ -459,7 +466,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         get_logger().error("call_failed", method=method, exc_info=error)
         await context.abort(
             grpc.StatusCode.INTERNAL,
-            "internal error; the daemon's log has it under this call's correlation id",
+            "internal error; the daemon's log has details under this call's correlation id",
             trailing_metadata=((REASON_KEY, "daemon.internal"),),
         )
 
@@ -472,7 +479,7 @@ def _is_correlation_id(text: str) -> bool:
 
 
 def parse_uuid(text: str, *, what: str) -> uuid.UUID:
-    """Parse what a caller gave as the id of `what`; UsageError `request.malformed`."""
+    """Parse a caller's id of `what`, a noun for the message; UsageError `request.malformed`."""
     try:
         return uuid.UUID(text)
     except ValueError as error:
@@ -480,5 +487,5 @@ def parse_uuid(text: str, *, what: str) -> uuid.UUID:
 
 
 def page_limit(page_size: int) -> int:
-    """Return how many entries a page asked for with this size may have; 0 asks for the most."""
+    """Return the limit of entries for a requested page size; 0 requests the maximum."""
     return min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX

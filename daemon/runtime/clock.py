@@ -10,9 +10,9 @@ def utc_now() -> dt.datetime:
 
 
 def monotonic_ns() -> int:
-    """Return nanoseconds since the machine was started, suspension included (CLOCK_BOOTTIME).
+    """Return nanoseconds since the machine's boot, including time suspended (CLOCK_BOOTTIME).
 
-    For everything that only lasts: neither a suspended machine nor a moved wall clock stretches a
-    bound. The engine's permits are on this clock, too.
+    For durations and deadlines: neither a suspended machine nor a changed wall clock extends them.
+    The engine's permits use this clock, too.
     """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

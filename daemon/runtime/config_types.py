@@ -1,4 +1,4 @@
-"""Types of configuration values: strict, each with one line that says what is allowed."""
+"""Types of configuration values: strict, each with an error that says what is allowed."""
 
 import contextlib
 import ipaddress
@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from sealane.crypto.certificates import NAME_PATTERN
 
-# A Unix socket's path has at most 108 bytes with its end, and gRPC adds nothing to it.
+# A Unix socket's path has at most 108 bytes including the terminating zero.
 _RUN_DIR_BYTES_MAX: Final = 80
 
 
-# Nothing that gRPC would take for the scheme of another kind of address.
+# Allows nothing that gRPC would read as the scheme of another kind of address.
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
@@ -28,7 +28,7 @@ def _address(value: str) -> str:
 
 
 def peer_address(value: str) -> str:
-    """Return an address that can be called; ValueError says what is allowed."""
+    """Return `value` if it is an address to connect to; ValueError says what is allowed."""
     if _address(value).endswith(":0"):
         raise ValueError("host:port, port 1…65535")
     return value
@@ -44,7 +44,7 @@ def _bind_address(value: str) -> str:
 
 
 def is_loopback(value: str) -> bool:
-    """Whether an address:port is this machine's own; a name is not known to be."""
+    """Return True if the host of an address:port is a loopback IP address; False for names."""
     try:
         return ipaddress.ip_address(value.rpartition(":")[0].strip("[]")).is_loopback
     except ValueError:
@@ -53,7 +53,7 @@ def is_loopback(value: str) -> bool:
 
 def _loopback_address(value: str) -> str:
     if not is_loopback(_bind_address(value)):
-        raise ValueError("a loopback address:port, because what passes there is plain")
+        raise ValueError("a loopback address:port, because its data is not encrypted")
     return value
 
 
@@ -100,6 +100,6 @@ RunDir = Annotated[str, AfterValidator(_run_dir)]
 
 
 class Section(BaseModel):
-    """A table of the file: strict types, no unknown key, frozen."""
+    """A table of the file: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -22,7 +22,7 @@ _STATE_LOCK_NAME: Final = "state.lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """How a reload ended: when it began (CLOCK_MONOTONIC), and the error, if there was one."""
+    """The outcome of a reload: when it began (CLOCK_BOOTTIME), and its error, if any."""
 
     began_ns: int
     reason: str = ""
@@ -31,7 +31,10 @@ class Reloaded:
 
 
 def prepare_directory(path: Path, *, key: str) -> None:
-    """Make `path` with mode 0700, or insist that it is ours and closed to others."""
+    """Create `path` with mode 0700, or check that it is ours and closed to others.
+
+    UsageError `directory.…`.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -40,21 +43,21 @@ def prepare_directory(path: Path, *, key: str) -> None:
 
 
 def check_directory(path: Path, *, key: str, is_shared: bool = False) -> None:
-    """Insist that `path` is ours and closed to others (or `is_shared`), or that it can be made.
+    """Check that `path` is ours and closed to others (unless `is_shared`), or can be created.
 
-    UsageError `directory.…`. Makes nothing.
+    UsageError `directory.…`. Creates nothing.
     """
     try:
-        there = next(each for each in (path, *path.parents) if each.exists())
-        status = there.stat()
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        status = existing.stat()
     except OSError as error:
         raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise UsageError("directory.unusable", f"{key} {path}: {there} is no directory")
-    if there == path and not is_shared:
+        raise UsageError("directory.unusable", f"{key} {path}: {existing} is not a directory")
+    if existing == path and not is_shared:
         _check_closed(status, path, key)
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError("directory.unusable", f"{key} {path}: {there} is not writable")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError("directory.unusable", f"{key} {path}: {existing} is not writable")
 
 
 def _check_closed(status: os.stat_result, path: Path, key: str) -> None:
@@ -69,9 +72,10 @@ def _check_closed(status: os.stat_result, path: Path, key: str) -> None:
 
 @contextlib.contextmanager
 def claimed_state(path: Path) -> Iterator[None]:
-    """Hold a state directory; UnavailableError `daemon.running` if another daemon does.
+    """Hold a state directory; UnavailableError `daemon.running` if another daemon holds it.
 
-    Before anything is enrolled: a second one would be certified as the node, the first refused.
+    Must precede enrolment: otherwise a second daemon would be certified as the node, and the first
+    refused from then on.
     """
     prepare_directory(path, key="node.state_dir")
     with _locked(path / _STATE_LOCK_NAME, in_use=path, key="node.state_dir"):
@@ -79,7 +83,7 @@ def claimed_state(path: Path) -> Iterator[None]:
 
 
 class RunDirectory:
-    """One start's claim on a run directory: socket path and ready file."""
+    """A daemon's run directory: its sockets and its ready file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,9 +93,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Hold the directory; UnavailableError `daemon.running` if another daemon does.
+        """Hold the directory; UnavailableError `daemon.running` if another daemon holds it.
 
-        The lock dies with its process, so what a killed daemon left is removed without doubt.
+        The lock ends with its process, so the files of a killed daemon can be removed safely.
         """
         prepare_directory(self._path, key="node.run_dir")
         lock = self._path / _RUN_LOCK_NAME
@@ -105,7 +109,7 @@ class RunDirectory:
     def write_ready(
         self, *, node: str, addresses: Mapping[str, str], reload: Reloaded | None = None
     ) -> None:
-        """Write the ready file in one step: pid, node, addresses, how the last reload ended."""
+        """Replace the ready file atomically: pid, node, addresses, outcome of the last reload."""
         content: dict[str, object] = {
             "pid": os.getpid(),
             "node": node,
@@ -117,7 +121,7 @@ class RunDirectory:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a daemon holds the directory now."""
+        """True if a daemon holds the directory now."""
         try:
             with (self._path / _RUN_LOCK_NAME).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -150,7 +154,7 @@ def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise UnavailableError(
                 "daemon.running",
-                f"{in_use}: in use by a running sealaned; give this one another {key}",
+                f"{in_use}: in use by a running sealaned; configure another {key}",
             ) from error
         yield
     finally:
@@ -158,7 +162,7 @@ def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that readers see whole or not at all; UsageError if it can't be written."""
+    """Replace a file atomically; UsageError `directory.unusable` if it can't be written."""
     draft = _draft_of(path)
     try:
         draft.write_bytes(content)

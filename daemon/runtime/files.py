@@ -1,4 +1,4 @@
-"""Files: bounded reads of what an operator names, secrets closed to others, durable writes."""
+"""Files: bounded reads, secrets closed to other users, durable writes."""
 
 import contextlib
 import errno
@@ -11,19 +11,25 @@ from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
 RESERVE_NAME: Final = "reserve"
-"""A file that holds room for small files of its directory, until the file system is full."""
+"""A file that reserves space for its directory's small files, until the file system is full."""
 RESERVE_BYTES: Final = 1 << 20
 _RESERVE_BYTES_MIN: Final = 1 << 16
 
 
 def read_bounded(path: Path) -> bytes:
-    """Read at most FILE_BYTES_MAX + 1 bytes: one more than allowed tells that there are more."""
+    """Read at most FILE_BYTES_MAX + 1 bytes: one more than allowed shows that a file is too large.
+
+    OSError if the file can't be read.
+    """
     with path.open("rb") as file:
         return file.read(FILE_BYTES_MAX + 1)
 
 
 def read_file(path: str, *, key: str) -> bytes:
-    """Read a file that the configuration names under `key`; UsageError in one line."""
+    """Read a file named in the configuration under `key`.
+
+    UsageError `config.unreadable` or `config.size`.
+    """
     try:
         content = read_bounded(Path(path))
     except OSError as error:
@@ -32,9 +38,12 @@ def read_file(path: str, *, key: str) -> bytes:
 
 
 def read_secret(path: str, *, key: str) -> bytes:
-    """Read a key file; UsageError also if it is not a plain file of ours, closed to others."""
+    """Read a key file, which must be a regular file of ours or root's, closed to others.
+
+    UsageError `key.file…`, `config.unreadable` or `config.size`.
+    """
     try:
-        # Not blocking: opening a FIFO would wait for its writer.
+        # Non-blocking, since opening a FIFO would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             _check_private(os.fstat(descriptor), path, key)
@@ -45,7 +54,7 @@ def read_secret(path: str, *, key: str) -> bytes:
 
 
 def keep_reserve(directory: Path) -> bool:
-    """Have the directory hold room for small files; False if there is none for that now."""
+    """Reserve space in a directory for small files; return False if there is no space now."""
     path = directory / RESERVE_NAME
     if path.exists():
         return True
@@ -67,10 +76,10 @@ def keep_reserve(directory: Path) -> bool:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that a power cut leaves the old content or the new; OSError if it can't.
+    """Replace a file so that a power cut leaves either the old or the new content.
 
-    When it returns, the new content is durable. The file is readable by its owner only. On a full
-    file system it takes the room that the directory's reserve holds.
+    On return, the new content is durable. Only the owner can read the file. On a full file system
+    it uses the space in the directory's reserve. OSError if the file can't be written.
     """
     try:
         _write_durably(path, content)
@@ -98,7 +107,7 @@ def _write_durably(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError:
-        # What is half written would only take room.
+        # A half-written draft would only take space.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
@@ -111,15 +120,15 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 def _check_private(status: os.stat_result, path: str, key: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError("key.file", f"{key} {path}: not a plain file")
+        raise UsageError("key.file", f"{key} {path}: not a regular file")
     if status.st_uid not in {os.geteuid(), 0}:
         raise UsageError(
             "key.file.owner",
-            f"{key} {path}: owner {status.st_uid}; allowed: {os.geteuid()} or 0",
+            f"{key} {path}: owner {status.st_uid}; allowed: user id {os.geteuid()} or 0",
         )
     mode = stat.S_IMODE(status.st_mode)
-    # The service manager opens its credentials to one user by an access list, whose mask stands
-    # where the group's mode is.
+    # The service manager opens credentials to one user by an access list, whose mask appears as
+    # the group's permissions.
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     is_credential = credentials is not None and Path(path).parent == Path(credentials)
     if mode & (0o007 if is_credential else 0o077):
@@ -128,12 +137,15 @@ def _check_private(status: os.stat_result, path: str, key: str) -> None:
 
 def _sized(content: bytes, path: str, key: str) -> bytes:
     if len(content) > FILE_BYTES_MAX:
-        raise UsageError("config.size", f"{key} {path}: allowed are {FILE_BYTES_MAX} bytes")
+        raise UsageError("config.size", f"{key} {path}: too large; allowed: {FILE_BYTES_MAX} bytes")
     return content
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read; never replaces one."""
+    """Write a new file that only its owner can read.
+
+    UsageError `key.unwritable` if it exists or can't be written.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""gRPC health of a daemon and its services: SERVING only what can be served."""
+"""gRPC health of a daemon and its services."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class Health:
         await self._set("", is_healthy=not self._unhealthy)
 
     async def stop(self) -> None:
-        """Say NOT_SERVING of everything from now on."""
+        """Report NOT_SERVING for everything from now on."""
         await self._servicer.enter_graceful_shutdown()
 
     async def _set(self, name: str, *, is_healthy: bool) -> None:

@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line on standard error, with the id of the call it is about.
+"""Structured logs: one JSON object per line on standard error, with the id of its call.
 
-No secret is ever a value of an event; `correlation_id` comes from a call's metadata or is made at
-its start, and follows the call to the next daemon (sealane.daemon.runtime.calls).
+Events never contain secrets. `correlation_id` comes from a call's metadata or is created at its
+start, and is passed on to the next daemon (sealane.daemon.runtime.calls).
 """
 
 import logging
@@ -15,17 +15,17 @@ import structlog
 CORRELATION_KEY: Final = "sealane-correlation-id"
 
 
-# What journald makes of a line that begins so (sd-daemon(3)).
+# Priorities of journald for the prefix of a line (sd-daemon(3)).
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
 def priority(level: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the prefix of a line of this level: empty unless the journal reads standard error."""
+    """Return a line's prefix for this level; empty unless standard error goes to the journal."""
     return f"<{_PRIORITIES[level]}>" if _is_journal(environment) else ""
 
 
 def _is_journal(environment: Mapping[str, str]) -> bool:
-    """Whether standard error is the stream that the service manager connected to the journal."""
+    """Return True if standard error is the stream that systemd connected to the journal."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -34,7 +34,7 @@ def _is_journal(environment: Mapping[str, str]) -> bool:
 
 
 class _Renderer:
-    """Renders JSON lines, with priorities in front where the journal takes them off again."""
+    """Renders JSON lines, prefixed with priorities if the journal reads them."""
 
     def __init__(self) -> None:
         self._json = structlog.processors.JSONRenderer()
@@ -47,7 +47,7 @@ class _Renderer:
 
 
 def set_up_logs(level: str, *, node: str) -> None:
-    """Make every logger of this process write JSON lines of at least `level`."""
+    """Make every logger of this process write events of at least `level` as JSON lines."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

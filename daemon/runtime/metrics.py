@@ -1,4 +1,4 @@
-"""Prometheus metrics, in a registry of our own; names and meanings: metrics.md (stable)."""
+"""Prometheus metrics, in a registry of our own; metrics.md has the stable names and meanings."""
 
 import socket
 import threading
@@ -24,10 +24,10 @@ from sealane.errors import UnavailableError
 # Control calls take from a tenth of a millisecond (local) to seconds (a drain).
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
-# When a counter was first used says nothing that its value doesn't, and doubles what is scraped.
+# A counter's time of creation adds nothing to its value, and doubles the amount scraped.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-# A scraper that connects and says nothing must not hold a thread for ever.
+# A scraper that connects and sends nothing must not occupy a thread for ever.
 _SCRAPE_SECONDS: Final = 10
 
 
@@ -52,12 +52,12 @@ ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
 def by_owner(
     statistics: Mapping[str, Mapping[str, int]],
 ) -> dict[tuple[str, ...], Mapping[str, int]]:
-    """Turn statistics of named things into those of one label."""
+    """Return statistics keyed by names as statistics keyed by the values of one label."""
     return {(owner,): counters for owner, counters in statistics.items()}
 
 
 class BrokerMetrics:
-    """What a broker alone counts."""
+    """Metrics that only a broker has."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.authorizations_refused = Counter(
@@ -80,17 +80,17 @@ class BrokerMetrics:
         )
         self.collateral_refusals = Gauge(
             "sealane_broker_collateral_refusals",
-            "What was refused of the collateral at its last load.",
+            "Items of collateral refused at its last load.",
             registry=registry,
         )
         self.collateral_next_update = Gauge(
             "sealane_broker_collateral_next_update_timestamp_seconds",
-            "When the first list or document of the collateral ends, Unix time; 0 without any.",
+            "When the first list or document of the collateral expires, Unix time; 0 if none.",
             registry=registry,
         )
         self.audit_log_low = Gauge(
             "sealane_broker_audit_log_low",
-            "1 while no space is left for the audit log but its reserve.",
+            "1 while the audit log has no space left but its reserve.",
             registry=registry,
         )
         self.policy_version = Gauge(
@@ -100,11 +100,11 @@ class BrokerMetrics:
             "sealane_broker_leases_granted", "Counter leases granted.", registry=registry
         )
         self.leases_returned = Counter(
-            "sealane_broker_leases_returned", "Counter leases given back.", registry=registry
+            "sealane_broker_leases_returned", "Counter leases returned.", registry=registry
         )
         self.anchors_advanced = Counter(
             "sealane_broker_anchors_advanced",
-            "Records of devices' anchors changed.",
+            "Changes of devices' anchor records.",
             registry=registry,
         )
         self.keys_released = Counter(
@@ -113,7 +113,7 @@ class BrokerMetrics:
 
 
 class Metrics:
-    """Every metric of a daemon; those of a broker are exported by brokers only."""
+    """All metrics of a daemon; only a broker exports those in `broker`."""
 
     def __init__(self, *, is_broker: bool = True) -> None:
         self.registry = CollectorRegistry()
@@ -141,7 +141,7 @@ class Metrics:
         )
         self.certificate_expiry = Gauge(
             "sealane_certificate_expiry_timestamp_seconds",
-            "When the node's certificate ends.",
+            "When the node's certificate expires, Unix time.",
             ["role"],
             registry=r,
         )
@@ -166,20 +166,18 @@ class Metrics:
             ["role", "reason"],
             registry=r,
         )
-        self.channels = Gauge(
-            "sealane_channels", "Channels to peers that are open.", ["role"], registry=r
-        )
+        self.channels = Gauge("sealane_channels", "Open channels to peers.", ["role"], registry=r)
         self.broker_away = Gauge(
             "sealane_broker_away",
-            "1 while the broker doesn't say whether this role's peers may act.",
+            "1 while the broker doesn't answer whether this role's peers may act.",
             ["role"],
             registry=r,
         )
 
     def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
-        """Export `sealane_<prefix>_<name>{<labels>}`; `read` is called on the metrics' thread.
+        """Export `sealane_<prefix>_<name>{<labels>}` from `read`, called on the metrics thread.
 
-        It returns statistics by name, for each tuple of the labels' values.
+        `read` returns statistics by name, for each tuple of label values.
         """
         self.registry.register(_StatisticsCollector(prefix, labels, read))
 
@@ -210,7 +208,10 @@ class _StatisticsCollector(Collector):
 
 
 class MetricsServer:
-    """The HTTP endpoint, on a thread of its own; `address` is where it listens."""
+    """The HTTP endpoint, on a thread of its own, listening at `address`.
+
+    UnavailableError `listen.refused` if it can't be bound.
+    """
 
     def __init__(self, metrics: Metrics, listen: str) -> None:
         host, _, port = listen.rpartition(":")

@@ -8,11 +8,11 @@ from typing import Final
 
 _MESSAGE_BYTES_MAX: Final = 4096
 _STOP_SECONDS: Final = 20
-"""What a stop takes without a drain, at most: the rest of TimeoutStopSec of our unit."""
+"""Longest time of a stop without its drain: the rest of TimeoutStopSec in our unit."""
 
 
 class Notifier:
-    """Sends to the socket that systemd named; does nothing when there is none."""
+    """Sends to the socket in NOTIFY_SOCKET; does nothing if it isn't set."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         name = environment.get("NOTIFY_SOCKET", "")
@@ -21,16 +21,16 @@ class Notifier:
         self._watchdog_seconds = _watchdog_seconds(environment)
 
     def ready(self, status: str) -> None:
-        """Say that start-up is complete."""
+        """Report that start-up is complete."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self, *, drain_seconds: float) -> None:
-        """Say that the daemon drains and ends, and how long that may take."""
+        """Report that the daemon drains and stops, and extend the time-out accordingly."""
         microseconds = round((drain_seconds + _STOP_SECONDS) * 1e6)
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}")
 
     async def keep_watchdog(self) -> None:
-        """Feed the watchdog at half its period, from the event loop it is to watch."""
+        """Feed the watchdog at half its period, from the event loop that it watches."""
         while self._watchdog_seconds is not None:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self._watchdog_seconds / 2)
@@ -42,7 +42,7 @@ class Notifier:
             try:
                 sender.sendto(message.encode()[:_MESSAGE_BYTES_MAX], self._address)
             except OSError:
-                # A manager that went away must not take the daemon with it.
+                # A service manager that has gone away must not end the daemon.
                 return
 
 

@@ -1,4 +1,4 @@
-"""What a daemon's process must refuse because keys are in its memory."""
+"""Protection of a daemon's process, whose memory holds keys."""
 
 import contextlib
 import ctypes
@@ -17,10 +17,10 @@ LockMemory = Literal["require", "prefer", "off"]
 
 
 def forbid_inspection() -> None:
-    """Keep other processes of our user from tracing this one, or reading its memory and files.
+    """Keep other processes of our user from tracing this one and reading its memory and files.
 
-    Jobs may run as our user and are hostile. It also means no core dumps. Raises UnavailableError
-    if the kernel refuses.
+    Jobs may run as our user and are hostile. Also disables core dumps. UnavailableError
+    `process.inspectable` if the kernel refuses.
     """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -36,14 +36,14 @@ def forbid_inspection() -> None:
 def lock_memory() -> None:
     """Keep all memory of this process out of swap, now and later (mlockall(2)).
 
-    Keys are everywhere in it: in Python's and OpenSSL's heaps, in the engine, on stacks. Pages are
-    locked when they are first touched, so what is only reserved costs nothing. Raises
-    UnavailableError `process.memory.swappable` where the kernel wouldn't lock without bound.
+    Keys may be anywhere in it: in Python's and OpenSSL's heaps, in the engine, on stacks. Pages are
+    locked when first touched, so address space that is only reserved costs nothing.
+    UnavailableError `process.memory.swappable` if the kernel doesn't allow unlimited locking.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_unlimited = hard == resource.RLIM_INFINITY
-    # Reserved addresses count against a limit, so that allocations would fail long before memory
-    # is used up. CAP_IPC_LOCK lifts it, and nothing else lets mlockall succeed under a limit of 0.
+    # Reserved address space counts against a limit, so allocations would fail long before memory is
+    # used up. With a limit of 0, mlockall succeeds only with CAP_IPC_LOCK, which lifts the limit.
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard if is_unlimited else 0, hard))
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.mlockall(LOCK_EVERYTHING) != 0
@@ -53,6 +53,6 @@ def lock_memory() -> None:
         raise UnavailableError(
             "process.memory.swappable",
             f"memory can't be locked ({os.strerror(number)}; limit of locked memory: "
-            f"{'none' if is_unlimited else f'{hard} bytes'}): keys may be "
-            "written to swap. Allowed: LimitMEMLOCK=infinity, or CAP_IPC_LOCK",
+            f"{'none' if is_unlimited else f'{hard} bytes'}), so keys may be "
+            "written to swap; allowed: LimitMEMLOCK=infinity, or CAP_IPC_LOCK",
         )

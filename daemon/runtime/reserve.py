@@ -1,4 +1,4 @@
-"""Space on the disk that is set aside behind the end of a file, for when there is no other."""
+"""Disk space reserved behind the end of a file, for when the file system is full."""
 
 import ctypes
 import errno
@@ -6,17 +6,17 @@ import os
 from typing import Final
 
 RESERVE_BYTES: Final = 8 << 20
-"""What a file can still grow by once its file system is full: some 14,000 audit records."""
+"""Growth still possible once the file system is full: some 14,000 audit records."""
 STEP_BYTES: Final = 256 << 10
-"""How much is set aside at a time beyond that."""
+"""Space reserved beyond that at each extension."""
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE: the file's length stays as it is
 
 
 class Reserve:
-    """The reserve of one file, by fallocate(2) beyond its end: no other file can take the blocks.
+    """The reserve of one file, by fallocate(2) beyond its end, so no other file gets the blocks.
 
-    A truncation gives them up, which `forget` must be told.
+    Truncating the file releases them: call `forget` then.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -25,15 +25,14 @@ class Reserve:
         self._end = 0
 
     def forget(self) -> None:
-        """Take it that nothing is set aside."""
+        """Assume that nothing is reserved."""
         self._end = 0
 
     def extend(self, size: int, *, wholly: bool = False) -> bool:
-        """Keep `RESERVE_BYTES` behind a file of `size` bytes; False: there is no space for it.
+        """Reserve `RESERVE_BYTES` behind a file of `size` bytes; return False if the disk is full.
 
-        `wholly`: also what may be used until more is set aside, so a full disk shows at once.
-        True also where the file system has no such call: nothing is known of it then. OSError for
-        any other failure.
+        `wholly` also demands the step beyond them, so that a full disk is noticed at once. Also
+        returns True if the file system doesn't support the call. OSError for any other failure.
         """
         if self._end - size >= RESERVE_BYTES + (STEP_BYTES if wholly else 0):
             return True

@@ -1,6 +1,6 @@
-"""Sections of TOML files, validated: one line for the first thing that is wrong.
+"""Validates sections of TOML files, and reports the first fault in one line.
 
-It names the file, the key, the value found and the values allowed.
+The line names the file, the key, the value found and the values allowed.
 """
 
 import difflib
@@ -21,18 +21,18 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def load_section(model: type[_Model], path: Path) -> _Model:
-    """Read a TOML file and validate it; UsageError `config.…` with one line for the first fault."""
+    """Read and validate a TOML file; UsageError `config.…` with one line about the first fault."""
     try:
         raw = read_bounded(path)
     except OSError as error:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
+        raise UsageError("config.size", f"{path}: too large; allowed: {FILE_BYTES_MAX} bytes")
     return parse_toml(model, raw, source=str(path))
 
 
 def parse_toml(model: type[_Model], raw: bytes, *, source: str) -> _Model:
-    """Parse TOML and validate it; UsageError `config.…` with one line for the first fault."""
+    """Parse and validate TOML; UsageError `config.…` with one line about the first fault."""
     try:
         document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -41,7 +41,7 @@ def parse_toml(model: type[_Model], raw: bytes, *, source: str) -> _Model:
 
 
 def parse_section(model: type[_Model], document: object, *, source: str) -> _Model:
-    """Validate `document`; UsageError with one line for the first fault in it."""
+    """Validate `document`; UsageError `config.…` with one line about the first fault."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -93,7 +93,7 @@ def _toml(value: object) -> str:
 
 
 def _models_along(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterator[type[BaseModel]]:
-    """Yield the model at every step of `loc` but its last."""
+    """Yield the model at every step of `loc` except the last."""
     yield model
     for part in loc[:-1]:
         if isinstance(part, int):
@@ -121,7 +121,7 @@ def _fields_beside(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[s
 def _range_of(
     model: type[BaseModel], loc: tuple[int | str, ...], context: Mapping[str, object]
 ) -> str:
-    """Return the bounds of a value; of those inside arrays and tables, the one that was broken."""
+    """Return a value's bounds; inside arrays and tables, only the violated bound."""
     models = [*_models_along(model, loc)]
     names = [part for part in loc if isinstance(part, str)]
     is_field = len(models) == len(names) and loc[-1] == names[-1]

@@ -1,4 +1,4 @@
-"""gRPC servers: options, binding with one-line errors, start and bounded stop."""
+"""gRPC servers: options, binding, start and bounded stop."""
 
 import contextlib
 import functools
@@ -26,26 +26,28 @@ METADATA_BYTES_MAX: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What the callers of one TCP listener may hold of it at a time.
+    """Limits for the callers of one TCP listener.
 
-    gRPC keeps what a stream has received of its message until the message is whole, so messages
-    that never end cost up to the product of `connections`, `streams` and `message_bytes`.
+    gRPC buffers a message until it is complete, so messages that never end take up to the product
+    of `connections`, `streams` and `message_bytes` of memory.
     """
 
     connections: int
-    """Beyond them a connection is closed at once."""
+    """Connections; further ones are closed at once."""
     streams: int
-    """Calls under way on one connection; a client of gRPC waits with more."""
+    """Concurrent calls on one connection; a gRPC client delays further ones."""
     message_bytes: int
+    """Bytes of a request."""
     age_seconds: float
-    """How long a connection lasts, and with it what was sent by halves: this and the grace."""
+    """Age at which a connection is closed to new calls."""
     grace_seconds: float
+    """Time for its calls to end; then it is closed, with any incomplete message."""
     idle_seconds: float
-    """How long a connection without a call lasts."""
+    """Time until a connection without a call is closed."""
 
     @property
     def half_sent_bytes_max(self) -> int:
-        """What messages that never end can take of the memory."""
+        """The most memory, in bytes, that messages without an end can take."""
         return self.connections * self.streams * self.message_bytes
 
 
@@ -57,38 +59,38 @@ STRANGERS: Final = Quota(
     grace_seconds=10,
     idle_seconds=10,
 )
-"""Of the attestation listener: 192 MiB. One node makes one call at a time, of 340 KiB at most."""
+"""For the attestation listener: 192 MiB. A node makes one call at a time, of up to 340 KiB."""
 CERTIFIED: Final = Quota(
     connections=1024,
-    # A gateway watches each of the up to 4,096 namespaces that it uses at one target.
+    # A gateway watches each of its namespaces at one target, up to 4,096.
     streams=4096 + 64,
     message_bytes=256 << 10,
-    # A certificate lives ten minutes, and streams are checked while they last.
+    # A certificate is valid for ten minutes, and streams are rechecked while they last.
     age_seconds=600,
     grace_seconds=60,
     idle_seconds=600,
 )
-"""Of listeners that demand a certificate. They bound what one connection may take, to 1 GiB; its
-caller was attested, is known by name, and can be revoked."""
+"""For listeners that demand a certificate. It limits one connection to 1 GiB of memory; the caller
+was attested, is known by name, and can be revoked."""
 HANDSHAKE_SECONDS: Final = 10.0
-"""How long a connection may take for TLS, and for the first frame of HTTP/2."""
+"""Time limit for the TLS handshake, and for the first frame of HTTP/2."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split a configured address:port; the configuration has checked it."""
+    """Split an address:port that the configuration has already checked."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """Return address:port as configurations write it."""
+    """Return address:port as in configurations, with […] around IPv6 addresses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grpc.aio.Server:
-    """Return a server whose every call passes `CallInterceptor`; None is for the Unix socket.
+    """Return a server with a `CallInterceptor`; `authorizer` is None for the Unix socket.
 
-    One with an `Authorizer` also gives its callers the keys to prove their calls with.
+    With an `Authorizer`, the server also gives its callers the keys that prove their calls.
     """
     quota = None
     if authorizer is not None:
@@ -104,9 +106,9 @@ def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grp
 
 
 def server_options(quota: Quota | None) -> list[tuple[str, int]]:
-    """Return gRPC's options. Local connections (None) have no age: a watch may last for days."""
+    """Return gRPC's options; local connections (None) have no maximal age, for long watches."""
     options = [
-        # Two daemons on one port would otherwise both "succeed" on Linux.
+        # Otherwise, two daemons could bind the same port on Linux.
         ("grpc.so_reuseport", 0),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ]
@@ -134,7 +136,7 @@ def bind_tcp(
 ) -> str:
     """Bind `listen` (address:port, port 0 for any) and return the actual address:port.
 
-    Raises UnavailableError `listen.refused` that names the configuration key.
+    UnavailableError `listen.refused`, which names the configuration key.
     """
     host = listen.rpartition(":")[0]
     try:
@@ -159,7 +161,7 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
     try:
         server.add_insecure_port(f"unix:{hidden}")
     except RuntimeError as error:
-        raise UsageError("listen.refused", f"{path}: can't make the socket") from error
+        raise UsageError("listen.refused", f"{path}: can't create the socket") from error
     finally:
         os.umask(before)
     inner = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -173,7 +175,7 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
 
 @contextlib.asynccontextmanager
 async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
-    """Start `server`; on the way out finish the calls in flight within `DRAIN_SECONDS`."""
+    """Start `server`; at the end, let calls in flight finish within `DRAIN_SECONDS`."""
     await server.start()
     try:
         yield
@@ -182,7 +184,7 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
 
 
 def _why_not(listen: str) -> str:
-    """Find out by a bind of our own what gRPC doesn't tell."""
+    """Return why an address can't be bound, which gRPC doesn't say, by binding it ourselves."""
     host, port = split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -196,7 +198,10 @@ def _why_not(listen: str) -> str:
 
 @contextlib.contextmanager
 def listening(key: str, listen: str) -> Iterator[None]:
-    """Name the configuration key of a data-path listener that can't be bound."""
+    """Add the configuration key to the error of a data-path listener that can't be bound.
+
+    UnavailableError `listen.refused`.
+    """
     try:
         yield
     except UsageError as error:

@@ -1,1 +1,1 @@
-"""The target role: volumes in a directory or on drives, served to gateways; plain subsystems."""
+"""The target role: serves volumes in a directory or on drives to gateways; plain subsystems."""

@@ -1,6 +1,6 @@
-"""Control side of a target: namespaces, queue admission, events (`Storage`, mutual TLS).
+"""A target's control plane: namespaces, queue admission, events (`Storage`, mutual TLS).
 
-The target believes nothing about a volume but its descriptor, signed by the broker.
+The target takes a volume's properties only from its descriptor, signed by the broker.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class StorageService:
     ) -> None:
         """Serve `target`, whose attested KEM key is `kem`.
 
-        `store_anchor` is the kind of anchor that its stores have. Volumes that outlive the process
-        are of `device`, in its catalogue.
+        `store_anchor` is the kind of anchor of its stores. Volumes that outlive the process are on
+        `device`, in `catalogue`.
         """
         self._target = target
         self._authorizations = authorizations
@@ -68,24 +68,28 @@ class StorageService:
         self._anchor = anchor
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
         self._opening: dict[str, broker_pb2.VolumeDescriptor] = {}
-        """Volumes that an earlier process left and that aren't open yet."""
+        """Volumes of an earlier process that aren't open yet."""
         self._is_restoring = catalogue is not None
         self._changing = asyncio.Lock()
         self.events = EventLog(node)
         self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
-        """Make the namespace a descriptor describes; again is harmless, also once it has grown."""
+        """Create the namespace of a descriptor; idempotent, even after a resize.
+
+        UsageError `namespace.…`; UnavailableError `namespace.limit`; VerificationError
+        `volume.descriptor.…`; errors of `Target.create_volume`.
+        """
         descriptor = self._own_descriptor(signed, is_restored=False)
         if descriptor.tenant != caller.tenant:
             raise self._not_found(descriptor.volume_id)
-        # A caller that gives up must not leave a store that nobody knows of.
+        # A cancelled call must not leave behind a store that isn't recorded.
         await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
 
     def _own_descriptor(
         self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
     ) -> broker_pb2.VolumeDescriptor:
-        """Verify a descriptor; a restored one is of the time when its volume was made."""
+        """Verify a descriptor; a restored one dates from its volume's creation or last resize."""
         descriptor = open_descriptor(self._anchor, signed)
         if descriptor.third_party or descriptor.mode not in {"", VolumeMode.OFF}:
             raise UsageError(
@@ -95,31 +99,31 @@ class StorageService:
                 f"{VolumeMode.OFF}, and no third party",
             )
         self._check_place(descriptor, is_restored=is_restored)
-        # A device takes its volumes along to another target.
+        # A device that moves to another target takes its volumes along.
         descriptor.target_node = self._node
-        # Not what the volume is: one is gone once it is filled, others are asked of the broker.
+        # Transient: `filling_gateway` ends with the filling, and the broker knows current shares.
         descriptor.ClearField("filling_gateway")
         descriptor.ClearField("shares")
         return descriptor
 
     def _check_place(self, descriptor: broker_pb2.VolumeDescriptor, *, is_restored: bool) -> None:
         own = "" if self._device is None else str(self._device.device_id)
-        # Made before there were devices: it lies where its target then kept it.
+        # Created before devices existed: it is where its target stored it then.
         is_older = not descriptor.device_id and (
             is_restored or descriptor.volume_id in self._descriptors
         )
         if descriptor.device_id != own and not is_older:
             raise UsageError(
                 "namespace.device",
-                f"volume {descriptor.volume_id} is on device {descriptor.device_id!r}, this target "
-                f"serves {own!r}",
+                f"volume {descriptor.volume_id} is on device {descriptor.device_id!r}; this target "
+                f"serves device {own!r}",
             )
         has_moved = is_restored and bool(descriptor.device_id)
         if descriptor.target_node != self._node and not has_moved:
             raise UsageError(
                 "namespace.target",
-                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
-                f"this is {self._node!r}",
+                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}; "
+                f"this is target {self._node!r}",
             )
 
     async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
@@ -131,7 +135,7 @@ class StorageService:
                 if len(self._descriptors) >= NAMESPACES_MAX:
                     raise UnavailableError(
                         "namespace.limit",
-                        f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
+                        f"target {self._node} has {NAMESPACES_MAX} volumes, the maximum",
                     )
                 await self._make(descriptor, signed)
                 self._descriptors[descriptor.volume_id] = descriptor
@@ -143,14 +147,14 @@ class StorageService:
                 )
 
     async def resize(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
-        """Make a namespace as large as its new descriptor says; again is harmless.
+        """Enlarge a namespace to the size in its new descriptor; idempotent.
 
-        UsageError `namespace.resize` if the descriptor is of another volume than the one here, or
-        an older one of a smaller size.
+        UsageError `namespace.resize` if the descriptor differs from the volume here in anything
+        but size, key and name, or has a smaller size; errors of `Target.resize_volume`.
         """
         descriptor = self._own_descriptor(signed, is_restored=False)
         self._own(caller, descriptor.volume_id)
-        # A caller that gives up must not leave a store larger than its descriptor.
+        # A cancelled call must not leave behind a store larger than its descriptor.
         await asyncio.shield(self._resize(caller, descriptor, signed.SerializeToString()))
 
     async def _resize(
@@ -162,20 +166,20 @@ class StorageService:
             if lasting(known) != lasting(descriptor):
                 raise UsageError(
                     "namespace.resize",
-                    f"volume {descriptor.volume_id} is here with other properties",
+                    f"volume {descriptor.volume_id} exists here with other properties",
                 )
             if descriptor.sector_count < known.sector_count:
                 raise UsageError(
                     "namespace.resize",
-                    f"volume {descriptor.volume_id} has {known.sector_count} sectors here: it "
-                    f"never shrinks, nor to the {descriptor.sector_count} of this descriptor",
+                    f"volume {descriptor.volume_id} has {known.sector_count} sectors here and "
+                    f"can't shrink to the {descriptor.sector_count} of this descriptor",
                 )
             if descriptor.sector_count == known.sector_count:
                 return
             volume_id = uuid.UUID(descriptor.volume_id)
             await self._target.resize_volume(volume_id, sector_count=descriptor.sector_count)
-            # The store may be larger than its descriptor, and offers no more than that then. The
-            # other way round it would be one that was rolled back.
+            # Enlarge the store before the descriptor: a store larger than its descriptor offers
+            # only the descriptor's size, but a smaller one would look rolled back.
             if self._catalogue is not None:
                 await self._catalogue.replace(volume_id, signed)
             self._descriptors[descriptor.volume_id] = descriptor
@@ -186,20 +190,20 @@ class StorageService:
             )
 
     async def delete(self, caller: Subject, volume_id: str) -> None:
-        """Close the namespace's queues and remove its store."""
+        """Close the namespace's queues and remove its store; UsageError `namespace.not_found`."""
         async with self._changing:
             self._own(caller, volume_id)
             await self._settle()
             if self._catalogue is not None:
                 await self._catalogue.begin_removal(uuid.UUID(volume_id))
-            # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
+            # Forget it first, so that event poller and metrics don't access it meanwhile.
             del self._descriptors[volume_id]
             await self._target.close_volume(uuid.UUID(volume_id))
             await self._settle()
             self.events.report(volume_id, "deleted")
 
     async def abandon(self, loss: Error) -> None:
-        """Serve nothing any more: the device is another's, or its anchor failed."""
+        """Stop serving all volumes: the device has another owner, or its anchor failed."""
         self._loss = loss
         async with self._changing:
             abandoned = [*self._descriptors]
@@ -209,7 +213,7 @@ class StorageService:
                 self.events.report(volume_id, "abandoned", reason=loss.reason)
 
     async def resume(self) -> None:
-        """Serve again what lies on the device, which was given back."""
+        """Serve the volumes of the device again, after it was moved back to this target."""
         self.admission.begin_incarnation()
         self._loss, self._is_restoring = None, True
         await self.restore()
@@ -219,7 +223,7 @@ class StorageService:
             raise self._loss
 
     async def _make(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
-        """Make the store, and remember it once it is whole."""
+        """Create the store, and add it to the catalogue once it is complete."""
         volume_id = uuid.UUID(descriptor.volume_id)
         create = partial(
             self._target.create_volume,
@@ -235,9 +239,9 @@ class StorageService:
         try:
             await create()
         except Error as error:
-            # Nothing was there before, so what is there now is a half-made store.
+            # There was no store before, so anything there now is half-created.
             if error.reason in _UNANCHORED:
-                # Its record would be waited for once more, longer than who asked waits for us.
+                # Discarding it would wait for the anchor once more, longer than our caller waits.
                 self._catalogue.leave(volume_id)
             else:
                 await self._discard(self._catalogue, volume_id)
@@ -245,12 +249,12 @@ class StorageService:
         try:
             await self._catalogue.finish(volume_id)
         except Error:
-            # Whether it is on the list can't be told: its store stays until it is not.
+            # It is unknown whether the catalogue has it: its store stays until it certainly hasn't.
             await self._target.close_volume(volume_id)
             raise
 
     async def _settle(self) -> None:
-        """Remove the stores of volumes that have left the catalogue."""
+        """Remove the stores of volumes that were removed from the catalogue."""
         if self._catalogue is not None:
             for volume_id in await self._catalogue.settle():
                 await self._discard(self._catalogue, volume_id)
@@ -260,7 +264,7 @@ class StorageService:
         await catalogue.forget(volume_id)
 
     async def restore(self) -> None:
-        """Open the volumes that an earlier process left; what can't be opened is reported."""
+        """Open the volumes of an earlier process; report those that can't be opened."""
         if self._catalogue is None:
             return
         async with self._changing:
@@ -284,14 +288,14 @@ class StorageService:
 
     @contextlib.contextmanager
     def _reported(self, volume_id: uuid.UUID) -> Iterator[None]:
-        """Report that a volume can't be opened, and why."""
+        """Publish an event for a volume that can't be opened, with the reason."""
         try:
             yield
         except Error as error:
             self.events.report(str(volume_id), "skipped", reason=error.reason, detail=str(error))
 
     def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
-        """Verify the descriptor of a volume that an earlier process left."""
+        """Verify the descriptor of a volume of an earlier process."""
         try:
             signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
         except DecodeError as error:
@@ -305,7 +309,9 @@ class StorageService:
                 f"the descriptor file is of volume {descriptor.volume_id}",
             )
         if len(self._opening) >= NAMESPACES_MAX:
-            raise UnavailableError("namespace.limit", f"a target takes {NAMESPACES_MAX} volumes")
+            raise UnavailableError(
+                "namespace.limit", f"a target has at most {NAMESPACES_MAX} volumes"
+            )
         return descriptor
 
     async def _restore(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
@@ -321,7 +327,10 @@ class StorageService:
     async def open_queue(
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
     ) -> storage_pb2.OpenQueueResponse:
-        """Derive the queue's secret and admit one Connect with a fresh ticket."""
+        """Derive the queue's secret and admit one Connect with a new ticket.
+
+        UsageError `namespace.not_found`; errors of `QueueAdmission.open_queue`.
+        """
         descriptor, gateway = await self._usable(
             caller, request.volume_id, is_read_only=request.read_only
         )
@@ -330,7 +339,10 @@ class StorageService:
         )
 
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
-        """Describe a namespace and count what its queues did, or how far its opening is."""
+        """Return a namespace's properties and counters, or the progress of its opening.
+
+        UsageError `namespace.not_found`.
+        """
         opening = self._opening.get(volume_id)
         if opening is not None and opening.tenant == caller.tenant:
             done, expected = self._target.opening_progress(uuid.UUID(volume_id))
@@ -363,22 +375,22 @@ class StorageService:
             association_epoch=self._target.newest_epoch(
                 uuid.UUID(volume_id), gateway_nqn(caller.node)
             ),
-            # Others see what they share, not how its owner keeps it.
+            # Tenants that it is shared with don't see its store's status.
             status=status if descriptor.tenant == caller.tenant else None,
         )
 
     def jobs(self, caller: Subject, volume_id: str) -> VolumeJobs:
-        """Return the background jobs of a volume of the caller's tenant."""
+        """Return the jobs of a volume of the caller's tenant; UsageError `namespace.not_found`."""
         self._own(caller, volume_id)
         return self._target.jobs(uuid.UUID(volume_id))
 
     def volume_ids(self) -> Sequence[uuid.UUID]:
-        """Return which volumes are served."""
+        """Return the volumes being served."""
         return [uuid.UUID(volume_id) for volume_id in self._descriptors]
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return the engine's statistics by volume and mode, for the metrics."""
-        # Called from the metrics' thread: a copy, and a volume may go meanwhile.
+        # Called from the metrics thread: uses a copy, since a volume may be deleted meanwhile.
         found: dict[tuple[str, ...], dict[str, int]] = {}
         for volume_id, descriptor in [*self._descriptors.items()]:
             with contextlib.suppress(UsageError):
@@ -387,11 +399,11 @@ class StorageService:
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
-        """Raise unless the caller may watch the volume: events tell of all who use it."""
+        """Raise unless the volume is of the caller's tenant: events reveal all its users."""
         self._own(caller, volume_id)
 
     async def poll_events(self) -> None:
-        """Publish what the engine reports, until cancelled."""
+        """Publish the engine's events until cancelled."""
         while True:
             for volume_id in [*self._descriptors]:
                 taken = self._target.take_events(uuid.UUID(volume_id))
@@ -399,7 +411,7 @@ class StorageService:
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
     def _own(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Return a volume of the caller's tenant."""
+        """Return a volume of the caller's tenant; UsageError `namespace.not_found`."""
         self._check_held()
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None or descriptor.tenant != caller.tenant:
@@ -409,13 +421,13 @@ class StorageService:
     async def _usable(
         self, caller: Subject, volume_id: str, *, is_read_only: bool
     ) -> tuple[broker_pb2.VolumeDescriptor, PeerIncarnation]:
-        """Return a volume that the caller may use, and whose authorization its use needs."""
+        """Return a volume that the caller may use, and the peer whose authorization that needs."""
         self._check_held()
         descriptor = self._descriptors.get(volume_id)
         if descriptor is not None and descriptor.tenant == caller.tenant:
             return descriptor, peer_of(caller)
-        # The broker is asked whether the volume is here or not, so that who may not use it can't
-        # tell the one from the other.
+        # Ask the broker whether or not the volume is here, so that an unauthorized caller can't
+        # distinguish the two cases.
         use = replace(peer_of(caller), volume_id=volume_id[:80], is_read_only=is_read_only)
         try:
             await self._authorizations.require(use)
@@ -429,7 +441,7 @@ class StorageService:
         return descriptor, use
 
     def _not_found(self, volume_id: str) -> Error:
-        """Make the one answer for volumes that aren't here and for those of others."""
+        """Return the same error for volumes that aren't here and for those of others."""
         if self._is_restoring:
             return UnavailableError(
                 "namespace.opening", f"target {self._node} is still opening its volumes"
@@ -437,5 +449,5 @@ class StorageService:
         return UsageError(
             "namespace.not_found",
             f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
-            "is not shared with it, or the target restarted and couldn't open it",
+            "is not shared with the caller, or could not be opened when the target restarted",
         )

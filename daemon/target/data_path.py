@@ -1,7 +1,7 @@
-"""Target: sealed volumes behind secure queues. It holds no data key.
+"""Target: sealed volumes behind secure queues. It has no data key.
 
-A volume's subsystem can be reached only with a single-use ticket from the control channel; there
-is no plain access to it.
+A volume's subsystem accepts only single-use tickets from the control channel; there is no plain
+access to it.
 """
 
 import asyncio
@@ -47,35 +47,37 @@ StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
 KEPT_STORES: Final = ("file", "inline", "nvme")
-"""Stores that outlive the process: a directory has their files, or links to their namespaces."""
+"""Kinds of stores that outlive the process: files in a directory, or namespaces linked from it."""
 
 
 STORE_FULL: Final = "store.full"
 
 
 def _missing_room(path: Path | None) -> str | None:
-    """Say how much room a file lacks that was just made; None: it has it, or is no file."""
+    """Return how much space a newly created file lacks; None if it has enough or is no file."""
     if path is None or not path.is_file() or path.is_symlink():
         return None
     status, free = path.stat(), shutil.disk_usage(path.parent).free
     needed = status.st_size - status.st_blocks * 512
     if needed <= free:
         return None
-    return f"it takes {status.st_size} bytes, {path.parent} lacks {needed - free} of them"
+    return f"it needs {status.st_size} bytes, {path.parent} lacks {needed - free} of them"
 
 
 class Target(Provider):
-    """NVMe/TCP target of sealed volumes. No discovery log shows them: hosts bring a ticket.
+    """NVMe/TCP target of sealed volumes. They appear in no discovery log: hosts need a ticket.
 
-    `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
-    out as on a drive with metadata; "nvme" lays each out on one of `namespaces`, to which that is
-    a link; "memory" keeps it in memory, as long as the process lives; "emulated" too, at the pace
-    of the named `drive`.
-    "file", "inline" and "nvme" keep freshness themselves, under keys of `device`, and are anchored
-    as the device is: one that was rolled back while no process ran isn't opened. "emulated" keeps
-    it, too, without an anchor; what "memory" holds is in this process.
-    A volume in a file has its room from its making on, unless volumes are `thin`: then a write may
-    find the file system full.
+    Kinds of stores (`store_kind`): "file" stores each volume in `directory`/`<uuid>.sectors`;
+    "inline" does, too, but in the layout of a drive with metadata; "nvme" uses one of `namespaces`
+    for each, with that path a link to it; "memory" stores volumes in memory, until the process
+    ends; "emulated" does, too, at the speed of the drive model `drive`.
+
+    "file", "inline" and "nvme" stores check freshness themselves, under keys of `device`, and are
+    anchored as the device is: one that was rolled back while no process ran isn't opened.
+    "emulated" stores check it, too, without an anchor. A "memory" store is within this process.
+
+    A volume in a file gets its disk space when it is created, unless volumes are `thin`: then a
+    write may find the file system full.
     """
 
     def __init__(
@@ -107,23 +109,23 @@ class Target(Provider):
 
     @property
     def listener(self) -> Listener:
-        """Where hosts connect, for other providers and observers."""
+        """The NVMe/TCP listener, for other providers and observers."""
         return self._listener
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the NVMe/TCP listener is."""
+        """Address and port of the NVMe/TCP listener."""
         return self._listener.address
 
     async def start(self) -> None:
-        """Listen."""
+        """Start listening; UsageError `listener.address`, or if the directory is unusable."""
         if self._directory is not None:
             make_directory(self._directory)
             await self._keep_reserve(self._directory)
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Close every connection and wait for every queue."""
+        """Close all connections, wait for all queues, and close the stores."""
         await self._listener.stop()
         if self._device is not None:
             self._device.anchors.begin_end()
@@ -131,11 +133,11 @@ class Target(Provider):
             await volume.close(keep=True)
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """Subsystem by name, for the listener."""
+        """Return a volume's subsystem by name, for the listener."""
         return self._volumes.get(subsystem_nqn)
 
     def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
-        """Name of the volume's secure subsystem."""
+        """Return the NQN of the volume's secure subsystem."""
         return volume_nqn(volume_id)
 
     async def create_volume(
@@ -146,7 +148,10 @@ class Target(Provider):
         freshness: bool = True,
         generation: int = 1,
     ) -> None:
-        """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
+        """Create an empty volume.
+
+        UsageError `volume.exists`; UnavailableError `store.full`, `store.create`, `anchor.…`.
+        """
         await self._add(
             volume_id, sector_count, "create", freshness=freshness, generation=generation
         )
@@ -159,10 +164,11 @@ class Target(Provider):
         freshness: bool = True,
         generation: int = 1,
     ) -> None:
-        """Open the store that an earlier process made. UnavailableError if it can't be opened.
+        """Open a store that an earlier process created.
 
-        VerificationError `store.rolled_back` if its anchor knows of a later state, `sector.stale`
-        if a part of it is older than the rest.
+        UnavailableError `store.open`, `anchor.…` if it can't be opened; VerificationError
+        `store.rolled_back` if its anchor has a later state, `sector.stale` if a part of it is older
+        than the rest.
         """
         await self._add(volume_id, sector_count, "open", freshness=freshness, generation=generation)
 
@@ -178,14 +184,14 @@ class Target(Provider):
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         secret, anchor = None, None
-        # In mode off a store in place has nothing that a key would be for.
+        # In mode off, an in-place store has nothing to protect with a key.
         is_in_place = self._store_kind in {"inline", "nvme"}
         keeps = self._store_kind == "file" or (is_in_place and freshness)
         if self._device is not None and keeps:
             secret = self._device.tree_secret(volume_id, generation=generation)
             if freshness and self._device.is_anchored:
                 if exist == "create":
-                    # Of one that was never finished: the catalogue knows of no such volume.
+                    # An old record is of a volume that was never finished: it isn't catalogued.
                     await self._device.anchors.forget(volume_record(volume_id))
                 anchor = StoreAnchor(
                     self._device.anchors,
@@ -248,13 +254,13 @@ class Target(Provider):
             if missing is not None and exist == "create":
                 raise UnavailableError(
                     STORE_FULL,
-                    f"no room for volume {volume_id}: {missing}; target.thin = true lays volumes "
-                    "out without keeping room for them",
+                    f"no space for volume {volume_id}: {missing}; target.thin = true creates "
+                    "volumes without reserving space",
                 ) from error
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
 
     def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
-        """Return pages and records that its opening went through, and of how many."""
+        """Return pages and records processed by its opening, and expected."""
         return self.openings.progress(volume_id)
 
     def serve_volume(
@@ -266,9 +272,9 @@ class Target(Provider):
         path: Path | None = None,
         anchor: StoreAnchor | None = None,
     ) -> None:
-        """Serve a sealed namespace that somebody made, and go on with its jobs.
+        """Serve an open sealed namespace and resume its jobs; `close_volume` closes it.
 
-        `close_volume` closes it.
+        UsageError `volume.exists`.
         """
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
@@ -284,15 +290,15 @@ class Target(Provider):
         )
 
     async def resize_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
-        """Make a volume larger; its queues end, and its gateways open others.
+        """Make a volume larger; its queues end, and its gateways open new ones.
 
-        UsageError `volume.resize.refused` for a size that its store can't take, UnavailableError
-        `store.extend` if there is no room for it.
+        UsageError `volume.resize.refused` for a size that its store doesn't support,
+        UnavailableError `store.extend` if there is no space for it; others of `extended`.
         """
         await self._volume(volume_id).resize(sector_count, self._listener)
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
-        """Remove the store of a volume that isn't open, if there is one."""
+        """Remove the store of a volume that isn't open, if it exists."""
         path = self._path(volume_id)
         if path is None or volume_nqn(volume_id) in self._volumes:
             return
@@ -306,7 +312,7 @@ class Target(Provider):
             await self._device.anchors.forget(volume_record(volume_id))
 
     async def _keep_reserve(self, directory: Path) -> None:
-        """Hold room for what restarting and deleting write, as far as there is any."""
+        """Reserve space for the small writes of restarts and deletions; warn if there is none."""
         if not await asyncio.to_thread(keep_reserve, directory):
             get_logger().warning("reserve_missing", directory=str(directory))
 
@@ -314,7 +320,7 @@ class Target(Provider):
         return self._directory / f"{volume_id}{suffix}" if self._directory else None
 
     async def close_volume(self, volume_id: uuid.UUID) -> None:
-        """Close the volume's queues and let its store go; what wasn't flushed may be lost."""
+        """Close the volume's queues and its store; unflushed writes may be lost."""
         volume = self._volume(volume_id)
         del self._volumes[volume_nqn(volume_id)]
         await self._listener.end_export(volume)
@@ -334,15 +340,17 @@ class Target(Provider):
         permit: _native.Permit | None,
         is_read_only: bool = False,
     ) -> None:
-        """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
+        """Admit one Connect with `ticket` within TICKET_SECONDS; wipes `secret`.
 
-        Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
-        whose queue it is: `fence_gateway` ends it, and it does nothing once `permit` doesn't hold.
+        If `is_read_only`, the queue refuses commands that change sectors. The queue belongs to
+        `gateway`: `fence_gateway` ends it, and it stops working when `permit` expires. UsageError
+        `queue.ticket`; ProtocolError `queue.epoch`; UnavailableError `queue.ticket`,
+        `queue.gateways`, `namespace.resizing`.
         """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
         if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
-            raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
+            raise UsageError("queue.ticket", f"a ticket has {TICKET_BYTES} new random bytes")
         try:
             self._whole(volume_id)
         except UnavailableError:
@@ -357,7 +365,7 @@ class Target(Provider):
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
             wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:
-            raise UnavailableError("queue.ticket", "too many tickets wait to be used")
+            raise UnavailableError("queue.ticket", f"{_TICKETS_MAX} unused tickets, the maximum")
         fence = volume.fence_of(host_nqn)
         fence.newest_epoch = association_epoch
         own = bytearray(secret)
@@ -375,48 +383,48 @@ class Target(Provider):
         )
 
     def gateways(self) -> Iterable[PeerIncarnation]:
-        """Gateways that have a queue or a ticket here."""
+        """Return the gateways that have a queue or a ticket here."""
         return {gateway for volume in self._volumes.values() for gateway in volume.gateways()}
 
     async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
-        """End a gateway's tickets and queues; return when nothing of them is in flight."""
+        """End a gateway's tickets and queues; return once none of their commands is in flight."""
         fences = [v.fence_gateway(gateway, reason, self._listener) for v in self._volumes.values()]
         await asyncio.gather(*fences)
 
     def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
-        """Newest association epoch of a gateway; 0 if it has none."""
+        """Return the newest association epoch of a gateway; 0 if it has none."""
         fence = self._volume(volume_id).fences.get(host_nqn)
         return fence.newest_epoch if fence is not None else 0
 
     async def close_older_queues(
         self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
     ) -> None:
-        """Refuse a gateway's older association epochs; return when their queues are drained."""
+        """Refuse a gateway's older association epochs; return once their queues are drained."""
         volume = self._volume(volume_id)
         fence = volume.fence_of(host_nqn)
         fence.newest_epoch = max(fence.newest_epoch, association_epoch)
         await volume.close_older(fence, self._listener)
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
-        """Counters of the engine."""
+        """Return the engine's counters of a volume."""
         return self._volume(volume_id).statistics()
 
     def layout(self, volume_id: uuid.UUID) -> str:
-        """How its store lays sectors out; empty: it keeps no freshness."""
+        """Return the layout of its store; empty if the store doesn't check freshness."""
         return self._volume(volume_id).native.layout
 
     def milestone(self, volume_id: uuid.UUID) -> bytes:
-        """How far its store has come; empty: it keeps no freshness.
+        """Return the milestone of its store; empty if the store doesn't check freshness.
 
         UnavailableError `namespace.resizing`.
         """
         return self._whole(volume_id).native.milestone
 
     def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
-        """Refuse a gateway that was told of flushes which the volume's store doesn't contain.
+        """Check that the volume's store contains the flushes up to a gateway's milestone.
 
-        VerificationError `volume.rolled_back`; UnavailableError `namespace.resizing`; ProtocolError
-        if it is no milestone.
+        VerificationError `volume.rolled_back` if not; UnavailableError `namespace.resizing`;
+        ProtocolError `queue.milestone.malformed`.
         """
         if len(milestone) not in {0, MILESTONE_BYTES}:
             raise ProtocolError(
@@ -425,37 +433,37 @@ class Target(Provider):
         if not self._whole(volume_id).native.contains(milestone):
             raise VerificationError(
                 ROLLED_BACK,
-                f"volume {volume_id}: the store lacks what was flushed: it was put back to an "
-                "older state, or the gateway was cut off for too many of its openings",
+                f"volume {volume_id}: the store lacks flushed writes: it was rolled back to an "
+                "older state, or reopened too many times while the gateway was disconnected",
             )
 
     def jobs(self, volume_id: uuid.UUID) -> VolumeJobs:
-        """Its background jobs."""
+        """Return the background jobs of a volume."""
         return self._volume(volume_id).jobs
 
     async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
-        """Keep how far all jobs are, report those that have ended and return them."""
+        """Record the progress of all jobs; publish and return those that have ended."""
         ended: list[tuple[uuid.UUID, Job]] = []
         for volume in [*self._volumes.values()]:
             ended += [(volume.volume_id, job) for job in await volume.observe_jobs()]
         return ended
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
-        """Events since the last call."""
+        """Return a volume's events since the last call."""
         return self._volume(volume_id).feed.take()
 
     def store_path(self, volume_id: uuid.UUID) -> Path | None:
-        """File that holds the volume's sectors, if a file does."""
+        """Return the file with the volume's sectors; None if it isn't in a file."""
         return self._volume(volume_id).path
 
     def _volume(self, volume_id: uuid.UUID) -> TargetSubsystem:
         try:
             return self._volumes[volume_nqn(volume_id)]
         except KeyError:
-            raise UsageError("volume.unknown", f"no volume {volume_id} here") from None
+            raise UsageError("volume.unknown", f"this target has no volume {volume_id}") from None
 
     def _whole(self, volume_id: uuid.UUID) -> TargetSubsystem:
-        """Find a volume whose store may be asked: one that grows waits for this very loop."""
+        """Return a volume whose store may be called: while it grows, it waits for this loop."""
         volume = self._volume(volume_id)
         if volume.is_resizing:
             raise UnavailableError("namespace.resizing", f"volume {volume_id} is being resized")

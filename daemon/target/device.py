@@ -1,4 +1,4 @@
-"""A target's device from the first look at its directory to the last word to the broker."""
+"""A target's device: opening, loss, reopening, and its reports to the broker."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from sealane.errors import Error, UnavailableError, VerificationError
 
 ANCHORS_NAME: Final = "anchors"
 GIVEN_BACK_SECONDS: Final = 2.0
-"""How often a target that gave a device away asks whether it has it back."""
+"""Interval at which a target that lost a device by a move asks whether it owns it again."""
 _RETRY_SECONDS: Final = 0.5
 
 Reopen = Callable[[], Awaitable[None]]
@@ -49,11 +49,11 @@ async def opened_device(
     timeout_seconds: float,
     tcti: str,
 ) -> AsyncIterator[tuple[Device, AnchoredCatalogue, Reopen]]:
-    """Open the device that `directory` is, and have its catalogue be what is anchored.
+    """Open the device in `directory`, and check its catalogue against its anchor.
 
-    The last of what it yields takes the device up again after it was lost and closed.
-    Waits up to `timeout_seconds` for a broker, and for a former owner to end. Errors as
-    `DeviceClient.open`, those of its kind of anchor (anchors.md), `device.anchor.mismatch`.
+    The last item yielded reopens the device after it was lost and closed. Waits up to
+    `timeout_seconds` for a broker, and for a former owner to stop. Errors of `DeviceClient.open`,
+    those of the kind of anchor (anchors.md), and `device.anchor.mismatch`.
     """
     async with contextlib.AsyncExitStack() as stack:
         device, catalogue, is_initial = await _open(
@@ -108,7 +108,7 @@ async def opened_device(
 
 
 def authorize_at(trust: TrustClient, device: Device) -> Ask:
-    """Ask about the peers of a target that serves `device`, and lose it if the answer says so."""
+    """Return a function that asks the broker about peers; it may find that `device` is lost."""
 
     async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
         if device.loss is not None:
@@ -132,10 +132,10 @@ async def keep_served(
     authorizations: Authorizations,
     service: StorageService,
 ) -> None:
-    """Each time the device is lost: fence its gateways, let go of its volumes, and say so.
+    """Each time the device is lost: fence its gateways, close its volumes, and tell the broker.
 
-    One that an operator gave away is taken up again when it is given back. Any other stays lost:
-    two processes must not take a device from each other in turn.
+    A device that an operator moved away is reopened when it is moved back. After any other loss it
+    stays closed, so that two processes don't keep taking a device from each other.
     """
     while True:
         loss = await device.wait_lost()
@@ -150,7 +150,7 @@ async def keep_served(
 
 
 def report_of(client: DeviceClient, device: Device) -> Report:
-    """Return what reports findings in the name of the device's opening at that time."""
+    """Return a function that reports findings as the device's opening at the time of the call."""
 
     async def report(volume_id: uuid.UUID, job: Job) -> None:
         await client.report_findings(device.served, volume_id, job)
@@ -159,7 +159,7 @@ def report_of(client: DeviceClient, device: Device) -> Report:
 
 
 async def _is_back(device: Device, trust: TrustClient, reopen: Reopen) -> bool:
-    """Wait until the device is this target's again and open; False: it never will be."""
+    """Wait until this target owns the device again and has reopened it; False if it never can."""
     reported = ""
     while True:
         await asyncio.sleep(GIVEN_BACK_SECONDS)
@@ -174,7 +174,7 @@ async def _is_back(device: Device, trust: TrustClient, reopen: Reopen) -> bool:
                     "device_not_opened", reason=error.reason, message=str(error.args[0])
                 )
                 return False
-            # A broker that is away, a certificate under renewal, who had it still has it open.
+            # A broker that is away, a certificate being renewed, an owner that hasn't closed it.
             if error.reason != reported:
                 reported = error.reason
                 get_logger().warning(
@@ -187,18 +187,18 @@ async def _is_back(device: Device, trust: TrustClient, reopen: Reopen) -> bool:
 async def _check_ours(device: Device, trust: TrustClient) -> None:
     """Raise VerificationError `device.owner.refused`, `device.forgotten` if it isn't ours.
 
-    Asked without holding the directory, which whoever owns the device now may be about to open.
+    Doesn't hold the directory, which the present owner may be about to open.
     """
     try:
         await trust.authorize(secrets.token_bytes(NONCE_BYTES), [], device=device.served)
     except VerificationError as error:
-        # The opening that it is asked about is over, whoever owns the device.
+        # These only say that our former opening is over, whoever owns the device.
         if error.reason not in {FENCED, MOVED}:
             raise
 
 
 async def _tell_closed(client: DeviceClient, device: Device) -> None:
-    """Tell the broker that nothing serves the device here; whoever waits for it waits less."""
+    """Tell the broker that the device is closed here, so that a new owner needn't wait."""
     try:
         await client.close(device.served)
     except Error as error:
@@ -215,7 +215,7 @@ async def _open(
     tcti: str,
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Device, AnchoredCatalogue, bool]:
-    """Open the device, which `stack` closes; True: nothing of it was anchored before."""
+    """Open the device, which `stack` closes; the last item is True if it had no anchor yet."""
     make_directory(directory)
     async with contextlib.AsyncExitStack() as half:
         file = await asyncio.to_thread(DeviceFile, directory)
@@ -250,7 +250,7 @@ async def _opened(
     *,
     timeout_seconds: float,
 ) -> OpenedDevice:
-    """Open the device at a broker, asking again until the time is over."""
+    """Open the device at a broker; retry until the time is over."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     while True:
@@ -274,7 +274,7 @@ async def _anchor(
     stack: contextlib.AsyncExitStack,
     tcti: str,
 ) -> Anchor:
-    """Open the anchor that the configuration names; the device's secret proves its records."""
+    """Open the configured anchor, whose records are authenticated under the device's secret."""
     anchor = await _kept(opened, config, state=state, client=client, stack=stack, tcti=tcti)
     if config.anchor == "none":
         return anchor
@@ -296,7 +296,7 @@ async def _kept(
     stack: contextlib.AsyncExitStack,
     tcti: str,
 ) -> Anchor:
-    """Open what keeps the anchor; a device that begins begins a new one."""
+    """Open the configured anchor's storage; create it for a new device."""
     if config.anchor == "broker":
         return BrokerAnchor(
             opened.records, floor=opened.floor, advance=partial(client.advance, opened.served)
@@ -304,8 +304,8 @@ async def _kept(
     if config.anchor == "none":
         get_logger().warning(
             "development_device",
-            message="nothing is anchored: who can put back the target's directory rolls it back; "
-            "for development only",
+            message="no anchor: anybody who can restore an old copy of the target's directory can "
+            "roll back its volumes; for development only",
         )
         return NoAnchor()
     directory = state / ANCHORS_NAME

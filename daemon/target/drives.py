@@ -1,8 +1,8 @@
 """Drives of a target: NVMe namespaces of 4096 + 64 bytes, each for one volume (stores.md §1).
 
-Which one a volume lies on, a symbolic link says in the place of its store's file, under the path
-that the operator gave the namespace. Nothing is believed for that: what lies on a namespace is
-authenticated as the volume's own.
+In place of a store's file, a symbolic link names the volume's namespace, by the path that the
+operator configured. The link need not be trusted: the data on a namespace is authenticated as the
+volume's own.
 """
 
 import os
@@ -19,17 +19,17 @@ _CREATE: Final = "store.create"
 
 
 class Drives:
-    """The namespaces that a target may lay volumes out on. Calls block."""
+    """The namespaces on which a target may store volumes. Calls block."""
 
     def __init__(self, paths: Sequence[Path], directory: Path) -> None:
         self._paths = paths
         self._directory = directory
 
     def claim(self, volume_id: uuid.UUID, sector_count: int) -> None:
-        """Link a volume to a free namespace that is large enough, the smallest of those.
+        """Link a volume to the smallest free namespace that is large enough.
 
-        UnavailableError `store.create`: there is none. One that holds something isn't free, whoever
-        put it there.
+        A namespace with any data isn't free, no matter who wrote it. UnavailableError
+        `store.create` if none is free.
         """
         taken = {os.path.realpath(link) for link in self._links()}
         refused: list[str] = []
@@ -37,7 +37,7 @@ class Drives:
         for path in self._paths:
             try:
                 if os.path.realpath(path) in taken:
-                    raise FileExistsError("has a volume")
+                    raise FileExistsError("in use by a volume")
                 fitting.append((_room(path, sector_count), path))
             except OSError as error:
                 refused.append(f"{path}: {error}")
@@ -54,15 +54,15 @@ class Drives:
             raise UnavailableError(_CREATE, f"can't link {path}: {error}") from error
 
     def release(self, volume_id: uuid.UUID) -> None:
-        """Take a volume off its namespace, which another may have then.
+        """Erase a volume from its namespace, which is free then.
 
-        UnavailableError `store.remove`: the namespace gives no answer, and keeps the volume.
+        UnavailableError `store.remove` if the namespace doesn't answer; it keeps the volume then.
         """
         link = self._link(volume_id)
         if not link.is_symlink():
             return
         try:
-            # Only what the operator let us use, whoever made the link.
+            # Erase only namespaces that the operator configured, no matter who created the link.
             if os.path.realpath(link) in {os.path.realpath(path) for path in self._paths}:
                 _native.erase_drive(link)
             link.unlink()
@@ -86,11 +86,11 @@ class Drives:
 
 
 def _room(path: Path, sector_count: int) -> int:
-    """Return the blocks of a namespace that is free; OSError if it isn't, or is too small."""
+    """Return the blocks of a free namespace; OSError if it isn't free or is too small."""
     blocks, is_empty = _native.examine_drive(path)
     needed = _native.drive_blocks(sector_count)
     if not is_empty:
-        raise FileExistsError("it holds something: its first 4096 bytes are not zeros")
+        raise FileExistsError("not empty: its first 4096 bytes are not all zero")
     if blocks < needed:
-        raise OSError(f"it has {blocks} blocks, the volume takes {needed}")
+        raise OSError(f"too small: it has {blocks} blocks, the volume needs {needed}")
     return blocks

@@ -1,4 +1,4 @@
-"""Reports of what jobs found wrong, from a target to the broker's audit log."""
+"""Reports of jobs' findings, from a target to the broker's audit log."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -12,20 +12,20 @@ Report: TypeAlias = Callable[[uuid.UUID, Job], Awaitable[None]]
 
 
 class FindingReports:
-    """Keeps what wasn't reported yet: of each volume the last job of each kind."""
+    """Keeps unreported findings: the last job of each kind of each volume."""
 
     def __init__(self, report: Report) -> None:
-        """`report` has the broker record a job's findings; UnavailableError: it is asked again."""
+        """Report by `report`; if it raises UnavailableError, the report is sent again later."""
         self._report = report
         self._waiting: dict[tuple[uuid.UUID, JobKind], Job] = {}
 
     def note(self, volume_id: uuid.UUID, job: Job) -> None:
-        """Have a job that ended reported, if it found anything."""
+        """Queue the report of a job that ended, if it found anything."""
         if job.found:
             self._waiting[volume_id, job.kind] = job
 
     async def send(self) -> None:
-        """Report what waits; what the broker refuses is logged and left."""
+        """Send the queued reports; those that the broker refuses are logged and dropped."""
         for key, job in [*self._waiting.items()]:
             volume_id, kind = key
             try:

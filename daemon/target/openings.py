@@ -1,4 +1,4 @@
-"""Stores that are being opened: a large one may take a while, and somebody waits for it."""
+"""Progress of stores being opened, which may take a while for large ones."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from sealane import _native
 from sealane.daemon.runtime.logs import get_logger
 
 LOG_SECONDS: Final = 5.0
-"""How often the log says how far an opening is; most are over before."""
+"""Interval at which the log reports an opening's progress; most end before the first report."""
 
 
 class Openings:
@@ -21,7 +21,7 @@ class Openings:
 
     @contextlib.contextmanager
     def shown(self, volume_id: uuid.UUID) -> Iterator[_native.StoreOpening]:
-        """Show how far the opening is for as long as the block lasts."""
+        """Report the progress of an opening until the block is left."""
         opening = self._openings[volume_id] = _native.StoreOpening()
         self._log_later(volume_id, opening)
         try:
@@ -30,13 +30,13 @@ class Openings:
             del self._openings[volume_id]
 
     def progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
-        """Return pages and records gone through, and of how many; zeros: it isn't under way."""
+        """Return pages and records processed, and expected; zeros if the volume isn't opening."""
         opening = self._openings.get(volume_id)
         return (0, 0) if opening is None else opening.progress()
 
     def statistics(self) -> Mapping[tuple[str, ...], Mapping[str, int]]:
-        """Return for the metrics how far each is: pages and records gone through, of how many."""
-        # Called from the metrics' thread: a copy, and an opening may end meanwhile.
+        """Return the progress of each opening, for the metrics: pages and records, and expected."""
+        # Called from the metrics thread: uses a copy, since an opening may end meanwhile.
         found: dict[tuple[str, ...], dict[str, int]] = {}
         for volume_id, opening in self._openings.copy().items():
             done, total = opening.progress()

@@ -1,4 +1,4 @@
-"""A plain subsystem of a target: namespaces of the engine, shown to the hosts that may see them."""
+"""A plain subsystem of a target: namespaces of the engine, visible to the hosts allowed."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ Secrets = Mapping[str, tuple[HostSecret, HostSecret | None]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OpenNamespace:
-    """A namespace that is open in the engine."""
+    """A namespace opened in the engine."""
 
     config: NamespaceConfig
     native: _native.Namespace
@@ -62,9 +62,9 @@ class OpenNamespace:
 
     @classmethod
     def open(cls, config: NamespaceConfig) -> "OpenNamespace":
-        """Open the store, or make it if it isn't there; OSError or ValueError. Blocks.
+        """Open the store, or create it if it doesn't exist. Blocks. OSError or ValueError.
 
-        Nothing that exists is ever made anew: the path may name a device with data.
+        Never overwrites an existing store: the path may name a device with data.
         """
         is_there = config.path is not None and Path(config.path).exists()
         native = _native.Namespace(
@@ -82,12 +82,12 @@ class OpenNamespace:
         return opened
 
     def configure(self, config: NamespaceConfig) -> None:
-        """Apply what can change while it is open."""
+        """Apply the settings that can change while it is open."""
         self.config = config
         self.native.set_limits(**config.limits.model_dump())
 
     def health(self) -> Health:
-        """Figures since it was opened."""
+        """Return its figures since it was opened."""
         figures = self.native.statistics()
         return Health(
             sectors_read=figures["sectors_read"] * _SECTORS_OF_A_BLOCK,
@@ -102,7 +102,7 @@ class OpenNamespace:
 
 @dataclass(slots=True, kw_only=True)
 class _Admitted:
-    """An I/O queue that may start."""
+    """An admitted I/O queue."""
 
     controller: _native.Controller
     connect: Connect
@@ -121,11 +121,11 @@ class _Admitted:
         )
 
     def close(self) -> None:
-        """Nothing was prepared but the controller, which its association closes."""
+        """Do nothing: only the controller was prepared, which its association closes."""
 
 
 class PlainSubsystem(Exported):
-    """One plain subsystem. `wake` is told of associations that have events to send."""
+    """One plain subsystem. Calls `wake` for associations that have events to send."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class PlainSubsystem(Exported):
 
     @property
     def config(self) -> SubsystemConfig:
-        """What it was last configured to."""
+        """Its current configuration."""
         return self._config
 
     @property
@@ -162,9 +162,9 @@ class PlainSubsystem(Exported):
     async def reconfigure(
         self, config: SubsystemConfig, *, secrets: Secrets, opened: list[OpenNamespace]
     ) -> None:
-        """Take another configuration; `opened` are the namespaces it adds.
+        """Apply a new configuration; `opened` are the namespaces that it adds.
 
-        A namespace whose store changed is one that goes and one that comes. The caller tells the
+        A namespace whose store changed is one removed and one added. The caller notifies the
         listener afterwards.
         """
         wanted = {each.nsid: each for each in config.namespaces}
@@ -186,38 +186,38 @@ class PlainSubsystem(Exported):
             await self._close(each)
 
     async def close(self) -> None:
-        """Let the stores go, after every association has closed."""
+        """Close the stores; all associations must be closed."""
         for each in self._namespaces.values():
             await self._close(each)
         self._namespaces = {}
 
-    # What the listener asks
+    # Interface for the listener
 
     @property
     def subsystem(self) -> Subsystem:
-        """Every namespace."""
+        """The subsystem with all namespaces."""
         return self._show(lambda _: True)
 
     def shown_to(self, host_nqn: str) -> Subsystem:
-        """Return the subsystem with the namespaces this host sees."""
+        """Return the subsystem with the namespaces that this host may see."""
         return self._show(lambda config: config.shows_to(host_nqn))
 
     def allows(self, host_nqn: str) -> bool:
-        """Whether the host is listed, or any may come."""
+        """Return True if the host is listed, or any host is allowed."""
         return self._config.allow_any_host or any(
             host.nqn == host_nqn for host in self._config.hosts
         )
 
     def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
-        """Return the secrets of its key files."""
+        """Return the secrets from the host's key files; None if it has none."""
         return self._secrets.get(host_nqn)
 
     def resources(self, association: Association) -> "PlainResources":
-        """Figures and aborts of one association."""
+        """Return the figures and aborts of one association."""
         return PlainResources(self, association)
 
     def idle_ms(self, association_id: int) -> int | None:
-        """Time since the last byte on the association's I/O queues."""
+        """Return the time since the last byte on the association's I/O queues; None without any."""
         controller = self.controller(association_id)
         return controller.idle_ms() if controller and controller.queues_running() else None
 
@@ -227,7 +227,7 @@ class PlainSubsystem(Exported):
         return None if known is None else known[0]
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
-        """Make the association's controller for its first queue."""
+        """Admit a queue; create the association's controller at the first one."""
         controller = self.controller(association.association_id)
         if controller is None:
             controller = _native.Controller(
@@ -254,10 +254,10 @@ class PlainSubsystem(Exported):
                 feed.remove(controller)
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Nothing of a queue is kept here: the engine's controller serves them all."""
+        """Do nothing: queues have no state here, as the engine's controller serves them all."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """Nothing more than the listener logs."""
+        """Do nothing: the listener logs it."""
 
     def _show(self, is_shown: Callable[[NamespaceConfig], bool]) -> Subsystem:
         shown = [each.config for each in self._namespaces.values() if is_shown(each.config)]
@@ -319,14 +319,14 @@ class PlainSubsystem(Exported):
 
 
 class PlainResources:
-    """What the data path of one association knows."""
+    """The data path's resources of one association."""
 
     def __init__(self, subsystem: PlainSubsystem, association: Association) -> None:
         self._subsystem = subsystem
         self._association = association
 
     def health(self, nsid: int | None) -> Health:
-        """Figures of one namespace, or the sum of those this host sees."""
+        """Return one namespace's figures, or (None) the sum over those that this host may see."""
         figures = [
             each.health()
             for each in self._subsystem.namespaces.values()
@@ -343,7 +343,7 @@ class PlainResources:
         )
 
     def failures(self) -> list[CommandFailure]:
-        """Failed I/O commands, newest first."""
+        """Return the failed I/O commands, newest first."""
         controller = self._subsystem.controller(self._association.association_id)
         entries = [] if controller is None else controller.errors()
         return [
@@ -351,7 +351,7 @@ class PlainResources:
                 count=count,
                 queue_id=queue_id,
                 command_id=command_id,
-                status=field >> 1,  # without the phase
+                status=field >> 1,  # without the phase bit
                 lba=lba,
                 nsid=nsid,
             )
@@ -359,6 +359,6 @@ class PlainResources:
         ]
 
     def abort(self, *, queue_id: int, command_id: int) -> bool:
-        """Abort a command whose data hasn't all arrived."""
+        """Abort a command whose data hasn't fully arrived; return whether it was aborted."""
         controller = self._subsystem.controller(self._association.association_id)
         return controller is not None and controller.abort(queue_id, command_id)

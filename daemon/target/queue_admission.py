@@ -1,4 +1,4 @@
-"""Admission of a gateway's I/O queue: secret, fence of older epochs, single-use ticket."""
+"""Admission of a gateway's I/O queue: its secret, the fence of older epochs, its ticket."""
 
 import asyncio
 import secrets
@@ -30,7 +30,7 @@ class QueueAdmission:
         kem: KemKey,
         authorizations: Authorizations,
     ) -> None:
-        """Admit to `target`, whose attested KEM key is `kem`."""
+        """Admit queues to `target`, whose attested KEM key is `kem`."""
         self._target = target
         self._node = node
         self._kem = kem
@@ -38,14 +38,14 @@ class QueueAdmission:
         self.begin_incarnation()
 
     def begin_incarnation(self) -> None:
-        """Take another incarnation: at the start, and when stores that were closed are open again.
+        """Start a new incarnation, at the start and when closed stores have been reopened.
 
-        Gateways then send what they have not flushed, as to a process that restarted: what an
-        earlier life of the stores did with their last commands nobody can tell any more.
+        Gateways then resend all unflushed changes, as to a restarted process, since the outcome of
+        their last commands before that is unknown.
         """
-        # Never zero, and another one each time: that is all an incarnation has to be. It also is
-        # why epochs needn't be remembered: keys and tickets of an older incarnation open nothing,
-        # whatever their epoch, and their queues died with their process or their stores.
+        # An incarnation only needs to be nonzero and different each time. It is also why epochs
+        # needn't be remembered: keys and tickets of an older incarnation are useless, whatever
+        # their epoch, and its queues ended with its process or its stores.
         self.incarnation = secrets.randbits(63) + 1
 
     async def open_queue(
@@ -56,15 +56,16 @@ class QueueAdmission:
         volume_id: uuid.UUID,
         gateway: PeerIncarnation,
     ) -> storage_pb2.OpenQueueResponse:
-        """Derive the queue's secret and admit one Connect with a fresh ticket.
+        """Derive the queue's secret and admit one Connect with a new ticket.
 
-        The caller may use the volume, under the authorization of `gateway`. UsageError `queue.id`;
-        VerificationError `queue.host_nqn`, `queue.association.stale`.
+        The caller must be allowed to use the volume, by the authorization of `gateway`. UsageError
+        `queue.id`; VerificationError `queue.host_nqn`, `queue.association.stale`,
+        `volume.rolled_back`; UnavailableError `queue.incarnation`, `queue.gateways`.
         """
         host_nqn = gateway_nqn(caller.node)
         self._check(request, volume_id, host_nqn)
         incarnation = self.incarnation
-        # What is said of the store is part of the secret: only who may answer for it can say so.
+        # The store's milestone enters the secret, so only the attested target can vouch for it.
         self._target.require_milestone(volume_id, request.milestone)
         milestone = self._target.milestone(volume_id)
         offer = QueueOffer(
@@ -88,15 +89,15 @@ class QueueAdmission:
             milestone=milestone,
             kem=self._kem,
         )
-        # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
-        # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
+        # The fence: returns once older queues are drained, even if an earlier call didn't wait for
+        # that. If a newer epoch comes or the volume is deleted meanwhile, the ticket is refused.
         await self._target.close_older_queues(volume_id, host_nqn, request.association_epoch)
-        # Waiting for that may have taken longer than the authorization lasts. From here on nothing
-        # waits until the ticket is known, which losing the authorization voids.
+        # The authorization may have expired while we waited. From here on, nothing awaits until the
+        # ticket is registered: losing the authorization voids it from then on.
         await self._authorizations.require(gateway)
         if incarnation != self.incarnation:
             raise UnavailableError(
-                "queue.incarnation", "the volume's store was opened again meanwhile: ask again"
+                "queue.incarnation", "the volume's store was reopened meanwhile; try again"
             )
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._target.admit_queue(
@@ -130,9 +131,10 @@ class QueueAdmission:
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
         if request.host_nqn != host_nqn:
-            # Epochs and fences are kept by this name: nobody has a say in another's.
+            # Epochs and fences are kept by this name: no gateway may touch another's.
             raise VerificationError(
-                "queue.host_nqn", f"the host NQN is another gateway's; the caller's is {host_nqn}"
+                "queue.host_nqn",
+                f"the host NQN is not the caller's; allowed: {host_nqn}",
             )
         oldest = max(self._target.newest_epoch(volume_id, host_nqn), 1)
         if request.association_epoch < oldest:

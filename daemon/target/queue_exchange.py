@@ -1,4 +1,4 @@
-"""The target's side of the agreement on a queue's secret (secure-queue.md, section 2)."""
+"""The target's side of the key agreement for a queue's secret (secure-queue.md, section 2)."""
 
 import secrets
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from sealane.crypto.share import new_share, open_share, seal_share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """A queue's secret, and what the gateway needs to derive it."""
+    """A queue's secret, and the values from which the gateway derives it."""
 
     secret: bytearray
     public_key: bytes
@@ -34,10 +34,10 @@ def exchange(
     milestone: bytes,
     kem: KemKey,
 ) -> Exchanged:
-    """Agree on the secret of the queue that `caller` offers; blocks as the KEM key does.
+    """Agree on the secret of the queue that `caller` offers; blocks while it uses the KEM key.
 
-    `sealed_share` is the caller's; `milestone` is how far the volume's store has come. Raises what
-    `open_share` and `derive_queue_secret` do.
+    `sealed_share` is the caller's share; `milestone` is that of the volume's store. Errors of
+    `open_share` and `derive_queue_secret`.
     """
     own = Exchange()
     transcript = QueueTranscript(

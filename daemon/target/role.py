@@ -28,7 +28,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     if config.store in KEPT_STORES:
         directory = Path(context.config.target_directory)
         client = DeviceClient(context.enrolled.config, identity)
-        # Before the target, so that it is let go after all that the target still writes.
+        # Before the target, so that it is released only after the target's last writes.
         device, catalogue, reopen = await context.stack.enter_async_context(
             opened_device(
                 config,
@@ -84,7 +84,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         name="target_control",
         key="target.control_listen",
     )
-    # Opening large volumes takes a while: who asks meanwhile hears how far it is.
+    # Opening large volumes takes a while; callers get the progress meanwhile.
     await service.restore()
     if device is not None and reopen is not None:
         context.spawn(
@@ -110,7 +110,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
 
 
 async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
-    """Serve plain subsystems at the target's listener, and discovery where it is asked for."""
+    """Serve plain subsystems at the target's listener, and discovery if configured."""
     context.count_faults("target", target.listener)
     discovery = []
     if config.discovery_listen is not None:

@@ -1,4 +1,4 @@
-"""When a target scrubs a volume by itself: each after its interval, one at a time."""
+"""Automatic scrubs of a target's volumes: each volume after an interval, one at a time."""
 
 import asyncio
 import datetime as dt
@@ -18,10 +18,10 @@ from sealane.errors import Error
 def due_volume(
     scrubs: Mapping[uuid.UUID, Job | None], *, interval: dt.timedelta, now: dt.datetime
 ) -> uuid.UUID | None:
-    """Return the volume to scrub next; None: none is due, or a scrub is running.
+    """Return the volume to scrub next; None if none is due or a scrub is running.
 
-    `scrubs` has the last scrub of each volume, None if there was none. One that was cancelled
-    counts, too: who cancels a scrub isn't given another at once. One that is paused stays so.
+    `scrubs` has each volume's last scrub, or None. A cancelled scrub counts, too, so that no other
+    one starts right after it. A paused scrub stays paused.
     """
     if any(job is not None and job.state == "running" for job in scrubs.values()):
         return None
@@ -31,7 +31,7 @@ def due_volume(
         for volume_id, job in scrubs.items()
         if job is None or job.is_over
     }
-    # An end that is still to come was not written by us, or by another clock.
+    # An end in the future was written by somebody else or under another clock: it doesn't count.
     due = [volume_id for volume_id, end in ended.items() if not now - interval < end <= now]
     return min(due, key=lambda volume_id: (ended[volume_id], volume_id), default=None)
 
@@ -43,7 +43,7 @@ async def keep_jobs(
     config: ScrubConfig | None,
     reports: FindingReports | None = None,
 ) -> None:
-    """Keep how far jobs are, have findings reported, start scrubs that are due, until cancelled."""
+    """Until cancelled: record the progress of jobs, report findings, start scrubs that are due."""
     while True:
         for volume_id, job in await target.observe_jobs():
             if reports is not None:

@@ -1,4 +1,4 @@
-"""gRPC face of a target's volumes (`Storage`, mutual TLS)."""
+"""gRPC servicer of a target's volumes (`Storage`, mutual TLS)."""
 
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
@@ -14,7 +14,7 @@ from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
-    """gRPC face of `StorageService`."""
+    """gRPC servicer in front of `StorageService`."""
 
     def __init__(self, service: StorageService, authorizer: Authorizer) -> None:
         self._service = service
@@ -23,14 +23,14 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def CreateNamespace(
         self, request: storage_pb2.CreateNamespaceRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Make a namespace."""
+        """Create a namespace."""
         await self._service.create(self._caller(context), request.descriptor)
         return empty_pb2.Empty()
 
     async def DeleteNamespace(
         self, request: storage_pb2.DeleteNamespaceRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Remove a namespace."""
+        """Delete a namespace."""
         await self._service.delete(self._caller(context), request.volume_id)
         return empty_pb2.Empty()
 
@@ -73,7 +73,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         """Stream events from now on."""
         self._service.check_watch(self._caller(context), request.volume_id)
         with self._service.events.subscribed(request.volume_id) as events:
-            # Tells the caller that nothing from here on is missed.
+            # Tells the caller that it misses no event from now on.
             await context.send_initial_metadata(())
             async for event in events:
                 yield event_message(event)

@@ -1,6 +1,6 @@
-"""The plain subsystems of a target, kept as its configuration says, also when that is read again.
+"""The plain subsystems of a target, which follow its configuration, also at a reload.
 
-`apply` is all or nothing up to the point where every file was read and every store opened.
+`apply` changes nothing until every file was read and every store opened.
 """
 
 import asyncio
@@ -19,15 +19,18 @@ from sealane.protocol.nvme.authentication import HostSecret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a configuration asks of what is there; names of subsystems, ids of namespaces."""
+    """Changes from the present subsystems to the configured ones, by NQN."""
 
     removed: tuple[str, ...]
     opened: Mapping[str, tuple[NamespaceConfig, ...]]
-    """Namespaces to open, of every subsystem that is wanted."""
+    """Namespaces to open, for each configured subsystem."""
 
 
 def plan(present: Mapping[str, SubsystemConfig], wanted: Sequence[SubsystemConfig]) -> Plan:
-    """Compare; UsageError if an open store would have to change its size or kind in place."""
+    """Return the changes to make.
+
+    UsageError `subsystem.namespace.state` if an open store would have to change its size or kind.
+    """
     opened: dict[str, tuple[NamespaceConfig, ...]] = {}
     for config in wanted:
         before = present.get(config.nqn)
@@ -50,7 +53,7 @@ def plan(present: Mapping[str, SubsystemConfig], wanted: Sequence[SubsystemConfi
 
 @dataclass(slots=True, kw_only=True)
 class _Prepared:
-    """What `apply` needs before it changes anything."""
+    """The files read and stores opened before `apply` changes anything."""
 
     secrets: dict[str, Secrets] = field(default_factory=dict)
     opened: dict[str, list[OpenNamespace]] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class _Prepared:
 class PlainSubsystems(Provider):
     """Provider of the plain subsystems behind a listener.
 
-    `discovery` are listeners that only answer discovery of them.
+    `discovery` are listeners that only serve discovery of them.
     """
 
     def __init__(self, listener: Listener, *, discovery: Sequence[Listener] = ()) -> None:
@@ -71,11 +74,11 @@ class PlainSubsystems(Provider):
             each.add_provider(self)
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """Subsystem by name, for the listener."""
+        """Return a subsystem by name, for the listener."""
         return self._subsystems.get(subsystem_nqn)
 
     def exported(self) -> Iterable[Exported]:
-        """Every subsystem, for discovery."""
+        """Return every subsystem, for discovery."""
         return self.subsystems
 
     @property
@@ -84,7 +87,10 @@ class PlainSubsystems(Provider):
         return list(self._subsystems.values())
 
     async def apply(self, wanted: Sequence[SubsystemConfig]) -> None:
-        """Add, remove and change; hosts hear of it. Errors leave everything as it was."""
+        """Add, remove and change subsystems to match `wanted`, and notify hosts.
+
+        UsageError or UnavailableError, in which case nothing was changed.
+        """
         async with self._turn:
             present = {nqn: each.config for nqn, each in self._subsystems.items()}
             todo = plan(present, wanted)
@@ -159,7 +165,7 @@ async def _open(config: SubsystemConfig, namespace: NamespaceConfig) -> OpenName
 
 
 def read_host_secrets(config: SubsystemConfig) -> Secrets:
-    """Read the key files of a subsystem's hosts; UsageError in one line."""
+    """Read the key files of a subsystem's hosts; errors of `read_dhchap`."""
     return {
         host.nqn: _secrets(host, config.nqn)
         for host in config.hosts

@@ -1,4 +1,4 @@
-"""gRPC face of `Subsystems`: a target's plain subsystems; Unix socket only."""
+"""gRPC servicer of a target's plain subsystems (`Subsystems`, Unix socket only)."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -28,11 +28,13 @@ class SubsystemsServicer(subsystems_pb2_grpc.SubsystemsServicer):
     async def GetSubsystem(
         self, request: subsystems_pb2.GetSubsystemRequest, context: Context
     ) -> subsystems_pb2.Subsystem:
-        """Return one subsystem."""
+        """Return one subsystem; UsageError `subsystem.not_found`."""
         for each in self._subsystems.subsystems:
             if each.config.nqn == request.nqn:
                 return self._encode(each)
-        raise UsageError("subsystem.not_found", f"no plain subsystem {request.nqn!r} here")
+        raise UsageError(
+            "subsystem.not_found", f"this target has no plain subsystem {request.nqn!r}"
+        )
 
     def _encode(self, subsystem: PlainSubsystem) -> subsystems_pb2.Subsystem:
         config = subsystem.config

@@ -1,4 +1,4 @@
-"""One volume of a target: who has a queue to it, by which ticket, and how they end."""
+"""One volume of a target: its tickets, its queues, and its fences."""
 
 import asyncio
 import hmac
@@ -35,7 +35,7 @@ from sealane.protocol.nvme.nqn import volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 
 GATEWAYS_MAX = 128
-"""Gateways of one volume whose association epochs are known at a time."""
+"""Largest number of gateways of one volume whose association epochs are kept."""
 _EPOCH_OF_FORGOTTEN = 1 << 64
 _METADATA_BYTES = 64
 _NAMESPACE_ID = 1
@@ -43,9 +43,9 @@ _NAMESPACE_ID = 1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Fence:
-    """A gateway of the volume: nothing of its association epochs below the newest may run.
+    """A gateway's fence: no command of its association epochs below the newest may run.
 
-    Gateways don't fence each other: each has epochs of its own.
+    Gateways don't fence each other: each has its own epochs.
     """
 
     host_nqn: str
@@ -54,7 +54,7 @@ class Fence:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
-    """Lets one Connect in, once, before it expires."""
+    """Admits a single Connect until it expires."""
 
     secret: bytearray
     fence: Fence
@@ -63,7 +63,7 @@ class Ticket:
     incarnation: int
     gateway: PeerIncarnation | None
     permit: _native.Permit | None
-    """Until when the gateway may act; None: nobody's word ends it."""
+    """Limits how long the gateway may act; None: no limit."""
     is_read_only: bool
     expires: int
     """Nanoseconds of `monotonic_ns`."""
@@ -72,7 +72,7 @@ class Ticket:
 
 @dataclass(slots=True, kw_only=True)
 class _Admitted:
-    """A ticket that was presented: the queue may start."""
+    """A queue whose ticket was accepted: it may start."""
 
     volume: "TargetSubsystem"
     association: Association
@@ -81,9 +81,9 @@ class _Admitted:
 
     def start(self, descriptor: int) -> None:
         if self.ticket.is_void:
-            raise UnavailableError("authorization.lost", "the gateway may not act any more")
+            raise UnavailableError("authorization.lost", "the gateway is no longer authorized")
         if self.ticket.association_epoch < self.ticket.fence.newest_epoch:
-            # The fence came between the ticket's check and now: this queue must never run.
+            # Fenced since the ticket was checked: this queue must never run.
             raise UnavailableError("queue.epoch", "a newer association was opened meanwhile")
         secure = _native.SecureQueueParameters(
             secret=self.ticket.secret,
@@ -105,7 +105,7 @@ class _Admitted:
             data_digest=self.connect.data_digest,
             secure=secure,
         )
-        # From here on the association stands for it.
+        # From here on, the association is fenced in its place.
         self.volume.starting.remove(self.ticket)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class _Served:
     epoch: int
     gateway: PeerIncarnation | None
     permit: _native.Permit | None
-    """Held as long as the queues work under it: nobody extends one that nobody holds."""
+    """Referenced while the queues run under it, since only referenced permits are extended."""
     is_read_only: bool
 
 
@@ -145,11 +145,11 @@ class TargetSubsystem(Exported):
     past_refusals: int = 0
 
     def allows(self, host_nqn: str) -> bool:
-        """Only gateways that the control channel admitted."""
+        """Return True for gateways that were admitted on the control channel."""
         return host_nqn in self.fences
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
-        """Spend the ticket; whatever is wrong with it, the answer is the same."""
+        """Use up the ticket; ConnectRefusedError `queue.ticket` if it is invalid in any way."""
         ticket = self._spend(connect.ticket)
         if ticket is None:
             raise _bad_ticket("unknown, spent or expired")
@@ -175,7 +175,7 @@ class TargetSubsystem(Exported):
         return found
 
     def fence_of(self, host_nqn: str) -> Fence:
-        """Return a gateway's fence, made if it is new; UnavailableError if there are too many."""
+        """Return a gateway's fence, created if new; UnavailableError `queue.gateways`."""
         fence = self.fences.get(host_nqn)
         if fence is None:
             if len(self.fences) >= GATEWAYS_MAX:
@@ -184,21 +184,22 @@ class TargetSubsystem(Exported):
         return fence
 
     def _forget_idle(self) -> None:
-        """Forget the gateway that was admitted first of those without queues or tickets."""
+        """Forget the gateway admitted first among those without queues or tickets."""
         busy = {id(served.fence) for served in self.served.values()}
         now = monotonic_ns()
         busy |= {id(ticket.fence) for ticket in self.tickets.values() if ticket.expires > now}
         idle = next((fence for fence in self.fences.values() if id(fence) not in busy), None)
         if idle is None:
             raise UnavailableError(
-                "queue.gateways", f"{GATEWAYS_MAX} gateways use volume {self.volume_id} already"
+                "queue.gateways",
+                f"volume {self.volume_id} is in use by {GATEWAYS_MAX} gateways, the maximum",
             )
-        # A queue of its that was admitted and hasn't started yet never will.
+        # So a queue of this gateway that was admitted but hasn't started never will.
         idle.newest_epoch = _EPOCH_OF_FORGOTTEN
         del self.fences[idle.host_nqn]
 
     async def close_older(self, fence: Fence, listener: Listener) -> None:
-        """Drain and end every association of the fence's gateway that is older than its newest."""
+        """Drain and end the gateway's associations of epochs older than its newest."""
         older = [
             association_id
             for association_id, served in self.served.items()
@@ -209,7 +210,10 @@ class TargetSubsystem(Exported):
             listener.end_association(association_id)
 
     def serve(self, association: Association, ticket: Ticket) -> _native.Controller:
-        """Return the engine's controller of an association, made for its first queue."""
+        """Return the engine's controller of an association, created for its first queue.
+
+        UnavailableError `queue.association` if the ticket's authorization is another one.
+        """
         served = self.served.get(association.association_id)
         if served is None:
             controller = _native.Controller(
@@ -236,13 +240,15 @@ class TargetSubsystem(Exported):
             ticket.permit,
             ticket.is_read_only,
         ):
-            # An association lives by one authorization and may do what that one says.
-            raise UnavailableError("queue.association", "the association has another access")
+            # An association has one authorization, which sets its rights.
+            raise UnavailableError(
+                "queue.association", "the association has a different authorization or access"
+            )
         served.epoch = ticket.association_epoch
         return served.controller
 
     def gateways(self) -> Iterator[PeerIncarnation]:
-        """Yield whose queues run or may start."""
+        """Yield the gateways whose queues run or may start."""
         owners = [ticket.gateway for ticket in (*self.tickets.values(), *self.starting)]
         owners += [served.gateway for served in self.served.values()]
         yield from (owner for owner in owners if owner is not None)
@@ -250,7 +256,7 @@ class TargetSubsystem(Exported):
     async def fence_gateway(
         self, gateway: PeerIncarnation, reason: str, listener: Listener
     ) -> None:
-        """Void a gateway's tickets and end its associations; return when they are drained."""
+        """Void a gateway's tickets and end its associations; return once they are drained."""
         for known in [known for known, old in self.tickets.items() if old.gateway == gateway]:
             wipe(self.tickets.pop(known).secret)
         for ticket in self.starting:
@@ -265,9 +271,10 @@ class TargetSubsystem(Exported):
             )
 
     async def resize(self, sector_count: int, listener: Listener) -> None:
-        """Make the store larger while nobody uses it: gateways come back when it is over.
+        """End all queues and make the store larger; gateways reconnect afterwards.
 
-        UsageError `volume.resize.refused`, UnavailableError `store.extend`.
+        UsageError `volume.resize.refused`, UnavailableError `store.extend`, `anchor.unreachable`;
+        VerificationError `store.rolled_back`.
         """
         self.is_resizing = True
         try:
@@ -289,7 +296,7 @@ class TargetSubsystem(Exported):
             self.is_resizing = False
 
     async def drain(self, association_id: int) -> None:
-        """Stop an association's queues; who comes second waits as long as who came first."""
+        """Stop and drain an association's queues; concurrent calls all wait for the end."""
         served = self.served.get(association_id)
         if served is not None:
             await asyncio.to_thread(served.controller.close)
@@ -303,13 +310,13 @@ class TargetSubsystem(Exported):
             self.past_refusals += served.controller.refusals()
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Nothing of a queue is kept here: its keys went with it, its ticket when it was admitted.
+        """Do nothing: a queue has no state here, since its keys and its ticket are gone.
 
-        The association stands for its gateway, and is fenced with it, as long as it lasts.
+        The association remains, and is fenced with its gateway, until it ends.
         """
 
     async def close(self, *, keep: bool) -> None:
-        """Stop and drain every queue and let the store go; `keep`: with all that was written."""
+        """Stop and drain all queues and close the store; `keep` flushes it and saves its jobs."""
         for association_id in [*self.served]:
             await self.association_closed(association_id)
         await self.jobs.close(keep=keep)
@@ -318,18 +325,18 @@ class TargetSubsystem(Exported):
             if keep:
                 await asyncio.to_thread(self.native.sync)
         except OSError as error:
-            # Hosts that flushed lost nothing; the others know that they didn't.
+            # Flushed writes are safe; for others, hosts have no promise.
             get_logger().warning(
                 "store_not_flushed", volume_id=str(self.volume_id), detail=str(error)
             )
         finally:
-            # It anchors where it ends: the anchor answers until it is closed.
+            # The store anchors its last state when it closes, so the anchor is closed after it.
             await asyncio.to_thread(self.native.close)
             if self.anchor is not None:
                 await self.anchor.close()
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the namespace and of its queues."""
+        """Return the counters of the namespace and of its queues."""
         counters = self.native.statistics()
         controllers = [served.controller for served in self.served.values()]
         counters["refusals"] += self.past_refusals + sum(each.refusals() for each in controllers)
@@ -337,7 +344,7 @@ class TargetSubsystem(Exported):
         return counters | self.jobs.statistics()
 
     async def observe_jobs(self) -> Sequence[Job]:
-        """Keep how far the jobs are, report those that have ended and return them."""
+        """Record the progress of jobs; publish and return those that have ended."""
         ended = await self.jobs.observe()
         for job in ended:
             detail = f"{job.kind}: {job.checked} sectors checked, {job.found} found wrong"
@@ -363,7 +370,7 @@ class TargetSubsystem(Exported):
 
 
 def sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsystem:
-    """Describe the secure subsystem of a volume."""
+    """Return the description of a volume's secure subsystem."""
     return volume_subsystem(
         nqn=volume_nqn(volume_id),
         volume_id=volume_id,
@@ -375,7 +382,7 @@ def sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsyst
 
 
 async def extended(native: _native.Namespace, sector_count: int) -> None:
-    """Make a namespace that nobody uses larger.
+    """Make an unused namespace larger.
 
     UsageError `volume.resize.refused`, UnavailableError `store.extend`, `anchor.unreachable`;
     VerificationError `store.rolled_back`.
@@ -391,7 +398,7 @@ async def extended(native: _native.Namespace, sector_count: int) -> None:
         raise VerificationError(reason, text) from error
     except OSError as error:
         raise UnavailableError(
-            "store.extend", f"the store can't have {sector_count} sectors: {error}"
+            "store.extend", f"the store can't grow to {sector_count} sectors: {error}"
         ) from error
 
 

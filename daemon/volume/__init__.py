@@ -1,1 +1,1 @@
-"""What target and gateway say of a volume: descriptor, events, jobs, store status."""
+"""Shared by target and gateway: a volume's descriptor, events, jobs and store status."""

@@ -1,4 +1,4 @@
-"""Volume descriptors, signed by the broker: all that anybody else believes about a volume."""
+"""Volume descriptors, signed by the broker: the only source of a volume's properties."""
 
 from cryptography import x509
 from google.protobuf.message import DecodeError
@@ -9,7 +9,7 @@ from sealane.protocol.v1 import broker_pb2
 
 
 def lasting(descriptor: broker_pb2.VolumeDescriptor) -> broker_pb2.VolumeDescriptor:
-    """Return of a descriptor what no change of size, key or name touches."""
+    """Return a descriptor without the fields that a change of size, key or name touches."""
     lasting = broker_pb2.VolumeDescriptor.FromString(descriptor.SerializeToString())
     for changing in ("sector_count", "key_epoch", "oldest_key_epoch", "display_name"):
         lasting.ClearField(changing)

@@ -1,4 +1,4 @@
-"""Events of a volume: taken from the engine as they come, kept for control in a bounded list."""
+"""A volume's events from the engine, kept in a bounded list for the control plane."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ _EVENTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageEvent:
-    """Something that happened to a volume. `lba` is 0 where no sector is meant."""
+    """An event of a volume; `lba` is 0 if it isn't about a sector."""
 
     kind: str
     reason: str
@@ -27,17 +27,17 @@ class EventSource(Protocol):
     """A native volume."""
 
     def take_events(self) -> list[_native.StorageEvent]:
-        """Events since the last call."""
+        """Return the events since the last call."""
 
     def event_fd(self) -> int:
-        """Descriptor that is readable while there are events."""
+        """Return a descriptor that is readable while there are events."""
 
 
 class EventFeed:
-    """Reads the events of one volume, from all its `sources`, while the loop runs.
+    """Reads the events of one volume from all its sources, in the running event loop.
 
-    `on_closed` hears of each closed queue; `on_event`, if set, of each event before that, and says
-    whether to keep it.
+    Calls `on_event`, if set, for each event: it returns whether to keep the event. Then calls
+    `on_closed` if the event is a closed queue.
     """
 
     def __init__(self, source: EventSource, on_closed: Callable[[StorageEvent], None]) -> None:
@@ -49,34 +49,34 @@ class EventFeed:
         self.add(source)
 
     def add(self, source: EventSource) -> None:
-        """Read another source from now on."""
+        """Start reading another source."""
         self._sources.append(source)
         self._loop.add_reader(source.event_fd(), self._drain, source)
 
     def remove(self, source: EventSource) -> None:
-        """Read what is left of a source and no more of it."""
+        """Read a source's last events, then stop reading it."""
         self._drain(source)
         self._loop.remove_reader(source.event_fd())
         self._sources.remove(source)
 
     def drain(self) -> None:
-        """Take in what the sources have to say now."""
+        """Read the sources' current events."""
         for source in self._sources:
             self._drain(source)
 
     def publish(self, event: StorageEvent) -> None:
-        """Add an event of the control side."""
+        """Add an event of the control plane."""
         self._kept.append(event)
 
     def take(self) -> Sequence[StorageEvent]:
-        """Events since the last call, the oldest dropped if there are too many."""
+        """Return the events since the last call; the oldest are dropped if there are too many."""
         self.drain()
         taken = list(self._kept)
         self._kept.clear()
         return taken
 
     def close(self) -> None:
-        """Stop reading and let the sources go; what happened until now can still be taken."""
+        """Stop reading and remove all sources; events up to now can still be taken."""
         for source in [*self._sources]:
             self.remove(source)
 

@@ -1,6 +1,6 @@
-"""Volume events: a bounded history and its subscribers; what `watch` streams.
+"""Volume events and their subscribers, as streamed by `watch`.
 
-A subscriber that reads too slowly loses the oldest events and is told how many.
+A subscriber that reads too slowly loses its oldest events, and gets an event with their number.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.protocol.v1 import storage_pb2
 
 EVENT_POLL_SECONDS: Final = 0.1
-"""How often the engine is asked for events."""
+"""Interval at which the engine is polled for events."""
 _BACKLOG_MAX: Final = 1024
 FOUND: Final = "found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something an operator wants to know about a volume; `reason` is a stable id."""
+    """An event of a volume, for operators; `reason` is a stable id."""
 
     volume_id: str
     kind: str
@@ -83,14 +83,14 @@ class EventLog:
         self._closed = False
 
     def close(self) -> None:
-        """End every subscription, also future ones: a watch must not hold up a stop."""
+        """End all current and future subscriptions: a watch must not delay a stop."""
         self._closed = True
         for subscriber in self._subscribers:
             subscriber.close()
 
     def publish(self, event: Event) -> None:
-        """Log `event` and hand it to whoever watches its volume."""
-        # What a job found is wrong on the device, before anybody read it.
+        """Log `event` and pass it to the subscribers of its volume."""
+        # A job's finding is damage on the device, even if nobody has read it yet.
         log = get_logger().error if event.kind == FOUND else get_logger().info
         log(
             "volume_event",
@@ -121,7 +121,7 @@ class EventLog:
         )
 
     def report_native(self, volume_id: str, events: Sequence[StorageEvent]) -> None:
-        """Publish what this node's engine reports of a volume."""
+        """Publish the events that this node's engine reports for a volume."""
         for event in events:
             self.report(
                 volume_id, event.kind, reason=event.reason, lba=event.lba, detail=event.detail
@@ -129,7 +129,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def subscribed(self, volume_id: str) -> Iterator[AsyncIterator[Event]]:
-        """Collect the events of `volume_id` from now on."""
+        """Subscribe to the events of `volume_id` until the block is left."""
         subscriber = _Subscriber(volume_id, self.origin)
         self._subscribers.append(subscriber)
         if self._closed:
@@ -141,7 +141,7 @@ class EventLog:
 
 
 def event_message(event: Event) -> storage_pb2.VolumeEvent:
-    """Convert for the wire."""
+    """Return an event as a gRPC message."""
     message = storage_pb2.VolumeEvent(
         volume_id=event.volume_id,
         kind=event.kind,

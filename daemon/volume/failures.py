@@ -1,9 +1,9 @@
-"""Reasons for which a volume fails at its gateway."""
+"""Reason ids of volumes that fail at their gateway."""
 
 from typing import Final
 
 ROLLED_BACK: Final = "volume.rolled_back"
-"""A target's store lacks what it had flushed when it last told the gateway how far it had come."""
+"""A target's store lacks changes that were flushed by the last milestone it sent to the gateway."""
 
 UNFLUSHED_LOST: Final = "volume.unflushed_lost"
-"""The gateway's process and then the target's ended, with acknowledged, unflushed writes."""
+"""Acknowledged, unflushed writes were lost: the gateway's process ended, then the target's."""

@@ -1,4 +1,4 @@
-"""Background jobs of a volume as people know them, over restarts of the store that they work on."""
+"""Background jobs of a volume, which survive restarts of its store."""
 
 import datetime as dt
 from typing import Annotated, Final, Literal
@@ -17,12 +17,12 @@ ORDERS: Final[tuple[JobOrder, ...]] = ("pause", "resume", "cancel")
 RATE_MAX: Final = 1 << 40
 FINDINGS_MAX: Final = 64
 REASONS_MAX: Final = 16
-"""Reason ids that are reported of one job."""
+"""Distinct reason ids reported for one job."""
 REASON_MAX: Final = 80
 _TEXT_MAX: Final = 500
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Text = Annotated[str, Field(max_length=_TEXT_MAX)]
-# What a file says may be anything: times stay where they can be reckoned with.
+# A file may contain anything; within these bounds, arithmetic with times can't overflow.
 _Moment = Annotated[
     AwareDatetime,
     Field(ge=dt.datetime(2000, 1, 1, tzinfo=dt.UTC), lt=dt.datetime(2500, 1, 1, tzinfo=dt.UTC)),
@@ -34,17 +34,17 @@ class _Record(BaseModel):
 
 
 class Finding(_Record):
-    """Something that a job found wrong; `lba` None: a page that tells of no certain sector."""
+    """A fault that a job found; `lba` is None for a page that belongs to no single sector."""
 
     lba: _Count | None
     reason: _Text
     detail: _Text
     repairable: bool = False
-    """Whether the store knows what is right, and writes it again when the job is through."""
+    """True if the store knows the right content, and rewrites it at the job's end."""
 
 
 class Job(_Record):
-    """How far a job is; `position` and counts are of sectors, rates of bytes per second."""
+    """The progress of a job; `position` and counts are in sectors, rates in bytes per second."""
 
     kind: JobKind
     state: JobState
@@ -65,17 +65,17 @@ class Job(_Record):
     started: _Moment
     ended: _Moment | None = None
     run_position: _Count = 0
-    """Where it was when its store was opened."""
+    """`position` when its store was last opened."""
     run_active_ms: _Count = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it does nothing more."""
+        """True if the job has ended."""
         return self.state not in {"running", "paused"}
 
 
 def clipped(text: str) -> str:
-    """Return as much of a text as is kept."""
+    """Return a text, cut to the length that a record may have."""
     return text[:_TEXT_MAX]
 
 
@@ -108,7 +108,7 @@ def job_rate(bytes_per_second: int) -> int:
 
 
 def job_message(job: Job) -> storage_pb2.VolumeJob:
-    """Convert for the wire."""
+    """Return a job as a gRPC message."""
     message = storage_pb2.VolumeJob(
         **job.model_dump(exclude={"findings", "started", "ended"}),
         findings=[storage_pb2.JobFinding(**f.model_dump(exclude_none=True)) for f in job.findings],

@@ -1,7 +1,8 @@
-"""The background jobs of one volume: those of the engine, and what is kept of them in a file.
+"""The background jobs of one volume: those of the engine, and their record in a file.
 
-A job goes on where it was when its store is opened again. The file is not secret and not authentic:
-who changes it can have a scrub pass over a part, which every read of that part checks all the same.
+When its store is reopened, a job continues from its recorded position. The file is neither secret
+nor authenticated: by changing it, an attacker can make a scrub skip a part of the volume, but reads
+of that part are checked all the same.
 """
 
 import asyncio
@@ -21,28 +22,28 @@ from sealane.daemon.volume.jobs import FINDINGS_MAX, Finding, Job, JobKind, JobO
 from sealane.errors import Error, UnavailableError, UsageError
 
 JOBS_SECONDS: Final = 1.0
-"""How often jobs are looked at."""
+"""Interval at which jobs are observed."""
 SAVE_SECONDS: Final = 30.0
-"""How much of a job a kill can make it do again."""
+"""Interval at which progress is saved: how much work a kill can cost."""
 _JOBS: Final = TypeAdapter(tuple[Job, ...])
 
 
 class VolumeJobs:
-    """Jobs of a volume as long as it is served; its store may be opened several times in it."""
+    """Jobs of a volume while it is served, during which its store may be reopened."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Keep them in the file `path`, if there is one."""
+        """Keep the jobs in the file `path`, or in memory only."""
         self._path = path
         self._native: _native.Namespace | None = None
         self._kept: dict[JobKind, Job] = {}
-        """What is known of a job without what the engine did since its store was opened."""
+        """Each job without the engine's progress since its store was opened."""
         self._running: set[JobKind] = set()
         self._saved = b""
         self._saved_at = 0.0
         self._saving = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the file. One that isn't in form is reported and left aside."""
+        """Read the file; one that is malformed or unreadable is logged and ignored."""
         if self._path is None:
             return
         try:
@@ -59,7 +60,7 @@ class VolumeJobs:
         self._saved = content
 
     def open(self, native: _native.Namespace) -> None:
-        """Go on with the jobs that were under way, on a store that was just opened."""
+        """Resume unfinished jobs on a store that was just opened."""
         self._native = native
         for kind, job in self._kept.items():
             if job.state not in {"running", "paused", "failed"}:
@@ -94,7 +95,10 @@ class VolumeJobs:
     async def change(
         self, kind: JobKind, *, order: JobOrder | None, bytes_per_second: int | None
     ) -> Job:
-        """Set a job's rate, then give it an order; UsageError `volume.job.over`."""
+        """Set a job's rate, then give it an order.
+
+        UsageError `volume.job.over` if the job isn't running; UnavailableError `volume.job.closed`.
+        """
         native = self._opened()
         with _refusals():
             if bytes_per_second is not None:
@@ -106,11 +110,11 @@ class VolumeJobs:
 
     def list(self) -> Sequence[Job]:
         """Return the last job of each kind."""
-        # Also called from the metrics' thread: a copy.
+        # A copy, since the metrics thread calls this, too.
         return [self._job(kind) for kind in [*self._kept]]
 
     async def observe(self) -> Sequence[Job]:
-        """Keep how far they are; returns those that have ended since the last look."""
+        """Record the progress of all jobs; return those that have ended since the last call."""
         ended = []
         for kind in [*self._running]:
             job = self._job(kind)
@@ -122,7 +126,10 @@ class VolumeJobs:
         return ended
 
     async def close(self, *, keep: bool) -> None:
-        """End the engine's jobs, to go on at the next opening; `keep`: also of another process."""
+        """End the engine's jobs, which continue at the next opening.
+
+        `keep` saves them, so that they continue even in another process.
+        """
         native = self._native
         if native is None:
             return
@@ -139,7 +146,7 @@ class VolumeJobs:
             await self._save()
 
     def statistics(self) -> dict[str, int]:
-        """Figures for the metrics."""
+        """Return figures for the metrics."""
         figures: dict[str, int] = {}
         for job in self.list():
             figures |= {
@@ -170,10 +177,10 @@ class VolumeJobs:
         return self._native
 
     def _job(self, kind: JobKind) -> Job:
-        """Return a job with what the engine did of it since its store was opened."""
+        """Return a job, including the engine's progress since its store was opened."""
         job = self._kept.get(kind)
         if job is None:
-            raise UsageError("volume.job.over", f"no {kind} of this volume is under way")
+            raise UsageError("volume.job.over", f"no {kind} of this volume is running")
         native = self._native
         if native is None or kind not in self._running:
             return job
@@ -181,7 +188,7 @@ class VolumeJobs:
         return _added(job, done)
 
     def _settle(self, kind: JobKind, job: Job) -> Job:
-        """Keep what the engine no longer tells."""
+        """Record a job that the engine no longer reports."""
         if job.is_over:
             job = job.model_copy(update={"ended": utc_now()})
         self._kept[kind] = job
@@ -198,7 +205,7 @@ class VolumeJobs:
             try:
                 await asyncio.to_thread(write_durably, self._path, content)
             except OSError as error:
-                # A job that can't be kept starts where it was kept last, no more.
+                # The only loss: the job would resume from where it was last saved.
                 get_logger().warning(
                     "jobs_file_unwritten", path=str(self._path), detail=error.strerror
                 )
@@ -208,7 +215,7 @@ class VolumeJobs:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn the engine's refusals of jobs into ours."""
+    """Convert the engine's refusals of jobs to errors of `sealane.errors`."""
     try:
         yield
     except _native.JobRefusedError as error:
@@ -219,7 +226,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _added(job: Job, done: "_native.JobStatus") -> Job:
-    """Add what the engine did since the store was opened to what was done before."""
+    """Return `job` plus the engine's progress since the store was opened."""
     findings = [
         Finding(lba=lba, reason=reason, detail=clipped(detail), repairable=repairable)
         for lba, reason, detail, repairable in done["findings"]

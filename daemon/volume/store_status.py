@@ -1,4 +1,4 @@
-"""What a volume's store says of itself, for operators."""
+"""The status of a volume's store, for operators."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -24,7 +24,7 @@ _FIGURES: Final = {
     "recovered_log_pages": "recovered_log_pages",
     "sectors_written": "sectors_written",
 }
-"""Field of the message: statistic of the engine."""
+"""Engine statistic for each field of the message."""
 
 
 def store_status(
@@ -35,7 +35,7 @@ def store_status(
     statistics: Mapping[str, int],
     jobs: Sequence[Job],
 ) -> storage_pb2.StoreStatus:
-    """Put it together; a store that keeps no freshness has no `layout` and no `anchor`."""
+    """Return a store's status; without freshness, it has neither `layout` nor `anchor`."""
     figures = {f: statistics[name] for f, name in _FIGURES.items() if name in statistics}
     return storage_pb2.StoreStatus(
         kind=kind,
@@ -48,7 +48,7 @@ def store_status(
 
 
 def opening_status(kind: str, *, done: int, expected: int) -> storage_pb2.StoreStatus:
-    """Say how far the opening of a store is: pages and records gone through, of how many."""
+    """Return the status of a store being opened: pages and records processed, and expected."""
     return storage_pb2.StoreStatus(
         kind=kind, health="opening", opening_done=done, opening_expected=expected
     )
@@ -59,6 +59,7 @@ def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> Health:
         return "failed"
     scrub = next((job for job in jobs if job.kind == "scrub"), None)
     if statistics.get("orphaned_sets") or any(job.found > job.repaired for job in jobs):
-        # What reads find wrong fails them; a scrub that finds it no more has seen it written anew.
+        # Faults found by reads only fail those reads. A later scrub that doesn't find a fault shows
+        # that the sector was rewritten since.
         return "damaged"
     return "good" if scrub is not None and scrub.state == "finished" else "unknown"

@@ -1,7 +1,7 @@
 """Completion-time model of a message over a long, lossy path (SDR-RDMA, arXiv:2505.05366 §4.2).
 
-`completion` gives the distribution for a scheme as this stack runs it, `paper` the paper's own
-erasure-coded form, `sampling` the Monte-Carlo that both are checked against.
+`completion` gives the distribution for a scheme as this stack runs it, `paper` for the paper's own
+erasure coding; `sampling` has the Monte-Carlo simulation that checks both.
 """
 
 from sealane.planning.model.blocks import block_losses, block_success, check_code, xor_success

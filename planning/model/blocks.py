@@ -1,4 +1,4 @@
-"""How many units of a block are lost: exact, with independent losses and with bursts."""
+"""Exact distributions of a block's lost units, for independent losses and for bursts."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,13 +10,16 @@ from sealane.planning.model.completion import Values
 from sealane.planning.model.path import Loss
 
 BLOCK_UNITS_MAX = 255
-"""Data and parity units of a block together, most (docs/formats/session-wire.md)."""
+"""Largest number of data and parity units of a block together (docs/formats/session-wire.md)."""
 
 
 def check_code(k: int, m: int) -> None:
-    """Refuse a code that the wire has no room for."""
+    """Raise UsageError `model.code.range` for a code that the wire format can't express."""
     if k < 1 or m < 1 or k + m > BLOCK_UNITS_MAX:
-        raise UsageError("model.code.range", f"code ({k}, {m}) needs k, m ≥ 1 and k + m ≤ 255")
+        raise UsageError(
+            "model.code.range",
+            f"code ({k}, {m}); allowed: k and m at least 1, k + m up to {BLOCK_UNITS_MAX}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,11 @@ class BlockLosses:
     lost: Values
     """[x], 0 ≤ x ≤ k + m: probability that x units are lost."""
     lost_data: Values
-    """The same and that more than m of them are data."""
+    """The same, and more than m of them are data units."""
 
     @property
     def success(self) -> float:
-        """Probability that parity mends the block."""
+        """Probability that parity repairs the block."""
         return float(self.enough[-1])
 
 
@@ -46,10 +49,10 @@ def block_losses(
     parity_step: int | None = None,
     repeated: float | None = None,
 ) -> BlockLosses:
-    """Count losses unit by unit: by number lost so far and by what became of the newest unit.
+    """Return a block's losses, by a Markov chain over the number lost and the newest unit's fate.
 
-    Data is sent `depth` packets apart, parity `parity_step` (as data if None). With `repeated`,
-    data was repeated one unit at a time, and each is still missing with that probability.
+    Data is sent `depth` packets apart, parity `parity_step` (None: like data). With `repeated`,
+    data units were retransmitted one at a time, and each is still missing with that probability.
     """
     check_code(k, m)
     data, parity = loss.after(depth), loss.after(parity_step or depth)
@@ -63,7 +66,7 @@ def block_losses(
     enough = [counts.at_most(0)]
     counts_beyond = counts.beyond(m)
     for sent in range(1, m + 1):
-        # What was repeated says nothing of the packets that follow.
+        # The fate of retransmitted units is independent of the packets that follow.
         after = (loss.rate, loss.rate) if sent == 1 and repeated is not None else parity
         counts.send(after)
         counts_beyond.send(after)
@@ -73,35 +76,35 @@ def block_losses(
 
 @dataclass(slots=True)
 class _Counts:
-    """Probability of each number of losses, if the newest unit arrived, and if it was lost."""
+    """Probability of each number of losses, with the newest unit arrived, and with it lost."""
 
     arrived: Values
     lost: Values
 
     @staticmethod
     def none(most: int) -> "_Counts":
-        """Nothing has been sent."""
+        """Return the counts before anything was sent."""
         arrived = np.zeros(most + 1)
         arrived[0] = 1.0
         return _Counts(arrived, np.zeros(most + 1))
 
     def send(self, after: tuple[float, float]) -> None:
-        """Send a unit; `after` is how likely its loss is after one that arrived, or was lost."""
+        """Send a unit; `after` is the probability of its loss after (an arrival, a loss)."""
         after_arrived, after_lost = after
         newly_lost = self.arrived * after_arrived + self.lost * after_lost
         self.arrived = self.arrived * (1 - after_arrived) + self.lost * (1 - after_lost)
         self.lost = np.concatenate(([0.0], newly_lost[:-1]))
 
     def all(self) -> Values:
-        """By the number lost."""
+        """Return the probability of each number of losses."""
         return self.arrived + self.lost
 
     def at_most(self, number: int) -> float:
-        """Return the probability of no more losses."""
+        """Return the probability of at most `number` losses."""
         return float(self.all()[: number + 1].sum())
 
     def beyond(self, number: int) -> "_Counts":
-        """Return the same without fewer losses, or as many."""
+        """Return the counts restricted to more than `number` losses."""
         found = _Counts(self.arrived.copy(), self.lost.copy())
         found.arrived[: number + 1] = 0.0
         found.lost[: number + 1] = 0.0
@@ -109,14 +112,16 @@ class _Counts:
 
 
 def block_success(loss: Loss, k: int, m: int, depth: int = 1) -> float:
-    """Probability that at most m of a block's units are lost (P_EC of the paper's §4.2.3, MDS)."""
+    """Return the probability that at most m units of a block are lost (P_EC, MDS; paper §4.2.3)."""
     return block_losses(loss, k, m, depth).success
 
 
 def xor_success(loss: float, k: int, m: int) -> float:
-    """Probability that m modulo groups of a XOR code lose at most one unit each (P_EC, XOR)."""
+    """Return the probability that m modulo groups lose at most one unit each (P_EC, XOR)."""
     check_code(k, m)
     if k % m:
-        raise UsageError("model.code.range", f"a XOR code needs groups alike: {m} do not cut {k}")
+        raise UsageError(
+            "model.code.range", f"XOR code ({k}, {m}); allowed: k a multiple of m (equal groups)"
+        )
     n = k // m + 1
     return float(((1 - loss) ** n + n * loss * (1 - loss) ** (n - 1)) ** m)

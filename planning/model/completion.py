@@ -1,4 +1,4 @@
-"""Distributions of completion times, and of the rounds in which what was lost is sent again."""
+"""Distributions of completion times, with rounds of retransmissions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,43 +10,43 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 TAIL: Final = 1e-9
-"""Probability beyond which a distribution is cut off."""
+"""Remaining probability at which a distribution is cut off."""
 RESOLUTION: Final = 512
-"""Instants of a round at which a distribution is evaluated; exact up to as many units."""
+"""Instants per round at which a distribution is evaluated; exact for up to as many units."""
 ROUNDS_MAX: Final = 4096
-"""Rounds of a distribution, most: at a loss of 99 % some 2000 are left above the tail."""
+"""Largest number of rounds; a loss of 99 % needs some 2000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A distribution in steps: at `times[i]` seconds the probability grows to `cumulative[i]`."""
+    """A step distribution: at `times[i]` seconds, the probability grows to `cumulative[i]`."""
 
     times: Values
     cumulative: Values
 
     @property
     def mean(self) -> float:
-        """Mean, in seconds."""
+        """The mean, in seconds."""
         spans = np.diff(self.times)
         return float(self.times[0] + ((1 - self.cumulative[:-1]) * spans).sum())
 
     def quantile(self, probability: float) -> float:
-        """Time by which a message is complete with this probability, in seconds."""
+        """Return the time by which a message is complete with this probability, in seconds."""
         index = int(np.searchsorted(self.cumulative, probability - TAIL))
         return float(self.times[min(index, len(self.times) - 1)])
 
     def later(self, seconds: float) -> "Completion":
-        """Shift it."""
+        """Return the distribution shifted by `seconds`."""
         return Completion(self.times + seconds, self.cumulative)
 
 
 def certain(seconds: float) -> Completion:
-    """Nothing can happen."""
+    """Return the distribution of a constant time."""
     return Completion(np.array([seconds]), np.array([1.0]))
 
 
 def mixture(parts: Sequence[tuple[float, Completion]]) -> Completion:
-    """One of several, by weights that add up to 1."""
+    """Return the mixture of several distributions, with weights that add up to 1."""
     times = np.concatenate([part.times for _, part in parts])
     steps = np.concatenate([w * np.diff(part.cumulative, prepend=0.0) for w, part in parts])
     order = np.argsort(times, kind="stable")
@@ -56,27 +56,27 @@ def mixture(parts: Sequence[tuple[float, Completion]]) -> Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """What is repeated by itself: units, bursts or blocks, `spacing` apart, all alike.
+    """Things that are retransmitted independently: units, bursts or blocks, `spacing` apart.
 
-    `pending(n)` is the probability that one is not done after n transmissions, for an array of
-    n ≥ 1; it never grows.
+    `pending(n)` is the probability that one is incomplete after n transmissions, for an array of
+    n ≥ 1; it never increases.
     """
 
     count: int
     first: float
-    """When the first is sent for the first time, in seconds."""
+    """Time of the first one's first transmission, in seconds."""
     spacing: float
     pending: Callable[[Values], Values]
     weight: float = 1.0
-    """Independent events an item stands for: below 1 where neighbours share their fate."""
+    """Independent events per item: below 1 where the losses of neighbours are correlated."""
 
     @property
     def last(self) -> float:
-        """When the last is sent for the first time."""
+        """Time of the last one's first transmission, in seconds."""
         return self.first + (self.count - 1) * self.spacing
 
     def rounds(self) -> int:
-        """Transmissions after which none is pending, but for the tail."""
+        """Return the transmissions after which none is pending, except with probability TAIL."""
         rounds = 8
         while rounds < ROUNDS_MAX:
             left = self.count * self.pending(np.array([float(rounds)]))[0]
@@ -87,8 +87,8 @@ class Items:
         return int(np.searchsorted(-self.count * self.pending(numbers), -TAIL)) + 1
 
     def log_done(self, at: Values, step: float) -> Values:
-        """Logarithm of the probability that all are done at times when all have been sent."""
-        # What was sent more often than that is done.
+        """Return the log of the probability that all are complete, at times after all were sent."""
+        # Items sent more often than that count as complete.
         transmissions = np.arange(1.0, self.rounds() + 1)
         logs = np.log1p(-np.minimum(self.pending(transmissions), 1 - 1e-15))
         if self.count == 1 or self.spacing == 0:
@@ -97,7 +97,7 @@ class Items:
         total = np.zeros(len(at))
         newest = self._sent(at)
         for n, log in enumerate(logs, 1):
-            # Those that were sent exactly n times.
+            # Items that were sent exactly n times.
             older = self._sent(at - n * step)
             total += (newest - older) * log
             newest = older
@@ -106,7 +106,7 @@ class Items:
         return self.weight * total
 
     def _sent(self, at: Values) -> Values:
-        """Count the items that are sent for the first time up to then."""
+        """Count the items whose first transmission is at or before each time."""
         sent = np.floor((at - self.first) / self.spacing) + 1
         return np.asarray(np.clip(sent, 0, self.count))
 
@@ -114,15 +114,15 @@ class Items:
 def repeated(
     items: Sequence[Items], step: float, end: float, resolution: int = RESOLUTION
 ) -> Completion:
-    """Completion of all items, each repeated `step` seconds after its transmission until done.
+    """Return the completion of all items, each retransmitted every `step` seconds until complete.
 
-    Nothing is complete before `end`, when all have been sent once. Exact while one round ends
-    before the next begins or the wire carries both; else a lower bound.
+    Nothing is complete before `end`, when all have been sent once. Exact if each round ends before
+    the next begins or the wire carries both; otherwise a lower bound.
     """
     instants = [np.array([end])]
     for group in items:
         points = np.linspace(group.first, group.last, min(group.count, resolution))
-        # Rounds that end before all has been sent once decide nothing.
+        # Rounds that end before everything has been sent once don't matter.
         points += step * np.maximum(np.ceil((end - points) / step), 1.0)
         rounds = np.arange(0.0, group.rounds())
         instants.append((points[None, :] + step * rounds[:, None]).ravel())

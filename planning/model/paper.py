@@ -1,7 +1,7 @@
-"""The erasure-coded model of SDR-RDMA (arXiv:2505.05366, §4.2.3 and Appendix B), word for word.
+"""The erasure-coded model of SDR-RDMA (arXiv:2505.05366, §4.2.3 and Appendix B), as published.
 
-All data goes out before its parity, a failed submessage is sent again as a whole, with selective
-repeat, after a fallback time-out. `schemes` has what this stack does instead.
+All data is sent before its parity; after a fallback time-out, a failed submessage is sent again as
+a whole, with selective repeat. `schemes` models what this stack does instead.
 """
 
 import math
@@ -15,16 +15,16 @@ from sealane.planning.model.path import Loss, Path
 from sealane.planning.model.schemes import RTO_FACTOR, SelectiveRepeat, completion
 
 FALLBACK_FACTOR: Final = 1.0
-"""beta: the wait for late parity before a submessage falls back, in round trips."""
+"""Beta: the wait for late parity before a submessage falls back, in round trips."""
 WEIGHT_MIN: Final = 1e-12
 PARTS_MAX: Final = 48
-"""Numbers of failed submessages that are told apart; more are taken together."""
+"""Numbers of failed submessages that are distinguished; neighbours are merged beyond that."""
 
 
 def erasure_coded(
     path: Path, message_bytes: int, *, k: int, m: int, xor: bool = False
 ) -> Completion:
-    """Distribution of T_EC, in seconds, for independent losses."""
+    """Return the distribution of T_EC, in seconds, for independent losses."""
     rate = path.loss.rate
     units = path.units(message_bytes)
     blocks = math.ceil(units / k)
@@ -43,13 +43,13 @@ def erasure_coded(
 
 
 def fallback_probability(loss: float, blocks: int, k: int, m: int, *, xor: bool = False) -> float:
-    """P_fallback: the probability that any submessage cannot be decoded."""
+    """Return P_fallback, the probability that any submessage can't be decoded."""
     success = xor_success(loss, k, m) if xor else block_success(Loss(rate=loss), k, m)
     return float(-math.expm1(blocks * math.log(success))) if success > 0 else 1.0
 
 
 def _failures(blocks: int, failure: float) -> list[tuple[float, float]]:
-    """(weight, number) of failed submessages; neighbouring numbers together where many count."""
+    """Return (probability, number) of failed submessages; neighbours are merged if many matter."""
     if failure <= 0:
         return [(1.0, 0.0)]
     if failure >= 1:

@@ -1,6 +1,6 @@
-"""What the model knows of a path: rate, round trip, losses and their bursts, units.
+"""A path in the model: its rate, round trip, losses with their bursts, and units.
 
-Seconds, bits per second and bytes throughout. A unit is one packet's payload.
+All values are in seconds, bits per second and bytes. A unit is one packet's payload.
 """
 
 import math
@@ -15,26 +15,28 @@ PACKET_OVERHEAD_BYTES: Final = 32 + 7 + 16 + 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Losses of packets in a row: a Gilbert-Elliott chain that loses all packets in its bad state.
+    """Losses of consecutive packets: a Gilbert-Elliott chain, whose bad state loses all packets.
 
-    The chain steps once a packet. Without bursts (`burst_packets` at most 1 / (1 - rate), the mean
-    run of independent losses) every packet is lost by itself.
+    The chain steps once per packet. Without bursts (`burst_packets` up to 1 / (1 - rate), the mean
+    run of independent losses), packets are lost independently. UsageError `model.….range`.
     """
 
     rate: float
     """Probability that a packet is lost, 0 ≤ rate < 1."""
     burst_packets: float = 1.0
-    """Mean number of packets that are lost in a row, at least 1."""
+    """Mean number of consecutive losses, at least 1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
-            raise UsageError("model.loss.range", f"loss {self.rate} is not within [0, 1)")
+            raise UsageError("model.loss.range", f"loss {self.rate}; allowed: from 0 to below 1")
         if not 1 <= self.burst_packets < math.inf:
-            raise UsageError("model.burst.range", f"bursts of {self.burst_packets}: 1 at least")
+            raise UsageError(
+                "model.burst.range", f"bursts of {self.burst_packets} packets; allowed: at least 1"
+            )
 
     @property
     def is_independent(self) -> bool:
-        """Whether a loss says nothing about the next packet."""
+        """True if each packet is lost independently of the one before."""
         return self.burst_packets * (1 - self.rate) <= 1 + 1e-9
 
     @property
@@ -48,15 +50,16 @@ class Loss:
         return self.rate * self.end / (1 - self.rate)
 
     def after(self, steps: int) -> tuple[float, float]:
-        """Probability of a loss `steps` packets after (one that arrived, one that was lost)."""
+        """Return the probability of a loss `steps` packets after (an arrival, a loss)."""
         memory = (1 - self.begin - self.end) ** steps
         return self.rate * (1 - memory), self.rate + (1 - self.rate) * memory
 
     @property
     def again(self) -> float:
-        """Probability that what was lost is lost again when it is sent again.
+        """Probability that the retransmission of a loss is lost, too.
 
-        A burst of a length drawn from its distribution is sent again as one, and hit as one.
+        With bursts: a burst of random length is retransmitted together, and counts as lost again if
+        any part of it is.
         """
         if self.is_independent:
             return self.rate
@@ -64,7 +67,7 @@ class Loss:
         return float(1 - survive)
 
     def any_of(self, count: int) -> float:
-        """Probability that of `count` packets in a row at least one is lost."""
+        """Return the probability that at least one of `count` consecutive packets is lost."""
         if count <= 0:
             return 0.0
         survive: float = (1 - self.rate) * (1 - self.begin) ** (count - 1)
@@ -73,7 +76,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A path between two ends, and the units that cross it."""
+    """A path between two ends, and its units. UsageError `model.path.range`."""
 
     rate_bits_per_second: float
     round_trip_seconds: float
@@ -95,10 +98,10 @@ class Path:
         return (self.unit_bytes + self.overhead_bytes) * 8 / self.rate_bits_per_second
 
     def units(self, message_bytes: int) -> int:
-        """Units of a message; an empty one has a unit too."""
+        """Return the units of a message; an empty one has one, too."""
         return max(1, math.ceil(message_bytes / self.unit_bytes))
 
 
 def ideal(path: Path, message_bytes: int) -> float:
-    """Completion time without loss and parity: injection and one round trip, in seconds."""
+    """Return the time without loss and parity: injection and one round trip, in seconds."""
     return path.units(message_bytes) * path.unit_seconds + path.round_trip_seconds

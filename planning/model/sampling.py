@@ -1,7 +1,7 @@
-"""Monte-Carlo of the same schemes, unit by unit: what checks the closed forms.
+"""Monte-Carlo simulation of the schemes, unit by unit, which checks the closed forms.
 
-Deterministic for a seeded generator. Independent losses and bursts alike; the chain of a burst
-steps once for each packet, repeated ones included.
+Deterministic for a seeded generator. Handles independent losses and bursts; a burst's chain steps
+once per packet, including retransmissions.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def sample(
 
 
 def sample_losses(loss: Loss, units: int, count: int, random: np.random.Generator) -> Flags:
-    """Draw what is lost of `units` packets in a row, `count` times."""
+    """Draw which of `units` consecutive packets are lost, `count` times."""
     if loss.is_independent:
         return random.random((count, units)) < loss.rate
     lost = np.empty((count, units), dtype=np.bool_)
@@ -46,18 +46,18 @@ def sample_losses(loss: Loss, units: int, count: int, random: np.random.Generato
 
 
 def data_blocks(tail: Tail) -> NDArray[np.int64]:
-    """Block of each data unit, in the order of first transmission."""
+    """Return the block of each data unit, in the order of first transmission."""
     units = np.arange(tail.units)
     group = units // (tail.k * tail.depth)
-    # Within a group the first units of all blocks go first; the last block may be short.
+    # Within a group, the first units of all blocks are sent first; the last block may be short.
     order = np.lexsort((units // tail.k, units % tail.k, group))
     return np.asarray(order // tail.k)
 
 
 def _sample_blocks(tail: Tail, last: Values, random: np.random.Generator) -> tuple[Flags, Values]:
-    """Draw the units that must be sent again after the parity, and when each was sent.
+    """Draw the units that must be retransmitted after the parity, and when each was sent.
 
-    Raises `last` to when the last block is whole without them.
+    Raises `last` to the time when the last block that needs none of them is complete.
     """
     path, m = tail.path, tail.m
     data = data_blocks(tail)
@@ -68,7 +68,7 @@ def _sample_blocks(tail: Tail, last: Values, random: np.random.Generator) -> tup
     for unit, block in enumerate(data.tolist()):
         at = np.full(len(last), (unit + 1) * path.unit_seconds)
         while True:
-            # What is known to be lost before the end of the data is sent again.
+            # Losses known before the end of the data are retransmitted at once.
             again = lost[:, unit] & (at + tail.step < tail.data_end)
             if not again.any():
                 break
@@ -86,7 +86,7 @@ def _sample_blocks(tail: Tail, last: Values, random: np.random.Generator) -> tup
         places = np.nonzero(owners == number)[0]
         needed = len(places) - m
         mine = lost[:, places]
-        # Losses beyond the m-th make the block lack a unit each.
+        # Each loss beyond the m-th leaves the block short of a unit.
         lacks = mine & (np.cumsum(mine, axis=1) > m)
         arrived = np.cumsum(~mine, axis=1) >= needed
         done = np.take_along_axis(times, places[np.argmax(arrived, axis=1)][:, None], axis=1)[:, 0]
@@ -96,7 +96,7 @@ def _sample_blocks(tail: Tail, last: Values, random: np.random.Generator) -> tup
 
 
 def _parity_blocks(tail: Tail) -> NDArray[np.int64]:
-    """Block of each parity unit, in the order of transmission."""
+    """Return the block of each parity unit, in the order of transmission."""
     groups = [
         np.tile(np.arange(first, min(first + tail.breadth, tail.blocks)), tail.m)
         for first in range(0, tail.blocks, tail.breadth)
@@ -111,7 +111,7 @@ def _repeat(
     last: Values,
     random: np.random.Generator,
 ) -> None:
-    """Send what is lost again, round by round; raises `last` to when the last of it is in."""
+    """Retransmit losses round by round; raises `last` to when the last of them has arrived."""
     lost, times = sent
     owner, place = np.nonzero(lost)
     repeats = 0
@@ -124,7 +124,7 @@ def _repeat(
 
 
 def _chain(loss: Loss, starts: Flags, random: np.random.Generator) -> Flags:
-    """Lose packets in a row, each row beginning anew where `starts` says so."""
+    """Draw the losses of consecutive packets; the chain restarts wherever `starts` is True."""
     draws = random.random(len(starts))
     if loss.is_independent:
         return draws < loss.rate

@@ -1,8 +1,8 @@
 """Completion times of the schemes as this stack runs them (docs/understand/sessions.md).
 
-Time runs from the first transmission to the acknowledgement of the last unit, in seconds. What is
-lost is sent again one round trip after its transmission, when the receiver has reported it, however
-often it takes; without reports, one time-out after it.
+Time runs from the first transmission to the acknowledgement of the last unit, in seconds. A lost
+unit is retransmitted one round trip after its transmission, when the receiver has reported the
+loss, as often as needed; without reports, one time-out after it.
 """
 
 import math
@@ -27,25 +27,26 @@ from sealane.planning.model.path import Loss, Path
 from sealane.planning.model.tail import Age, Tail
 
 NACK_FACTOR: Final = 1.0
-"""Round trips from a transmission to the report that it was lost: the paper's SR NACK."""
+"""Round trips from a transmission to the report of its loss: the paper's SR NACK."""
 RTO_FACTOR: Final = 3.0
-"""The same with time-outs alone, the paper's SR RTO: 1 + alpha, alpha = 2."""
+"""The same by time-outs alone, the paper's SR RTO: 1 + alpha, alpha = 2."""
 NEGLIGIBLE: Final = 1e-15
 
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRepeat:
-    """What is lost is sent again."""
+    """Lost units are retransmitted."""
 
     timeout_factor: float = NACK_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureCoded:
-    """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is a XOR code.
+    """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is an XOR code.
 
-    All data goes out first, parity behind it (`model.tail`). What is known to be lost before is
-    sent again at once; a block that its parity cannot mend gets exactly the units that it lacks.
+    All data is sent first, then parity (`model.tail`). Losses known before that are retransmitted
+    at once; a block that its parity can't repair gets exactly the units that it lacks. UsageError
+    `model.code.range`.
     """
 
     k: int
@@ -56,7 +57,7 @@ class ErasureCoded:
     def __post_init__(self) -> None:
         check_code(self.k, self.m)
         if self.depth < 1:
-            raise UsageError("model.code.range", f"depth {self.depth}: 1 at least")
+            raise UsageError("model.code.range", f"depth {self.depth}; allowed: at least 1")
 
 
 Scheme = SelectiveRepeat | ErasureCoded
@@ -65,10 +66,10 @@ Scheme = SelectiveRepeat | ErasureCoded
 def completion(
     path: Path, message_bytes: int, scheme: Scheme, resolution: int = RESOLUTION
 ) -> Completion:
-    """Distribution of the completion time of one message on an idle path.
+    """Return the distribution of one message's completion time on an idle path.
 
-    With independent losses exact while injection takes no longer than a time-out, a lower bound
-    above. With bursts an approximation (sessions.md): a run of lost units counts as one event,
+    With independent losses, exact if injection takes no longer than a time-out, otherwise a lower
+    bound. With bursts, an approximation (sessions.md): a run of lost units counts as one event, and
     interleaved blocks as fewer than they are.
     """
     step = scheme.timeout_factor * path.round_trip_seconds + path.unit_seconds
@@ -81,9 +82,10 @@ def completion(
 
 
 def wire_units(path: Path, message_bytes: int, scheme: Scheme) -> int:
-    """Units of the first transmission, parity included: what a message of a round trip sends.
+    """Return the units of the first transmission, including all parity.
 
-    A longer one sends no parity for what is known to be whole when its data has left.
+    A message longer than a round trip sends fewer: none for blocks known to be complete when all
+    its data has been sent.
     """
     units = path.units(message_bytes)
     if isinstance(scheme, SelectiveRepeat):
@@ -103,7 +105,7 @@ def _repeated(path: Path, units: int, step: float, resolution: int) -> Completio
 
         items = [Items(count=units, first=unit, spacing=unit, pending=pending)]
         return repeated(items, step, end, resolution)
-    # A burst is one event, at its last unit; sent again as one, it may be hit again.
+    # A burst is one event, at its last unit. It is retransmitted together, and may be hit again.
     again = loss.again
     inside = loss.rate * loss.end
 
@@ -134,21 +136,21 @@ def _coded(
     late = repeated(items, step, end, resolution)
     if len(late.times) == 1:
         return whole
-    # What is not whole by its parity is so by what is repeated.
+    # What parity doesn't complete, retransmissions do.
     cumulative = np.maximum(late.cumulative - likely, 0.0)
     rest = Completion(late.times, cumulative / cumulative[-1])
     return mixture([(likely, whole), (1 - likely, rest)])
 
 
 def _failing(tail: Tail, age: Age, end: float) -> Iterator[Items]:
-    """Yield the blocks that lack more than their parity, at the unit whose loss is one too many."""
+    """Yield the blocks that lack more units than parity replaces, at the first unit too many."""
     unit, m = tail.path.unit_seconds, tail.m
     data = age.losses.lost_data[m + 1 :]
     parity = np.maximum(age.losses.lost[m + 1 :] - data, 0.0)
     last = min((age.first + 1) * tail.k, tail.units) * unit + (age.transmissions - 1) * tail.step
     places = ((data, last, tail.k * unit), (parity, end - (age.count - 1) * unit, unit))
     for lacking, first, spacing in places:
-        # What is less likely than a rounding error need not be carried along.
+        # Ignore what is less likely than a rounding error.
         carried = int(np.searchsorted(-lacking[::-1].cumsum()[::-1], -NEGLIGIBLE))
         if carried:
             pending = _BlockPending(tail.path.loss, lacking[:carried])
@@ -159,11 +161,11 @@ def _failing(tail: Tail, age: Age, end: float) -> Iterator[Items]:
 
 @dataclass(frozen=True, slots=True)
 class _BlockPending:
-    """Probability that a block is not mended after n transmissions of what it lacks."""
+    """Probability that a block is incomplete after n transmissions of the units that it lacks."""
 
     loss: Loss
     lacking: Values
-    """[e - 1]: probability that e units more are lost than parity replaces."""
+    """[e - 1]: probability that e more units are lost than parity replaces."""
 
     def __call__(self, n: Values) -> Values:
         lacking = np.arange(1.0, len(self.lacking) + 1)

@@ -1,8 +1,8 @@
-"""When the parity of a message leaves, and when it makes the message whole (sessions.md).
+"""When the parity of a message is sent, and when it completes the message (sessions.md).
 
-All data goes out first, then parity in rounds: the first symbol of each block, then the second.
-What is known to be whole by then is passed over. So of a message longer than a round trip only the
-blocks of the last one get parity, and those of which something is being repeated.
+All data is sent first, then parity in rounds: the first symbol of each block, then the second, and
+so on. Blocks already known to be complete are skipped. So in a message longer than a round trip,
+only the blocks of the last round trip get parity, and those with units being repeated.
 """
 
 import math
@@ -17,35 +17,35 @@ from sealane.planning.model.completion import TAIL, Completion, Values
 from sealane.planning.model.path import Path
 
 PARITY_BYTES_MAX: Final = 16 << 20
-"""Parity of the blocks that are sent in turn, most: what waits in memory at each end."""
+"""Largest parity of the blocks sent in turn, which waits in memory at both ends."""
 OLDER_SAMPLES: Final = 8
-"""Blocks of an age that are told apart, most, if they were repeated; neighbours go together."""
+"""Largest number of samples for the blocks of an age with repeats; neighbours share a sample."""
 STEPS_MAX: Final = 256
-"""Rounds that are followed one by one, most; beyond it some at a time."""
+"""Largest number of rounds followed one by one; beyond it, several at a time."""
 BURSTS_FORGOTTEN: Final = 16
-"""Mean bursts after which a chain has forgotten what it lost."""
+"""Number of mean bursts after which a chain's state is independent of a loss."""
 LIKELY_MIN: Final = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Age:
-    """Neighbouring blocks, equally deep, sent equally often when all data has been sent."""
+    """Neighbouring blocks of equal depth, sent equally often by the end of the data."""
 
     transmissions: int
     first: int
-    """Number of the first of them."""
+    """Number of the first block."""
     count: int
     losses: BlockLosses
-    """Of the newest transmission of each unit."""
+    """Losses at the newest transmission of each unit."""
     weight: float
-    """Independent events that a block stands for: below 1 where neighbours share their fate."""
+    """Independent events per block: below 1 where the losses of neighbours are correlated."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of a message of so many data units, coded (k, m), `depth` blocks interleaved.
+    """The end of a message of `units` data units, coded (k, m), `depth` blocks interleaved.
 
-    What was lost is sent again `step` seconds after its transmission.
+    A lost unit is retransmitted `step` seconds after its transmission.
     """
 
     path: Path
@@ -57,33 +57,33 @@ class Tail:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return math.ceil(self.units / self.k)
 
     @property
     def shallow(self) -> int:
-        """First block of a last group that is less deep than the others; `blocks` if none is."""
+        """First block of the last group if that is less deep than the others, else `blocks`."""
         return self.blocks - self.blocks % self.depth
 
     @property
     def data_end(self) -> float:
-        """When all data has been sent, in seconds."""
+        """The time when all data has been sent, in seconds."""
         return self.units * self.path.unit_seconds
 
     @property
     def breadth(self) -> int:
-        """Blocks whose parity is sent in turn."""
+        """The number of blocks whose parity is sent in turn."""
         return min(self.blocks, max(1, PARITY_BYTES_MAX // (self.m * self.path.unit_bytes)))
 
     @cached_property
     def ages(self) -> tuple[Age, ...]:
-        """The blocks by age, the newest first; the last one, which may be short, by itself."""
+        """The blocks by age, newest first; the last block, which may be short, is separate."""
         end = self.blocks - 1
         found = [self._age(1, self.units - end * self.k, first=end, count=1)]
         transmissions = 1
         group = self.k * self.depth
         while end > 0 and self.lost(transmissions) * self.units > TAIL:
-            # Units that were sent before then have been sent once more.
+            # Units sent before that time have been sent once more.
             since = self.data_end - transmissions * self.step
             unit = max(0.0, since / self.path.unit_seconds)
             whole = math.ceil(unit / group - 1e-9) * self.depth
@@ -101,11 +101,11 @@ class Tail:
         return tuple(found)
 
     def lost(self, transmissions: int) -> float:
-        """Probability that a unit was lost in each of so many transmissions."""
+        """Return the probability that a unit was lost in every one of its transmissions."""
         return self.path.loss.rate * self.path.loss.again ** (transmissions - 1)
 
     def schedule(self, resolution: int) -> list[tuple[Age, Values, Values]]:
-        """List ages with the blocks that each sample stands for, and when their parity leaves.
+        """Return each age with the blocks per sample, and the times when their parity is sent.
 
         Times are [round, sample], in seconds.
         """
@@ -115,7 +115,7 @@ class Tail:
         ends = np.minimum((lasts // self.depth + 1) * self.depth * k, self.units)
         known = ends * path.unit_seconds + (transmissions - 1) * self.step
         known += path.round_trip_seconds
-        # By transmissions: whether a block is not known to be whole.
+        # By transmissions: probability that a block is not known to be complete.
         lost = [1.0, *(self.lost(n) for n in range(1, int(transmissions.max()) + 1))]
         lacking = np.array([0.0, *(1 - (1 - rate) ** k for rate in lost)])
         groups = lasts // self.breadth
@@ -139,7 +139,7 @@ class Tail:
         ]
 
     def _samples(self, resolution: int) -> tuple[Values, Values, Values]:
-        """Return samples in the order of blocks: age, blocks they stand for, the last of these."""
+        """Return samples in the order of blocks: age, number of blocks, last of these blocks."""
         found = []
         for index, age in enumerate(self.ages):
             most = resolution if age.transmissions == 1 else OLDER_SAMPLES
@@ -150,9 +150,9 @@ class Tail:
         return ages, counts, lasts
 
     def completion(self, resolution: int) -> tuple[float, Completion, float]:
-        """Probability that parity is enough, when the message is whole then, and the last parity.
+        """Return the probability that parity suffices, the completion then, and the last parity.
 
-        Acknowledgement not included. Seconds.
+        Times are in seconds, without the acknowledgement.
         """
         log = 0.0
         times, changes = [np.array([self.data_end])], []
@@ -171,13 +171,13 @@ class Tail:
     def _age(
         self, transmissions: int, data_units: int, *, first: int, count: int, older: float = 0.0
     ) -> Age:
-        """Describe blocks; this part of their units has been sent once more."""
+        """Return the age of some blocks; the share `older` of their units was sent once more."""
         loss = self.path.loss
         depth = self.blocks - self.shallow if first >= self.shallow else self.depth
         is_new = transmissions == 1 and (older == 0 or not loss.is_independent)
         missing = self.lost(transmissions) * (1 - older) + self.lost(transmissions + 1) * older
-        # A burst hits neighbours of a group together: each next one is new only as far as the chain
-        # forgets in one packet. What is repeated is by itself.
+        # A burst hits neighbours of a group together: each further one is an independent event only
+        # as far as the chain forgets in one packet. Repeated units are independent.
         weight = (1 + (depth - 1) * (loss.begin + loss.end)) / depth if is_new else 1.0
         far = math.ceil(BURSTS_FORGOTTEN * loss.burst_packets)
         losses = block_losses(

@@ -1,4 +1,4 @@
-"""Chooses how messages survive loss: estimates a path, ranks schemes by the model, keeps a plan."""
+"""Chooses schemes for messages: estimates a path's loss, ranks schemes, keeps a plan."""
 
 from sealane.planning.planner.choice import (
     PARITY_BUDGET,

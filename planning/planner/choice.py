@@ -1,7 +1,7 @@
-"""Which scheme suits a message: candidates under a parity budget, ranked by the model.
+"""Choice of the scheme for a message: candidates within a parity budget, ranked by the model.
 
-A plan is the outcome for one path and one estimate of its loss: a scheme for every size. Its rows
-are what the engine installs (`SessionEndpoint.install_plan`).
+A plan is the choice for every message size, for one path and one estimate of its loss. The engine
+installs its rows (`SessionEndpoint.install_plan`).
 """
 
 import enum
@@ -27,27 +27,27 @@ DATA_UNITS: Final = (4, 8, 16, 32, 64, 128)
 PARITY_UNITS: Final = (1, 2, 4, 8, 16, 32)
 DEPTHS: Final = (1, 4, 8, 16, 32)
 BURST_MIN: Final = 1.2
-"""Mean run of losses from which on interleaving is tried."""
+"""Smallest mean run of losses for which interleaving is considered."""
 PARITY_BUDGET: Final = 0.25
-"""Parity over data on the wire, most."""
+"""Largest ratio of parity to data on the wire."""
 SHORT_UNITS: Final = 128
-"""By a quantile, a message of fewer units may have the parity of one of so many: a burst is no
-shorter for it. Never more than SHORT_SHARE of its data."""
+"""When optimizing a quantile, a message of fewer units may have as much parity as one of this
+size, since bursts are as long for it; but never more than SHORT_SHARE of its data."""
 SHORT_SHARE: Final = 2.0
 RESERVE: Final = 0.7
-"""A quantile is to hold with this share of the misses that it allows: acknowledgements are lost,
-too, and estimates err."""
+"""Share of a quantile's allowed misses that a safe scheme may use up, because acknowledgements
+get lost, too, and estimates have errors."""
 SURE: Final = 1.1
-"""What holds with the reserve may cost this much more than what just holds."""
+"""A scheme that keeps the reserve may cost this factor more than the best without it."""
 TIE: Final = 1.02
-"""Scores this close are equal: then the simpler scheme, with less parity, is taken."""
+"""Scores within this factor count as equal; then the simpler scheme, with less parity, wins."""
 SIZE_MIN: Final = 4 << 10
 SIZE_MAX: Final = 64 << 30
 RESOLUTION: Final = 48
 
 
 class Objective(enum.Enum):
-    """What of the completion time is to be small."""
+    """The statistic of the completion time to minimize."""
 
     MEAN = "mean"
     P99 = "p99"
@@ -56,7 +56,7 @@ class Objective(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A scheme and what the model says of it for one message. Times in seconds."""
+    """A scheme and its model results for one message; times in seconds."""
 
     scheme: Scheme
     mean: float
@@ -65,17 +65,17 @@ class Candidate:
     p999: float
     p99_reserved: float
     p999_reserved: float
-    """The quantiles with RESERVE."""
+    """The quantile with RESERVE."""
     parity: float
-    """Parity units over data units of the first transmission."""
+    """Ratio of parity to data units in the first transmission."""
 
     def score(self, objective: Objective) -> float:
-        """Return what is compared."""
+        """Return the time to compare, in seconds."""
         scores = {Objective.MEAN: self.mean, Objective.P99: self.p99, Objective.P999: self.p999}
         return scores[objective]
 
     def is_sure(self, objective: Objective, limit: float) -> bool:
-        """Return whether it is as fast as `limit` with a reserve."""
+        """Return True if it is as fast as `limit` seconds, even with the reserve."""
         reserved = {
             Objective.MEAN: self.mean,
             Objective.P99: self.p99_reserved,
@@ -95,7 +95,7 @@ class PlanRow:
 
     @property
     def scheme(self) -> Scheme:
-        """The same for the model."""
+        """The scheme, for the model."""
         return ErasureCoded(self.k, self.m, self.depth) if self.k else SelectiveRepeat()
 
 
@@ -107,16 +107,16 @@ class Plan:
     objective: Objective
     parity_budget: float
     rows: tuple[PlanRow, ...]
-    """By rising `length_max`; the last one is for all longer messages, too."""
+    """In ascending `length_max`; the last one is for all longer messages, too."""
 
     def row(self, message_bytes: int) -> PlanRow:
-        """Return the row for a length."""
+        """Return the row for a message of this length."""
         rows = (row for row in self.rows if row.length_max >= message_bytes)
         return next(rows, self.rows[-1])
 
 
 def parity_units_max(units: int, objective: Objective, parity_budget: float) -> float:
-    """Return the parity units that a message of so many data units may have."""
+    """Return the largest number of parity units for a message of `units` data units."""
     if objective is Objective.MEAN:
         return parity_budget * units
     return min(SHORT_SHARE * units, parity_budget * max(units, SHORT_UNITS))
@@ -125,7 +125,7 @@ def parity_units_max(units: int, objective: Objective, parity_budget: float) -> 
 def candidates(
     path: Path, message_bytes: int, objective: Objective, parity_budget: float
 ) -> Iterator[Scheme]:
-    """Yield selective repeat, and every code whose parity is within the budget, each once."""
+    """Yield selective repeat, then every code whose parity is within the budget."""
     yield SelectiveRepeat()
     loss, units = path.loss, path.units(message_bytes)
     parity_max = parity_units_max(units, objective, parity_budget)
@@ -144,7 +144,7 @@ def candidates(
 
 
 def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
-    """Ask the model about a scheme."""
+    """Evaluate a scheme by the model."""
     found = completion(path, message_bytes, scheme, RESOLUTION)
     units = path.units(message_bytes)
     return Candidate(
@@ -167,10 +167,11 @@ def rank(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> list[Candidate]:
-    """All candidates within the budget, the one to take first, then by score.
+    """Return all candidates within the budget: first the chosen one, the others by score.
 
-    The budget is of the data units; of a short message, by a quantile, see SHORT_UNITS. `check`
-    is called before each candidate is evaluated: what it raises ends the work.
+    The budget is relative to the data units; for short messages and quantiles see SHORT_UNITS.
+    `check` is called before each evaluation, and may raise to end the work. UsageError
+    `plan.budget.range`.
     """
     check_budget(parity_budget)
     found = []
@@ -189,14 +190,14 @@ def plan(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
-    """Choose for every size: a row for each power of two, equal neighbours taken together.
+    """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
 
-    Takes seconds of processor time where losses are many; `check` as in `rank`.
+    Takes seconds of CPU time for high losses; `check` and errors as in `rank`.
     """
     rows: list[PlanRow] = []
     for length_max in _sizes():
-        # In the middle of the row, on a logarithmic scale. Quantiles jump, and lengths are mostly
-        # powers of two: what holds at the end of the row holds within it.
+        # For the mean, evaluate in the middle of the row, on a logarithmic scale. Quantiles jump,
+        # and lengths are mostly powers of two, so evaluate those at the row's end.
         length = length_max / math.sqrt(2) if objective is Objective.MEAN else length_max
         scheme = _choose(path, round(length), objective, parity_budget, check)
         k, m, depth = code_of(scheme)
@@ -213,24 +214,24 @@ def _choose(
     parity_budget: float,
     check: Callable[[], None],
 ) -> Scheme:
-    """Take the first of `rank`, without the rest where that is certain."""
+    """Return the first of `rank`, without ranking if selective repeat is certain to win."""
     check()
     repeat = evaluate(path, message_bytes, SelectiveRepeat())
     if repeat.is_sure(objective, TIE * ideal(path, message_bytes)):
-        # Nothing can be faster than that by more than a tie.
+        # Nothing can be faster by more than a tie.
         return repeat.scheme
     return rank(path, message_bytes, objective, parity_budget, check=check)[0].scheme
 
 
 def code_of(scheme: Scheme) -> tuple[int, int, int]:
-    """(k, m, depth) as the engine and the wire have it."""
+    """Return (k, m, depth) as for the engine and on the wire; (0, 0, 1) for selective repeat."""
     if isinstance(scheme, ErasureCoded):
         return scheme.k, scheme.m, scheme.depth
     return 0, 0, 1
 
 
 def scheme_text(scheme: Scheme) -> str:
-    """Name a scheme for people."""
+    """Return a scheme's name for people."""
     if isinstance(scheme, SelectiveRepeat):
         return "selective repeat" + (" (RTO)" if scheme.timeout_factor == RTO_FACTOR else "")
     name = "XOR" if scheme.m == 1 else "MDS"
@@ -239,7 +240,7 @@ def scheme_text(scheme: Scheme) -> str:
 
 
 def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: Objective) -> str:
-    """Say in a sentence why the first is taken."""
+    """Return one sentence that explains why the first candidate is chosen."""
     best, repeat = ranked[0], next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
     expected = path.units(message_bytes) * path.loss.rate
     fastest = ideal(path, message_bytes)
@@ -248,7 +249,7 @@ def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: 
         others = [c.score(objective) for c in ranked[1:]]
         if not others or min(others) >= best.score(objective):
             return f"{losses}: parity would cost more time than repeating"
-        return f"{losses}: parity would gain less than {TIE - 1:.0%}, so there is none"
+        return f"{losses}: parity would gain less than {TIE - 1:.0%}, so none is used"
     gain = repeat.score(objective) / best.score(objective)
     return (
         f"{losses}: {gain:.2f} times as fast as selective repeat, "
@@ -258,7 +259,7 @@ def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: 
 
 
 def _beside_faster(ranked: Sequence[Candidate], objective: Objective) -> str:
-    """Say why the first is taken although others score better, where some do."""
+    """Return why the first is chosen although others score better; empty if none does."""
     best = ranked[0]
     faster = [c.score(objective) for c in ranked[1:] if c.score(objective) < best.score(objective)]
     if not faster:
@@ -266,13 +267,15 @@ def _beside_faster(ranked: Sequence[Candidate], objective: Objective) -> str:
     gain = best.score(objective) / min(faster) - 1
     if gain <= TIE - 1:
         return f"; more parity or depth would gain {gain:.1%}"
-    return f"; what is {gain:.0%} faster is less sure of it"
+    return f"; a scheme that is {gain:.0%} faster lacks the safety margin"
 
 
 def check_budget(parity_budget: float) -> None:
-    """Refuse a budget that is none."""
+    """Raise UsageError `plan.budget.range` for an invalid budget."""
     if not 0 <= parity_budget <= 1:
-        raise UsageError("plan.budget.range", f"parity budget {parity_budget}: from 0 to 1")
+        raise UsageError(
+            "plan.budget.range", f"parity budget {parity_budget}; allowed: from 0 to 1"
+        )
 
 
 @lru_cache
@@ -281,7 +284,7 @@ def _sizes() -> tuple[int, ...]:
 
 
 def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:
-    """Of candidates by rising score: the sure ones, of them the best, of those the simplest."""
+    """Return the simplest of the best among the sure candidates; `found` is by ascending score."""
     limit = found[0].score(objective) * SURE
     sure = [candidate for candidate in found if candidate.is_sure(objective, limit)] or found
     limit = sure[0].score(objective) * TIE

@@ -1,7 +1,7 @@
-"""Loss of a path from its counters, with a confidence interval, and when to plan anew.
+"""Estimates a path's loss from its counters, with confidence intervals; decides when to replan.
 
-Only losses that nothing explains count: those beside congestion marks or a rising delay are the
-rate's business, those of the own host's queues nobody's on the path.
+Only unexplained losses count. Losses together with congestion marks or a rising delay are for the
+rate control to handle, and drops by this host's own queues didn't happen on the path.
 """
 
 import math
@@ -14,38 +14,38 @@ from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan, plan
 
 QUANTILE: Final = 1.96
-"""Of the normal distribution: two-sided intervals of 95 %."""
+"""Quantile of the normal distribution, for two-sided intervals of 95 %."""
 PRIOR_RUNS: Final = 0.5
-"""Runs of losses that stand in for none, so that a clean path is not held to be a perfect one."""
+"""Runs of losses assumed when none was seen, so that a clean path isn't taken for a perfect one."""
 PRIOR_PACKETS: Final = 50_000
-"""Packets seen before the first: a new path is taken for one of 1e-5."""
+"""Packets assumed in addition, so that a new path is taken to have a loss of 1e-5."""
 RECENT_RUNS: Final = 8
-"""Runs of losses after which the recent stretch joins the steady one …"""
+"""Runs of losses after which the recent evidence is merged into the steady one …"""
 RECENT_PACKETS: Final = 1 << 16
-"""… and packets after which it does anyway."""
+"""… or packets, whichever comes first."""
 CHANGE: Final = 3.0
-"""A path has changed, or a plan is out of date, by this factor beyond an interval."""
+"""Factor beyond an interval at which a path has changed, or a plan is out of date."""
 DELAY_RISE: Final = 0.05
-"""Growth of the queueing delay, in round trips, that makes losses congestive."""
+"""Growth of the queueing delay, in round trips, at which losses count as congestion."""
 BURST_MAX: Final = 1e4
 RATE_MAX: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCounters:
-    """Counters of one path since it was opened, in packets; local drops are among sent and lost."""
+    """Counters of one path since its opening, in packets; `sent`, `lost` include local drops."""
 
     sent: int = 0
     lost: int = 0
     loss_runs: int = 0
-    """Runs of packets that were lost one after the other."""
+    """Runs of consecutive losses."""
     congestion_marks: int = 0
-    """CE marks that the peer echoed."""
+    """CE marks echoed by the peer."""
     local_drops: int = 0
     """Packets that this host's own queues refused."""
 
     def since(self, older: "PathCounters") -> "PathCounters":
-        """Return what was added; a counter that went back has started anew."""
+        """Return the increase since `older`; a counter that decreased was restarted from 0."""
         pairs = zip(astuple(self), astuple(older), strict=True)
         added = [new - old if new >= old else new for new, old in pairs]
         return PathCounters(
@@ -59,14 +59,14 @@ class PathCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Packets and runs of losses of one stretch of time, without those that are explained."""
+    """Packets and unexplained losses of one period of time."""
 
     sent: float = 0.0
     lost: float = 0.0
     runs: float = 0.0
 
     def plus(self, other: "Evidence") -> "Evidence":
-        """Both together."""
+        """Return the sum of both."""
         return Evidence(
             sent=self.sent + other.sent, lost=self.lost + other.lost, runs=self.runs + other.runs
         )
@@ -74,7 +74,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossEstimate:
-    """What is thought of a path's loss; intervals of 95 %."""
+    """An estimate of a path's loss, with 95 % confidence intervals."""
 
     loss: Loss
     rate_low: float
@@ -82,10 +82,10 @@ class LossEstimate:
     burst_low: float
     burst_high: float
     packets: float
-    """Packets that it rests on."""
+    """Number of packets that it is based on."""
 
     def is_beyond(self, planned: Loss) -> bool:
-        """Whether what was planned for lies outside the intervals by a factor of CHANGE."""
+        """Return True if the planned loss is outside the intervals by a factor of CHANGE."""
         burst = planned.burst_packets
         return (
             planned.rate * CHANGE < self.rate_low
@@ -96,11 +96,11 @@ class LossEstimate:
 
 
 def estimate(evidence: Evidence) -> LossEstimate:
-    """Estimate from one stretch.
+    """Return the estimate from one period's evidence.
 
-    Runs are Poisson (Wilson and Hilferty's form of the exact interval), their lengths geometric,
-    so the number of lost packets is compound Poisson: it varies 2 - 1/B times as much as runs of B
-    would by their number alone.
+    The number of runs is Poisson (Wilson and Hilferty's approximation of the exact interval), their
+    lengths are geometric. So the number of lost packets is compound Poisson: its variance is
+    2 - 1/B times that of runs of the constant length B.
     """
     runs, lost = evidence.runs, max(evidence.lost, evidence.runs)
     burst = min(max(lost / runs, 1.0), BURST_MAX) if runs else 1.0
@@ -122,7 +122,7 @@ def estimate(evidence: Evidence) -> LossEstimate:
 
 
 def poisson_interval(count: float) -> tuple[float, float]:
-    """Interval of 95 % for the mean of a Poisson variable that came out as `count`."""
+    """Return the 95 % confidence interval for the mean of a Poisson variable, given a sample."""
     low = 0.0
     if count > 0:
         root = 1 - 1 / (9 * count) - QUANTILE / (3 * math.sqrt(count))
@@ -132,7 +132,7 @@ def poisson_interval(count: float) -> tuple[float, float]:
 
 
 class LossEstimator:
-    """Follows one path. An interval counts if neither it nor a neighbour saw congestion."""
+    """Estimates one path's loss, from intervals without congestion in them or their neighbours."""
 
     def __init__(self) -> None:
         self._counters = PathCounters()
@@ -144,10 +144,10 @@ class LossEstimator:
         self.congestion_losses = 0
         """Packets lost in intervals of congestion."""
         self.local_drops = 0
-        """Packets that this host's own queues refused."""
+        """Packets dropped by this host's own queues."""
 
     def observe(self, counters: PathCounters, *, queue_delay_round_trips: float = 0.0) -> None:
-        """Take the counters of now, and how long packets queue on the path, in round trips."""
+        """Process the present counters, and the path's queueing delay in round trips."""
         added = counters.since(self._counters)
         self._counters = counters
         rise = queue_delay_round_trips - (self._delay or 0.0)
@@ -161,7 +161,7 @@ class LossEstimator:
             runs=min(added.loss_runs, lost) if lost else 0,
         )
         if is_congested:
-            # What was lost just before belongs to the same queue.
+            # Losses in the interval just before are part of the same congestion.
             if self._waiting is not None:
                 self.congestion_losses += round(self._waiting.lost)
             self.congestion_losses += lost
@@ -177,7 +177,7 @@ class LossEstimator:
 
     @property
     def estimate(self) -> LossEstimate:
-        """What is thought now."""
+        """The present estimate."""
         return estimate(self._steady.plus(self._recent))
 
     def _count(self, evidence: Evidence) -> None:
@@ -186,7 +186,7 @@ class LossEstimator:
         is_worse = now.rate_low > before.rate_high * CHANGE
         is_better = now.rate_high * CHANGE < before.rate_low
         if is_worse or is_better:
-            # A path that has changed is another path: what was seen before says nothing of it.
+            # The path has changed, so older evidence is worthless.
             self._steady, self._recent = self._recent, Evidence()
         elif self._recent.runs >= RECENT_RUNS or self._recent.sent >= RECENT_PACKETS:
             self._steady, self._recent = self._steady.plus(self._recent), Evidence()
@@ -203,13 +203,13 @@ class Planner:
         *,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the first plan; for `check` see `plan`."""
+        """Make the first plan; `check` and errors as in `plan`."""
         self.estimator = LossEstimator()
         self._check = check
         self.plan = plan(path, objective, parity_budget, check=check)
 
     def update(self) -> Plan | None:
-        """Return a new plan if the estimate has moved far from what the present one is for."""
+        """Return a new plan if the estimate is far from the present plan's loss, else None."""
         found, planned = self.estimator.estimate, self.plan.path.loss
         is_worst = min(found.loss.rate, planned.rate) >= PLANNED_LOSS_MAX
         if is_worst or not found.is_beyond(planned):

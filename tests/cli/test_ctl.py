@@ -378,7 +378,7 @@ def test_what_needs_an_extra_names_it(arguments: list[str]) -> None:
         [sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr.endswith(": it needs pyroute2: pip install 'sealane[lab]'\n")
+    assert done.stderr.endswith(": pyroute2 is not installed: pip install 'sealane[lab]'\n")
 
 
 def test_a_command_imports_its_own_noun_only():

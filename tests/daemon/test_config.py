@@ -95,8 +95,8 @@ MISTAKES = {
         + ENROLMENT
         + '[gateway]\nlisten = "0.0.0.0:1"\ntarget_node = "t"\ntarget_address = "h:1"\n',
         (
-            'gateway.listen: found "0.0.0.0:1"; allowed: a loopback address:port, because what '
-            "passes there is plain [config.value]"
+            'gateway.listen: found "0.0.0.0:1"; allowed: a loopback address:port, because its '
+            "data is not encrypted [config.value]"
         ),
     ),
     "plain subsystem open to the network": (
@@ -106,16 +106,16 @@ MISTAKES = {
         + '[[target.subsystems]]\nnqn = "nqn.2026-11.x:a"\nallow_any_host = true\n',
         (
             'target: found {"listen": "192.0.2.1:1", "subsystems": [{"nqn": "nqn.2026-11.x:a", '
-            '"allow_an…; allowed: plain subsystems on a loopback target.listen only, unless '
-            "allow_plain_network = true says that their data may cross the network in the clear "
+            '"allow_an…; allowed: plain subsystems with a loopback target.listen only, unless '
+            "allow_plain_network = true permits their data on the network in the clear "
             "[config.value]"
         ),
     ),
     "nvme store without namespaces": (
         NODE + ENROLMENT + '[target]\nstore = "nvme"\n',
         (
-            'target: found {"store": "nvme"}; allowed: namespaces with the store nvme, none with '
-            "the others [config.value]"
+            'target: found {"store": "nvme"}; allowed: namespaces if store is "nvme", and only '
+            "then [config.value]"
         ),
     ),
     "one namespace twice": (
@@ -125,21 +125,21 @@ MISTAKES = {
         + 'namespaces = ["/dev/ng0n1", "/dev/ng0n1"]\n',
         (
             'target: found {"store": "nvme", "namespaces": ["/dev/ng0n1", "/dev/ng0n1"]}; allowed: '
-            "each namespace once [config.value]"
+            "namespaces without duplicates [config.value]"
         ),
     ),
     "namespaces of a file store": (
         NODE + ENROLMENT + '[target]\nnamespaces = ["/dev/ng0n1"]\n',
         (
-            'target: found {"namespaces": ["/dev/ng0n1"]}; allowed: namespaces with the store '
-            "nvme, none with the others [config.value]"
+            'target: found {"namespaces": ["/dev/ng0n1"]}; allowed: namespaces if store is '
+            '"nvme", and only then [config.value]'
         ),
     ),
     "emulated store without a drive": (
         NODE + ENROLMENT + '[target]\nstore = "emulated"\n',
         (
-            'target: found {"store": "emulated"}; allowed: a drive with the store emulated, none '
-            "with the others [config.value]"
+            'target: found {"store": "emulated"}; allowed: drive if store is "emulated", and only '
+            "then [config.value]"
         ),
     ),
     "two subsystems of one name": (
@@ -149,7 +149,7 @@ MISTAKES = {
         + '[[target.subsystems]]\nnqn = "nqn.2026-11.x:a"\nallow_any_host = true\n' * 2,
         (
             'target.subsystems: found [{"nqn": "nqn.2026-11.x:a", "allow_any_host": true}, '
-            '{"nqn": "nqn.2026-11.x:a…; allowed: each subsystem\'s nqn once [config.value]'
+            '{"nqn": "nqn.2026-11.x:a…; allowed: subsystems without duplicate nqns [config.value]'
         ),
     ),
     "namespace without a size": (
@@ -178,53 +178,59 @@ MISTAKES = {
     ),
     "no key encryption key": (
         NODE + '[broker]\npolicy_file = "/p"\n',
-        'broker: found {"policy_file": "/p"}; allowed: one of key_file and hsm [config.value]',
+        'broker: found {"policy_file": "/p"}; allowed: either key_file or hsm [config.value]',
     ),
     "key file with evidence that has none": (
         NODE + ENROLMENT.replace("software", "tpm2") + "[target]\n",
         (
             'enrolment: found {"broker_address": "h:1", "attestation_address": "h:2", '
-            '"trust_anchor": "/t",…; allowed: a key_file with software evidence, none with '
-            "other kinds [config.value]"
+            '"trust_anchor": "/t",…; allowed: key_file if evidence is "software", and '
+            "only then [config.value]"
         ),
     ),
     "store without its cluster": (
         NODE + BROKER.replace("[broker]\n", '[broker]\nstore = "etcd"\n'),
         (
             'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k", '
-            '"allow_unsigned_poli…; allowed: a '
-            "section etcd with the store etcd, none with sqlite [config.value]"
+            '"allow_unsigned_poli…; allowed: the section '
+            'etcd if store is "etcd", and only then [config.value]'
         ),
     ),
     "cluster in the clear": (
         NODE + BROKER + '[broker.etcd]\nendpoints = ["127.0.0.1:2379", "etcd.example:2379"]\n',
         (
             'broker.etcd: found {"endpoints": ["127.0.0.1:2379", "etcd.example:2379"]}; allowed: '
-            "endpoints beyond loopback only with ca_file: mutual TLS [config.value]"
+            "only loopback endpoints without ca_file (mutual TLS) [config.value]"
         ),
     ),
     "half of mutual TLS": (
         NODE + BROKER + '[broker.etcd]\nendpoints = ["h:1"]\nca_file = "/ca"\n',
         (
-            'broker.etcd: found {"endpoints": ["h:1"], "ca_file": "/ca"}; allowed: ca_file, '
-            "certificate_file and key_file together, or none of them [config.value]"
+            'broker.etcd: found {"endpoints": ["h:1"], "ca_file": "/ca"}; allowed: all of ca_file, '
+            "certificate_file and key_file, or none of them [config.value]"
         ),
     ),
     "cluster without members": (
         NODE + BROKER + "[broker.etcd]\nendpoints = []\n",
-        "broker.etcd.endpoints: found []; allowed: one or more host:port, each once [config.value]",
+        (
+            "broker.etcd.endpoints: found []; allowed: one or more host:port, without duplicates "
+            "[config.value]"
+        ),
     ),
     "register that no TPM has": (
         NODE
         + ENROLMENT.replace("software", "tpm2").replace('key_file = "/k"\n', "")
         + "[enrolment.tpm2]\npcrs = [24]\n[target]\n",
-        "enrolment.tpm2.pcrs: found [24]; allowed: one or more of 0…23, each once [config.value]",
+        (
+            "enrolment.tpm2.pcrs: found [24]; allowed: one or more of 0…23, without duplicates "
+            "[config.value]"
+        ),
     ),
     "missing section": (BROKER, "node: missing; it has no default [config.missing]"),
     "no role": (
         NODE,
         (
-            "no role; allowed is one or more of the sections [broker], [target], "
+            "no role; allowed: one or more of the sections [broker], [target], "
             "[gateway], [fabric] "
             "[config.role]"
         ),
@@ -241,8 +247,8 @@ MISTAKES = {
         NODE + ENROLMENT + "[fabric]\nrate_max_bits_per_second = 1000000\n"
         'data_listen = ["127.0.0.1", "::1"]\npaths = 17\n',
         (
-            "fabric.paths: found 17; allowed: 1 to 16 for each address of data_listen, "
-            "32 together [config.value]"
+            "fabric.paths: found 17; allowed: 1…16 for each address of data_listen, "
+            "32 in all [config.value]"
         ),
     ),
 }
@@ -384,5 +390,5 @@ def test_every_third_party_has_its_own_name_and_namespace(
         assert gateway is not None
         assert [party.name for party in gateway.third_party] == ["a", "b"]
     else:
-        with pytest.raises(UsageError, match="each name once and each namespace once"):
+        with pytest.raises(UsageError, match="names and namespaces without duplicates"):
             load_config(path)

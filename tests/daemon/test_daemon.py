@@ -79,7 +79,7 @@ def test_second_start_in_one_run_directory_is_refused(site: Site, broker: Daemon
     assert ended.returncode == 4
     assert ended.stderr == (
         f"sealaned: {broker.socket}: in use by a running sealaned; "
-        "give this one another node.run_dir [daemon.running]\n"
+        "configure another node.run_dir [daemon.running]\n"
     )
     assert sealanectl("--socket", broker.socket, "status").returncode == 0
 
@@ -94,7 +94,7 @@ def test_second_daemon_of_a_state_directory_is_refused_before_it_enrols(
     assert ended.returncode == 4
     assert ended.stderr == (
         f"sealaned: {site.root / 'broker'}: in use by a running sealaned; "
-        "give this one another node.state_dir [daemon.running]\n"
+        "configure another node.state_dir [daemon.running]\n"
     )
 
 
@@ -146,7 +146,7 @@ def test_unusable_run_directory_is_refused(site: Site) -> None:
     (site.root / "broker-run").write_text("a file")
     ended = sealaned("--config", config)
     assert ended.returncode == 2
-    assert _error(ended.stderr).endswith("is no directory [directory.unusable]")
+    assert _error(ended.stderr).endswith("is not a directory [directory.unusable]")
 
 
 def test_wrong_key_encryption_key_is_not_verified(site: Site) -> None:

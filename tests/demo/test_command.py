@@ -33,7 +33,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--input", "absent"], r"--input: found no file absent, allowed: a readable file"),
+        (["--input", "absent"], r"--input: absent does not exist, allowed: a readable file"),
         (["--input", "."], r"--input: \. is a directory, allowed: a regular file"),
         (["--input", "empty"], r"--input: empty has 0 bytes, allowed: 1 to \d+"),
         (["--messages", "0"], r"--messages: found '0', allowed: 1 to 1000"),

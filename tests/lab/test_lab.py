@@ -179,7 +179,7 @@ def test_a_name_is_given_once(shared: RunningLab, tmp_path: Path) -> None:
     result = command("up", path, "--unmeasured", "--name", shared.name)
 
     assert result.returncode == 2
-    assert f"there is a lab {shared.name} already" in result.stderr
+    assert f"lab {shared.name} is already running" in result.stderr
 
 
 def test_a_machine_is_not_asked_for_more_than_it_carries(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_machine_is_not_asked_for_more_than_it_carries(tmp_path: Path) -> None
     result = command("up", path, "--name", name)
 
     assert result.returncode == 2
-    assert "packets a second of 1500 bytes when all are busy" in result.stderr
+    assert "packets per second of 1500 bytes" in result.stderr
     assert "lab.capacity" in result.stderr
     assert name not in lab_names(0)
 
@@ -207,7 +207,7 @@ def test_down_is_done_once_and_asked_as_often_as_one_likes(
     ]
     assert [result.returncode for result in results] == [0, 0]
     assert lab.name not in lab_names(0)
-    assert "no lab" in run(lab, "a", "--", "true").stderr
+    assert f"lab {lab.name} is not running" in run(lab, "a", "--", "true").stderr
 
 
 def namespaces(kind: str) -> dict[int, str]:
@@ -307,7 +307,7 @@ sys.stdin.read()
         squatter.kill()
 
     assert result.returncode == 2
-    assert "held by user 65534" in result.stderr
+    assert "belongs to user id 65534" in result.stderr
 
 
 def test_a_stranger_is_not_answered(shared: RunningLab) -> None:

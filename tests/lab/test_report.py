@@ -68,13 +68,16 @@ def test_since_the_start_counts_everything() -> None:
         ),
         (
             lambda link: link["forward"].update(unsent_packets=1),
-            "1 packets the kernel did not take",
+            "1 packets were refused by the kernel",
         ),
         (
             lambda link: link["forward"]["paths"][0].update(crowded_packets=1),
-            "1 packets had no room",
+            "1 packets did not fit the emulator's memory",
         ),
-        (lambda link: link.update(missed_packets=1), "1 packets were dropped beside the link"),
+        (
+            lambda link: link.update(missed_packets=1),
+            "1 packets were dropped before they reached the link",
+        ),
         (lambda link: link.update(oversized_packets=1), "1 packets were longer than the MTU"),
     ],
 )

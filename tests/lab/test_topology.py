@@ -62,22 +62,22 @@ def test_the_way_back_may_lose_packets_in_the_other_way(
         (wan("x", link="delay_micros = 1\nbuffer_bytes = 2000\n"), "rate_bits_per_second: missing"),
         (wan("an-interface-name"), "1…15 of a to z"),
         (wan("lo"), "but not 'lo'"),
-        (wan("x", left="b"), "b is on both"),
-        (wan("x", "loss = 0.1\nburst = {p = 0.1, r = 0.2}"), "loss or burst, not both"),
-        (wan("x", "reorder = 0.1"), "reorder and reorder_micros_max together"),
-        (wan("x", "red = {low_bytes = 2, high_bytes = 1}"), "does not exceed high_bytes"),
-        (wan("x", "outages = [{start_seconds = 2.0, end_seconds = 1.0}]"), "before end_seconds"),
+        (wan("x", left="b"), "not b on both"),
+        (wan("x", "loss = 0.1\nburst = {p = 0.1, r = 0.2}"), "either loss or burst"),
+        (wan("x", "reorder = 0.1"), "both reorder and reorder_micros_max"),
+        (wan("x", "red = {low_bytes = 2, high_bytes = 1}"), "low_bytes up to high_bytes"),
+        (wan("x", "outages = [{start_seconds = 2.0, end_seconds = 1.0}]"), "less than end_seconds"),
         (
             wan("x", "outages = [{path = 1, start_seconds = 1, end_seconds = 2.0}]"),
-            "paths 0…0; there is no 1",
+            "paths 0…0, not of path 1",
         ),
         (wan("x", "forward_to = '192.0.2.1:5'"), "a numeric loopback address:port"),
-        (wan("x") + wan("x"), "each name once"),
+        (wan("x") + wan("x"), "names without duplicates"),
         (
             wan(
                 "x", link=CLEAN.replace("50_000_000", "400_000_000_000").replace("5_000", "100_000")
             ),
-            "hold 1073741824 bytes together at most; these hold 5016000000",
+            "in transit; with this rate, delay and buffer it would be 5016000000",
         ),
     ],
 )

@@ -73,7 +73,8 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
 def test_endless_and_missing_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_file("/dev/zero", key="a.b")
-    assert str(caught.value) == f"a.b /dev/zero: allowed are {FILE_BYTES_MAX} bytes [config.size]"
+    text = f"a.b /dev/zero: too large; allowed: {FILE_BYTES_MAX} bytes [config.size]"
+    assert str(caught.value) == text
     for read in (read_file, read_secret):
         with pytest.raises(UsageError) as caught:
             read(str(tmp_path / "none"), key="a.b")

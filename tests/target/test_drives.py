@@ -75,7 +75,7 @@ def test_volume_gets_the_smallest_namespace_that_is_free_and_fits(rack: Rack) ->
     with pytest.raises(UnavailableError) as caught:
         drives.claim(C, SECTORS)
     assert caught.value.reason == "store.create"
-    for why in ("huge: has a volume", "small: it has", "occupied: it holds", "missing: [Errno 2]"):
+    for why in ("huge: in use", "small: too small", "occupied: not empty", "missing: [Errno 2]"):
         assert why in str(caught.value)
     assert not rack.link(C).is_symlink()
 
@@ -86,7 +86,7 @@ def test_namespace_under_two_names_is_one(rack: Rack) -> None:
     drives = Drives([alias, path], rack.directory)
     drives.claim(A, SECTORS)
     # Also as long as nothing is laid out on it.
-    with pytest.raises(UnavailableError, match="has a volume"):
+    with pytest.raises(UnavailableError, match="in use by a volume"):
         drives.claim(B, SECTORS)
 
 
