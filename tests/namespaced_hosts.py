@@ -193,7 +193,7 @@ def hosts(root: Path, addresses: Mapping[str, str]) -> Iterator[dict[str, Host]]
             path = root / "entering" / host.address
             # As scp does: a path that isn't absolute is below the home directory.
             path.write_text(
-                f'#!/bin/sh\nexec {" ".join(host.entering)} '
+                f"#!/bin/sh\nexec {' '.join(host.entering)} "
                 f"""sh -c 'cd "$0" && exec "$@"' {host.home} "$@"\n"""
             )
             path.chmod(0o700)
@@ -205,13 +205,14 @@ def _write_stand_ins(root: Path) -> None:
     (root / "bin").mkdir()
     nothing = "#!/bin/sh\n"
     tmpfiles = "#!/bin/sh\nmkdir -p /etc/sealane\n"
+    plain_host = Path(__file__).with_name("plain_host.py")
     for name, script in {
         "systemctl": _SYSTEMCTL,
         "systemd-sysusers": nothing,
         "systemd-tmpfiles": tmpfiles,
         "scp": _SCP,
         "modprobe": nothing,
-        "nvme": f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("plain_host.py")} "$@"\n',
+        "nvme": f'#!/bin/sh\nexec {sys.executable} {plain_host} "$@"\n',
     }.items():
         path = root / "bin" / name
         path.write_text(script)

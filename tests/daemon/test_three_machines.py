@@ -21,6 +21,7 @@ EVERY_HOST = "every host"
 WITH_NVME = ", with nvme-tcp"
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
     pytest.mark.skipif(
         any(shutil.which(name) is None for name in NEEDED),
@@ -44,12 +45,15 @@ def machines() -> Iterator[dict[str, Host]]:
     """Run the page's hosts, with what it says that its reader has."""
     pytest.importorskip("tpm2_pytss", reason="tpm2-pytss is not installed (make packages build)")
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", PAGE.read_text(), re.MULTILINE)
-    with short_directory() as root, hosts(root, dict(rows)) as made:
-        with certified_tpms(made, root) as roots:
-            for host in made.values():
-                host.write("/etc/sealane/tpm-roots.pem", roots)
-                host.write("/etc/nvme/hostnqn", f"{HOST_NQN}\n".encode())
-            yield made
+    with (
+        short_directory() as root,
+        hosts(root, dict(rows)) as made,
+        certified_tpms(made, root) as roots,
+    ):
+        for host in made.values():
+            host.write("/etc/sealane/tpm-roots.pem", roots)
+            host.write("/etc/nvme/hostnqn", f"{HOST_NQN}\n".encode())
+        yield made
 
 
 def run(machines: dict[str, Host], where: str, block: str) -> str:
