@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ WITH_NVME = ", with nvme-tcp"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
     pytest.mark.skipif(
         any(shutil.which(name) is None for name in NEEDED),
@@ -56,16 +59,31 @@ def machines() -> Iterator[dict[str, Host]]:
         yield made
 
 
-def run(machines: dict[str, Host], where: str, block: str) -> str:
-    """Run a block of the page where it says, and return the output of the last host."""
-    # The TPMs here answer on a socket instead of a device.
-    tcti = f"swtpm:host=127.0.0.1,port={TPM_PORT}"
-    block = block.replace("device:/dev/tpmrm0", tcti)
-    said = ""
-    for name in machines if where == EVERY_HOST else where.split(", "):
-        # The first blocks are for the folder that the wheel came with.
-        said = machines[name].run_block(block, cwd=ROOT if "systemd/" in block else None)
-    return said
+@dataclass
+class Reader:
+    """Does what the page says, where it says."""
+
+    machines: dict[str, Host]
+    shells: defaultdict[str, str] = field(default_factory=lambda: defaultdict(str))
+    """The variables of one shell on each host: the lines that set them."""
+
+    def run(self, where: str, block: str) -> str:
+        """Run a block, and return the output of the last host."""
+        # The TPMs here answer on a socket instead of a device.
+        tcti = f"swtpm:host=127.0.0.1,port={TPM_PORT}"
+        block = block.replace("device:/dev/tpmrm0", tcti)
+        said = ""
+        for name in self.machines if where == EVERY_HOST else where.split(", "):
+            # The first blocks are for the folder that the wheel came with.
+            cwd = ROOT if "systemd/" in block else None
+            said = self.machines[name].run_block(self.shells[name] + block, cwd=cwd)
+            self.shells[name] += "".join(re.findall(r"^\w+=\$.*\n", block, re.MULTILINE))
+        return said
+
+    def arguments(self, name: str, command: str) -> list[str]:
+        """Return what a host's shell makes of an `nvme` command."""
+        printed = command.replace("nvme connect", "printf '%s\\n'")
+        return self.machines[name].run_block(self.shells[name] + printed).splitlines()
 
 
 EXTEND = f"""
@@ -80,19 +98,16 @@ with ESAPI("swtpm:host=127.0.0.1,port={TPM_PORT}") as tpm:
 """
 
 
-def arguments(host: Host, command: str) -> list[str]:
-    """Return what a shell makes of an `nvme` command."""
-    return host.run_block(command.replace("nvme connect", "printf '%s\\n'")).splitlines()
-
-
 def test_three_machines_get_a_volume_and_a_session_by_the_pages_commands(
     machines: dict[str, Host],
 ) -> None:
     storage, compute = machines["storage-1"], machines["compute-1"]
     *steps, nodes, node, why = [b for b in blocks() if not b[0].endswith(WITH_NVME)]
-    *_, attached, connected = [run(machines, *step) for step in steps]
+    reader = Reader(machines)
+    *_, attached, connected = [reader.run(*step) for step in steps]
     (shown,) = re.findall(r"^connect with +(.*)$", attached, re.MULTILINE)
-    assert arguments(compute, shown) == arguments(compute, steps[-1][1])
+    command = reader.arguments("compute-1", steps[-1][1])
+    assert reader.arguments("compute-1", shown) == command
     uuid = connected.removeprefix("namespace ").strip()
 
     listener, opener = programs()
@@ -100,10 +115,10 @@ def test_three_machines_get_a_volume_and_a_session_by_the_pages_commands(
     assert "65536 bytes there in " in compute.run(sys.executable, "-c", opener)
     assert end(listening, storage.log) == "received 65536 bytes and sent them back\n"
 
-    said = run(machines, *nodes)
+    said = reader.run(*nodes)
     for entry in ("storage-1 +target", "storage-1 +fabric", "compute-1 +gateway"):
         assert re.search(rf"^{entry} +research ", said, re.MULTILINE), said
-    assert uuid in run(machines, *node)
+    assert uuid in reader.run(*node)
     assert not [host.name for host in machines.values() if '"event": "development' in host.log]
     search = f"! grep -rqF '{WRITTEN[:16].decode()}' /var/lib/sealane && du -s /var/lib/sealane"
     assert int(storage.run("bash", "-c", search).split()[0]) > 256 << 10  # KiB
@@ -113,4 +128,4 @@ def test_three_machines_get_a_volume_and_a_session_by_the_pages_commands(
     compute.run(sys.executable, "-c", EXTEND)
     with pytest.raises(AssertionError, match=r"attestation\.refused"):
         compute.run_block("systemctl start sealaned")
-    assert "attestation.measurement.unknown" in run(machines, *why)
+    assert "attestation.measurement.unknown" in reader.run(*why)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_lab.build import HOST_NQN
 from kernel_lab.cluster import Disk
 from kernel_lab.lab import Lab
 
@@ -21,17 +22,17 @@ def commands(holding: str) -> list[str]:
 
 
 def test_linux_mounts_a_volume_by_the_pages_commands(lab: Lab, disk: Disk) -> None:
-    load, ask_uuid, connect = commands("nvme connect --transport tcp")
-    ask_disk, make, mount, *use = commands("mkfs.ext4")
+    load, find_uuid, connect = commands("nvme connect --transport tcp")
+    find_disk, make, mount, *use = commands("mkfs.ext4")
     # The gateway of this lab is across an emulated network, at a port of its own, and the guest has
-    # neither udev nor sealanectl.
-    assert ask_uuid.startswith("uuid=$(sealanectl ")
-    assert ask_disk.startswith("disk=$(ls /dev/disk/by-id/nvme-uuid.")
+    # no udev, which names the disk after its UUID.
+    assert find_disk == "disk=/dev/disk/by-id/nvme-uuid.$uuid"
     connect = connect.replace("127.0.0.1", "$LAB_HOST").replace("4421", str(disk.port))
     lab.run(
-        f"uuid={disk.uuid}",
+        f"volume=volumes/{disk.uuid} host_nqn={HOST_NQN}",
         f"echo '{disk.secret}' >~/first.secret",
         load,
+        find_uuid,
         connect,
         f"nqn={disk.nqn}",
         "namespace 1",
