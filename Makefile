@@ -10,21 +10,21 @@ BIN := $(VENV)/bin
 STAMP := .make
 NATIVE_SOURCES := $(shell find native \( -path native/target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
-# What tests draw comes from SEED, so that a gate says the same of the same commit. `make hunt` and
-# `make kill-test` draw one and print it; with SEED=n they repeat.
+# Random values in tests come from SEED, so that a gate gives the same result for the same commit.
+# `make hunt` and `make kill-test` choose a new seed and print it; SEED=n repeats a run.
 SEED ?= 1
 NEW_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 export SEALANE_SEED = $(SEED)
 export PROPTEST_RNG_SEED = $(SEED)
 export PYTHONHASHSEED = 0
-# Two workers per core, as tests wait half of their time; each has the daemons that its tests share,
-# and idle ones take from the others' ends,
-# so that tests of one module stay together. ARGS="-n 0" runs in one process.
+# Two workers per core, as tests wait half of their time. Each has the daemons that its tests share,
+# and idle workers take tests from the ends of the others' queues, so that tests of one module stay
+# together. ARGS="-n 0" runs in one process.
 PARALLEL := -n $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 ))) --dist worksteal
 
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: tools
 tools:
@@ -35,11 +35,11 @@ $(STAMP)/venv: requirements-dev.lock | tools
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	mkdir -p $(STAMP) && touch $@
 
-# Built against libtss2-dev, so only where that is installed (make packages).
+# Built against libtss2-dev, so only if that is installed (make packages).
 $(STAMP)/tpm: requirements-tpm.lock $(STAMP)/venv
 	if pkg-config --exists tss2-esys tss2-fapi; then \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $<; \
-	else echo "no libtss2-dev: TPM evidence is left out (make packages installs it)"; fi
+	else echo "no libtss2-dev: built without TPM evidence (make packages installs it)"; fi
 	touch $@
 
 $(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURCES)
@@ -50,7 +50,7 @@ $(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURC
 build: $(STAMP)/native $(STAMP)/tpm ## virtual environment and native engine, in release mode
 
 .PHONY: demo
-demo: build ## the main job on this machine; INPUT=FILE takes your own bytes
+demo: build ## the main job on this machine; INPUT=FILE uses your own bytes
 	$(BIN)/sealane demo --all-reduce $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 .PHONY: test
@@ -62,12 +62,12 @@ test: build ## unit, property, simulation and end-to-end tests
 check: lint test test-order demo test-wheel ## everything CI runs
 
 .PHONY: packages
-packages: ## install the Debian packages that lab, fuzzing and the tests of TPM, HSM and etcd need (root)
+packages: ## install the Debian packages for lab, fuzzing and the tests of TPM, HSM and etcd (root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$(grep -v '^#' tools/apt-packages)
 
 .PHONY: lab
-lab: build ## stock Linux kernels as hosts and targets of ours, all tests (15 minutes)
+lab: build ## all tests with stock Linux kernels as hosts and targets (15 minutes)
 	$(BIN)/pytest tests/kernel_lab -m lab --durations=0 $(ARGS)
 
 .PHONY: lab-short
@@ -82,7 +82,7 @@ export CASES ?= 5000
 
 .PHONY: hunt
 hunt: SEED := $(NEW_SEED)
-hunt: build ## properties and simulations with chances never drawn before, CASES (5,000) of each property; SEED=n repeats
+hunt: build ## properties and simulations with a new seed, CASES (5,000) of each property; SEED=n repeats
 	@echo SEED=$(SEED)
 	cd native && PROPTEST_CASES=$(CASES) cargo test --locked --release --quiet --no-fail-fast --workspace --exclude sealane-py
 	$(BIN)/pytest $(PARALLEL) -q --randomly-seed=$(SEED) --hypothesis-profile=hunt -m "not slow" $(ARGS)
@@ -95,7 +95,7 @@ kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under
 	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s --randomly-seed=$(SEED) $(ARGS)
 
 .PHONY: freshness-model
-freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
+freshness-model: ## search the model of the freshness protocol; print what goes wrong without each rule
 	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)
 
 DEBIAN_TORCH := /usr/lib/python3/dist-packages
@@ -103,15 +103,15 @@ DEBIAN_TORCH := /usr/lib/python3/dist-packages
 WORLDS ?= 100000
 
 .PHONY: freshness-worlds
-freshness-worlds: ## WORLDS (100,000) seeded worlds of crashes and attacks on stores that keep freshness
+freshness-worlds: ## WORLDS (100,000) seeded simulations of crashes of, and attacks on, stores that keep freshness
 	cd native && WORLDS=$(WORLDS) cargo test --locked --release --package sealane-engine --lib many_worlds -- --ignored --nocapture
 
 .PHONY: freshness-world
-freshness-world: ## one of them, step by step: SEED=n
+freshness-world: ## one of those simulations, step by step: SEED=n
 	cd native && SEED=$(SEED) cargo test --locked --package sealane-engine --lib one_world -- --ignored --nocapture
 
 .PHONY: ring-stress
-ring-stress: ## post, land and complete on two threads, 10^7 messages (minutes)
+ring-stress: ## post, receive and complete on two threads, 10^7 messages (minutes)
 	cd native && RING_ROUNDS=10000000 cargo test --locked --release -p sealane-engine --lib ring_stress -- --nocapture
 
 .PHONY: ring-lab
@@ -125,27 +125,27 @@ torch-test: build ## torch.distributed over sessions, with Debian's python3-torc
 	PYTHONPATH="$(CURDIR)/$(STAMP)/torch" $(BIN)/pytest tests/collectives/test_torch.py $(ARGS)
 
 .PHONY: bench-storage
-bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
+bench-storage: build ## compare plain and secure volumes; ARGS="--target HOST:PORT --subsystem NQN" for other targets
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
 
 .PHONY: bench-storage-path
-bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
+bench-storage-path: build ## cost of the secure path compared with the plain one: ratios, CPU per I/O by role
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
 
 .PHONY: bench-freshness
-bench-freshness: build ## freshness: tree, tables and stores; ARGS=--quick: in a minute
+bench-freshness: build ## freshness: tree, tables and stores; ARGS=--quick takes a minute
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.freshness $(ARGS)
 
 .PHONY: bench-sessions
-bench-sessions: build ## what a packet of a session costs beside TLS over TCP and QUIC; needs root
+bench-sessions: build ## cost of a session's packet compared with TLS over TCP and QUIC (root)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions packets $(ARGS)
 
 .PHONY: bench-kernels
-bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
+bench-kernels: build ## sealing and erasure coding compared with ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)
 
 .PHONY: bench-sessions-simulate
-bench-sessions-simulate: build ## the experiments of SDR-RDMA in virtual time, beside the model (10 minutes, goes on when run again)
+bench-sessions-simulate: build ## the experiments of SDR-RDMA in virtual time, compared with the model (10 minutes, resumable)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate $(ARGS)
 
 .PHONY: sessions-short
@@ -153,11 +153,11 @@ sessions-short: build ## the same with a tenth of the messages: what CI runs (a 
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate --quick --output sealane-sessions/short $(ARGS)
 
 .PHONY: bench-allreduce
-bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual time, beside the model (5 minutes)
+bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual time, compared with the model (5 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions allreduce $(ARGS)
 
 .PHONY: bench-sessions-lab
-bench-sessions-lab: build ## messages over long links beside TCP and QUIC (root; 10 minutes, goes on when run again)
+bench-sessions-lab: build ## messages over long links compared with TCP and QUIC (root; 10 minutes, resumable)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions lab $(ARGS)
 
 .PHONY: wheel
@@ -209,12 +209,12 @@ thread-sanitizer: ## tests of the tree, the leaves and the rings under ThreadSan
 	  cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu -p sealane-proto -p sealane-engine --lib -- freshness leaves_tests ring_stress
 
 .PHONY: address-sanitizer
-address-sanitizer: ## tests of the kernels of sealing and of the erasure code under AddressSanitizer (a nightly toolchain)
+address-sanitizer: ## tests of the sealing and erasure-code kernels under AddressSanitizer (a nightly toolchain)
 	cd native && RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/address-sanitizer \
 	  cargo +nightly test --locked --target x86_64-unknown-linux-gnu -p sealane-gcm -p sealane-erasure --lib --tests
 
 .PHONY: mutants
-mutants: build ## take each security check out by itself and see its tests fail; ARGS names some
+mutants: build ## remove each security check in turn and see its tests fail; ARGS names some
 	$(BIN)/python tools/mutants $(ARGS)
 
 .PHONY: lint
@@ -230,5 +230,5 @@ format: build ## format Python and Rust
 	cd native && cargo fmt
 
 .PHONY: clean
-clean: ## remove everything that make made
+clean: ## remove everything that make created
 	rm -rf $(VENV) $(STAMP) build dist native/target src/sealane/*.so src/*.egg-info

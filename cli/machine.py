@@ -53,18 +53,20 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
             for v in evidence_verifiers(lambda: known, tpm_roots=_roots(options.tpm_roots))
         }
         claims, devices = asyncio.run(
-            _claims(driver, sources, verifiers, node=options.node, role=options.role)
+            _claims(driver, sources, verifiers, node=options.node, role=options.role[0])
         )
     finally:
         driver.close()
-    who = {"node": options.node, "role": options.role}
-    lines = [*_hardware_entry(claims, devices, tenant=options.tenant, **who)]
+    roles = sorted(set(options.role))
+    lines = [
+        *_hardware_entry(claims, devices, node=options.node, roles=roles, tenant=options.tenant)
+    ]
     types = sorted({device.evidence_type for device in devices.values()})
     safe = {name: verifier.safe_flags for name, verifier in verifiers.items()}
-    lines += _reference_entry(claims, safe, name=options.node, secondary=types, role=options.role)
+    lines += _reference_entry(claims, safe, name=options.node, secondary=types, roles=roles)
     for label, device in devices.items():
         name = f"{options.node}-{label}"
-        lines += ["", *_reference_entry(device, safe, name=name, secondary=[], role=options.role)]
+        lines += ["", *_reference_entry(device, safe, name=name, secondary=[], roles=roles)]
     text = "\n".join(lines)
     if output.form == "json":
         output.show_one({"hardware_id": claims.hardware_id, "policy": text})
@@ -126,13 +128,13 @@ async def _claims(
 
 
 def _hardware_entry(
-    claims: Claims, devices: Mapping[str, Claims], *, node: str, role: str, tenant: str
+    claims: Claims, devices: Mapping[str, Claims], *, node: str, roles: Sequence[str], tenant: str
 ) -> Iterator[str]:
     """Yield TOML that names the machine and its devices."""
     yield "[[hardware]]"
     yield f'id = "{claims.hardware_id}"'
     yield f'nodes = ["{node}"]'
-    yield f'roles = ["{role}"]'
+    yield f"roles = {json.dumps(roles)}"
     yield f'tenant = "{tenant}"'
     if devices:
         yield f"devices = {json.dumps(sorted({d.hardware_id for d in devices.values()}))}"
@@ -145,7 +147,7 @@ def _reference_entry(
     *,
     name: str,
     secondary: Sequence[str],
-    role: str,
+    roles: Sequence[str],
 ) -> Iterator[str]:
     """Yield TOML that allows exactly `claims`; `safe_flags` are by type of evidence."""
     unsafe = {
@@ -157,7 +159,7 @@ def _reference_entry(
     yield f'name = "{name}"'
     yield f'evidence = "{claims.evidence_type}"'
     yield f'product = "{claims.product}"'
-    yield f'roles = ["{role}"]'
+    yield f"roles = {json.dumps(roles)}"
     yield f"tcb = {_table(claims.tcb)}"
     yield f"tcb_statuses = {json.dumps([claims.tcb_status] if claims.tcb_status else [])}"
     yield f"advisories = {json.dumps(list(claims.advisories))}"
@@ -194,7 +196,13 @@ def add_verbs(verbs: Any) -> None:
         file="configuration of the node's daemon",
     )
     made.add_argument("--node", required=True, help="name of the node")
-    made.add_argument("--role", required=True, choices=ROLES[1:], help="role of the node")
+    made.add_argument(
+        "--role",
+        required=True,
+        action="append",
+        choices=ROLES[1:],
+        help="role of the node; repeat the option for several roles",
+    )
     made.add_argument("--tenant", required=True, help="tenant whose volumes it may use")
     made.add_argument(
         "--collateral", type=Path, metavar="DIRECTORY", help="as broker.collateral_dir"

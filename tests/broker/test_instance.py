@@ -63,6 +63,18 @@ async def test_store_put_back_never_repeats_an_epoch_and_is_refused(disk: Disk) 
     assert disk.starts.value == 2
 
 
+async def test_store_restored_on_purpose_is_served_under_another_instance(disk: Disk) -> None:
+    await disk.start(commits=1)
+    snapshot = disk.path.read_bytes()
+    old = (await disk.start(commits=1)).arena
+    disk.path.write_bytes(snapshot)
+    assert await disk.refused() == "broker.store.rolled_back"
+    disk.starts, disk.heads = Count(), Count()
+    arena = (await disk.start(instance=4, commits=1)).arena
+    assert (arena.broker_instance, arena.start_epoch) == (4, 1)
+    assert arena.broker_instance != old.broker_instance
+
+
 async def test_empty_store_in_place_of_the_one_that_was_served_is_refused(disk: Disk) -> None:
     await disk.start()
     disk.path.unlink()

@@ -156,14 +156,43 @@ def test_the_page_of_errors_is_what_the_source_says() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+SECURITY = (
+    "understand/threat-model.md",
+    "understand/attack-tests.md",
+    "understand/channels.md",
+    "understand/attestation.md",
+    "understand/crash-consistency.md",
+    "formats/secure-queue.md",
+)
+"""The documents of security, below docs/."""
+TESTED = (
+    "understand/threat-model.md",
+    "understand/crash-consistency.md",
+    "formats/secure-queue.md",
+)
+"""Those of which each section that says how the product behaves names its tests."""
+NO_BEHAVIOUR = {"1. Words"}
+TEST_NAME = re.compile(r"`(?:tests|native)/[^`]*`|`[\w/]*test_\w+\.py[^`]*`|`[\w/]+\.rs`")
+
+
 def named_tests() -> set[str]:
     """Return the tests that the documents of security name: paths, and path::name."""
     found: set[str] = set()
-    for name in ("threat-model.md", "attack-tests.md", "channels.md", "attestation.md"):
-        text = (ROOT / "docs" / "understand" / name).read_text()
-        for code in re.findall(r"`([^`]*)`", text):
+    for name in SECURITY:
+        for code in named_in((ROOT / "docs" / name).read_text()):
             found |= set(re.findall(r"(?:tests/[\w/]+/)?test_\w+\.py(?:::\w+)?", code))
     return found
+
+
+def named_in(text: str) -> list[str]:
+    """Return what stands in backticks."""
+    return re.findall(r"`([^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def rust_sources() -> dict[Path, str]:
+    """Return the Rust sources by their paths below the root."""
+    paths = [path for path in (ROOT / "native").rglob("*.rs") if "target" not in path.parts[:-4]]
+    return {path.relative_to(ROOT): path.read_text() for path in paths}
 
 
 @pytest.mark.parametrize("name", sorted(named_tests()))
@@ -172,3 +201,38 @@ def test_tests_that_documents_name_exist(name: str) -> None:
     path, _, function = name.partition("::")
     files = [ROOT / path] if "/" in path else [*(ROOT / "tests").rglob(path)]
     assert any(f"def {function}" in file.read_text() for file in files if file.is_file())
+
+
+def test_rust_tests_that_documents_name_exist() -> None:
+    """A file may be named by the end of its path; a function by the beginning of its name."""
+    sources = rust_sources()
+    tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    code = "\n".join([*sources.values(), *tests])
+    for document in SECURITY:
+        for name in named_in((ROOT / "docs" / document).read_text()):
+            if re.fullmatch(r"[\w/]+\.rs", name):
+                found = any(f"/{path}".endswith(f"/{name}") for path in map(str, sources))
+                assert found, f"{document}: {name}"
+            # Six words in a row are a test's name, and no key's.
+            if re.fullmatch(r"(?:\w+::)+\w+…?|[a-z\d]+(?:_[a-z\d]+){5,}", name):
+                function = name.rpartition("::")[2].rstrip("…")
+                found = re.search(rf"\b(?:fn|mod|def|pub) {function}", code) is not None
+                assert found, f"{document}: {name}"
+            if name.startswith(("tests/", "native/")):
+                assert (ROOT / name.partition("::")[0].rstrip("…")).exists(), f"{document}: {name}"
+
+
+@pytest.mark.parametrize("document", TESTED)
+def test_every_section_of_a_security_document_names_a_test(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    sections = re.split(r"^#{2,3} (.*)$", text, flags=re.MULTILINE)[1:]
+    for head, body in zip(sections[::2], sections[1::2], strict=True):
+        assert head in NO_BEHAVIOUR or TEST_NAME.search(body), f"{document}: {head}"
+
+
+def test_every_attack_in_the_tables_names_a_test() -> None:
+    text = (ROOT / "docs" / "understand" / "attack-tests.md").read_text()
+    tables, _, _ = text.partition("\n## Mutants\n")
+    for row in re.findall(r"^\| .*$", tables, re.MULTILINE):
+        *_, tests, _ = row.split("|")
+        assert "`" in tests or tests.strip() in {"tests", "---", "the worlds"}, row
