@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodesStub:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class NodesStub:
 
 
 class NodesServicer:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     def GetNode(self, request, context):
@@ -69,7 +69,7 @@ def add_NodesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Nodes:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodesStub:
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class NodesStub:
 
 @_typing.type_check_only
 class NodesAsyncStub(NodesStub):
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.Node]  # type: ignore[assignment]
 
 class NodesServicer(metaclass=_abc_1.ABCMeta):
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     @_abc_1.abstractmethod
     def GetNode(

@@ -45,8 +45,9 @@ class VolumeKeyEpochs(message.Message):
     KEY_EPOCH_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     oldest_key_epoch: builtins.int
-    """sectors may be sealed under this one and all newer ones"""
+    """sectors may be sealed under this key epoch or a newer one"""
     key_epoch: builtins.int
+    """the newest"""
     def __init__(
         self,
         *,
@@ -70,7 +71,7 @@ class ListLeasesRequest(message.Message):
     page_size: builtins.int
     page_token: builtins.str
     volume_id: builtins.str
-    """empty: of every volume"""
+    """empty: all volumes"""
     def __init__(
         self,
         *,
@@ -130,11 +131,11 @@ class LeaseEntry(message.Message):
     incarnation: builtins.bytes
     """of the recipient"""
     counters: builtins.int
-    """granted"""
+    """counters granted"""
     returned: builtins.int
-    """of them"""
+    """counters returned unused"""
     state: builtins.str
-    """"out": its holder may use it; "returned"; "burned": its arena is served no more."""
+    """"out": its holder may use it; "returned"; "burned": the start that granted it has ended."""
     @builtins.property
     def grant_time(self) -> timestamp_pb2.Timestamp: ...
     def __init__(

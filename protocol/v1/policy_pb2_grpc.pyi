@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PoliciesStub:
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class PoliciesStub:
 
 @_typing.type_check_only
 class PoliciesAsyncStub(PoliciesStub):
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPolicy: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
@@ -48,7 +48,7 @@ class PoliciesAsyncStub(PoliciesStub):
     """Puts a newer policy, signed by its owner, into force; every node attests again."""
 
 class PoliciesServicer(metaclass=_abc_1.ABCMeta):
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     @_abc_1.abstractmethod
     def GetPolicy(
@@ -75,7 +75,7 @@ class AuditLogStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AuditLogAsyncStub: ...
     ExportAudit: _grpc.UnaryStreamMultiCallable[_empty_pb2.Empty, _policy_pb2.AuditPart]
-    """Every record that was acknowledged when the call came, in whole lines, then the head."""
+    """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 @_typing.type_check_only
 class AuditLogAsyncStub(AuditLogStub):
@@ -83,7 +83,7 @@ class AuditLogAsyncStub(AuditLogStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExportAudit: _aio.UnaryStreamMultiCallable[_empty_pb2.Empty, _policy_pb2.AuditPart]  # type: ignore[assignment]
-    """Every record that was acknowledged when the call came, in whole lines, then the head."""
+    """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 class AuditLogServicer(metaclass=_abc_1.ABCMeta):
     """The broker's audit log; served on the broker's Unix socket."""
@@ -94,6 +94,6 @@ class AuditLogServicer(metaclass=_abc_1.ABCMeta):
         request: _empty_pb2.Empty,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.AuditPart], _abc.AsyncIterator[_policy_pb2.AuditPart]]:
-        """Every record that was acknowledged when the call came, in whole lines, then the head."""
+        """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 def add_AuditLogServicer_to_server(servicer: AuditLogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionsStub:
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -37,48 +37,50 @@ class SessionsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionsAsyncStub: ...
     ListenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListenSessionRequest, _sessions_pb2.SessionGrant]
-    """Waits for a peer to open a session of this name towards this fabric."""
+    """Waits for a peer to open a session of this name to this fabric."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]
+    """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
     WatchSession: _grpc.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]
-    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-    follow each other at once may be passed over.
+    """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+    may be skipped.
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
     GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
-    """What the fabric shares out, and who has what of it."""
+    """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]
-    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-    way, or the time is over; until the daemon restarts.
+    """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+    is in flight, or at the timeout.
     """
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
-    """Waits for a peer to open a session of this name towards this fabric."""
+    """Waits for a peer to open a session of this name to this fabric."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
+    """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
     WatchSession: _aio.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
-    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-    follow each other at once may be passed over.
+    """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+    may be skipped.
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
-    """What the fabric shares out, and who has what of it."""
+    """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
-    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-    way, or the time is over; until the daemon restarts.
+    """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+    is in flight, or at the timeout.
     """
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -88,14 +90,15 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.ListenSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]:
-        """Waits for a peer to open a session of this name towards this fabric."""
+        """Waits for a peer to open a session of this name to this fabric."""
 
     @_abc_1.abstractmethod
     def OpenSession(
         self,
         request: _sessions_pb2.OpenSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]: ...
+    ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]:
+        """Opens a session to a peer that waits for it with ListenSession."""
 
     @_abc_1.abstractmethod
     def GetSession(
@@ -117,8 +120,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.WatchSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sessions_pb2.Session], _abc.AsyncIterator[_sessions_pb2.Session]]:
-        """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-        follow each other at once may be passed over.
+        """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+        may be skipped.
         """
 
     @_abc_1.abstractmethod
@@ -134,7 +137,7 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.GetFabricRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
-        """What the fabric shares out, and who has what of it."""
+        """Returns the fabric's limits, and what each job uses."""
 
     @_abc_1.abstractmethod
     def DrainFabric(
@@ -142,8 +145,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.DrainFabricRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
-        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-        way, or the time is over; until the daemon restarts.
+        """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+        is in flight, or at the timeout.
         """
 
 def add_SessionsServicer_to_server(servicer: SessionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

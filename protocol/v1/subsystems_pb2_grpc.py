@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SubsystemsStub:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class SubsystemsStub:
 
 
 class SubsystemsServicer:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     def ListSubsystems(self, request, context):
@@ -85,7 +85,7 @@ def add_SubsystemsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Subsystems:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SubsystemsStub:
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,14 +38,14 @@ class SubsystemsStub:
 
 @_typing.type_check_only
 class SubsystemsAsyncStub(SubsystemsStub):
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListSubsystems: _aio.UnaryUnaryMultiCallable[_subsystems_pb2.ListSubsystemsRequest, _subsystems_pb2.ListSubsystemsResponse]  # type: ignore[assignment]
     GetSubsystem: _aio.UnaryUnaryMultiCallable[_subsystems_pb2.GetSubsystemRequest, _subsystems_pb2.Subsystem]  # type: ignore[assignment]
 
 class SubsystemsServicer(metaclass=_abc_1.ABCMeta):
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     @_abc_1.abstractmethod
     def ListSubsystems(
