@@ -118,7 +118,10 @@ class Chain:
         item of `detail` is cut shorter: nobody escapes the log by being wordy.
         """
         if _KIND.fullmatch(kind) is None or len(detail) > _ITEMS_MAX:
-            raise UsageError("audit.record.malformed", f"an audit record can't be {kind!r}")
+            raise UsageError(
+                "audit.record.malformed",
+                f"{kind!r} can't be an audit record's kind, or has more than {_ITEMS_MAX} details",
+            )
         record: dict[str, JSON] = {
             "detail": {name: _plain(value) for name, value in detail.items()},
             "kind": kind,
@@ -135,7 +138,8 @@ class Chain:
             line = canonical_json(record | {"detail": shorter})
         if len(line) > LINE_BYTES_MAX:
             raise UsageError(
-                "audit.record.size", f"a record of {kind} has {len(line)} bytes: log less of it"
+                "audit.record.size",
+                f"the audit record {kind} has {len(line)} bytes; allowed: {LINE_BYTES_MAX}",
             )
         self.head = _after(self.head, line)
         return line + b"\n"
@@ -190,8 +194,8 @@ class ChainReader:
         if self.head != head:
             raise VerificationError(
                 "audit.truncated",
-                f"the audit log has {self.head.sequence} records; {head.sequence} were "
-                "acknowledged, or others than these",
+                f"the audit log ends at record {self.head.sequence}; {head.sequence} records were "
+                "acknowledged, or different ones",
             )
 
     def _check(self, record: Record, signer: ec.EllipticCurvePublicKey) -> None:
@@ -219,7 +223,7 @@ def _check_follows(record: Record, head: Head) -> None:
         raise VerificationError(
             "audit.chain.broken",
             f"record {head.sequence + 1} of the audit log does not follow the one before it: a "
-            "record was changed, removed or put in",
+            "record was changed, removed or inserted",
         )
 
 

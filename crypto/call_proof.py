@@ -79,7 +79,9 @@ class CallProver:
 
         VerificationError `call.key.malformed`, or `secret.sealed`: it is not for us, or not so.
         """
-        malformed = VerificationError("call.key.malformed", f"{ends.server} gave no call key")
+        malformed = VerificationError(
+            "call.key.malformed", f"{ends.server} sent a malformed call key"
+        )
         if len(key_id) != KEY_ID_BYTES:
             raise malformed
         key = unseal(sealed, key=kem, info=ends.key_info(key_id))
@@ -94,7 +96,7 @@ class CallProver:
         UsageError `call.key.closed` once it was closed.
         """
         if not self._key:
-            raise UsageError("call.key.closed", "the call key was given up")
+            raise UsageError("call.key.closed", "the call key is closed")
         self.counter += 1
         message = self._ends.message(method, request_digest(request), self.counter)
         mac = hmac.digest(self._key, message, "sha256")
@@ -150,7 +152,7 @@ class CallKey:
         mac = hmac.digest(self._key, message, "sha256")
         if not hmac.compare_digest(mac, proof[-_MAC_BYTES:]):
             raise VerificationError(
-                "call.proof.mismatch", f"the proof is not of this call of {self._ends.caller}"
+                "call.proof.mismatch", f"the proof does not match this call by {self._ends.caller}"
             )
         self._window.spend(counter)
 
@@ -162,7 +164,8 @@ class CallKey:
 def unknown_key(caller: str) -> VerificationError:
     """Make the error for a proof under a key that this server does not have."""
     return VerificationError(
-        "call.proof.unknown_key", f"{caller} has no such call key here: it should ask for one"
+        "call.proof.unknown_key",
+        f"{caller} uses a call key that is not known here: it must request a new one",
     )
 
 
@@ -187,7 +190,7 @@ class ReplayWindow:
         if counter < 1 or behind >= WINDOW:
             raise VerificationError(
                 "call.proof.stale",
-                f"counter {counter} lies {behind} behind; allowed: less than {WINDOW}",
+                f"counter {counter} is {behind} behind the highest; allowed: less than {WINDOW}",
             )
         if self._spent >> behind & 1:
             raise VerificationError("call.proof.replayed", f"counter {counter} was used before")

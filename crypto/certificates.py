@@ -54,7 +54,9 @@ class Subject:
     def __post_init__(self) -> None:
         if self.role not in ROLES or NAME_PATTERN.fullmatch(self.node) is None:
             raise UsageError(
-                "certificate.subject", f"role {self.role!r} of node {self.node!r} can't be named"
+                "certificate.subject",
+                f"role {self.role!r} of node {self.node!r}; allowed: one of "
+                f"{', '.join(ROLES)} and a node's name",
             )
 
     @property
@@ -72,7 +74,9 @@ def parse_spiffe_id(name: str) -> tuple[str, str]:
     """Return node and role of a SPIFFE id; VerificationError `certificate.profile`."""
     match = _SPIFFE_ID.fullmatch(name)
     if match is None or match[1] not in ROLES or NAME_PATTERN.fullmatch(match[2]) is None:
-        raise VerificationError("certificate.profile", f"{name[:120]!r} names no role of a node")
+        raise VerificationError(
+            "certificate.profile", f"{name[:120]!r} is not the name of a node's role"
+        )
     return match[2], match[1]
 
 
@@ -90,7 +94,7 @@ class CertificateAuthority:
         if certificate.public_key() != key.public_key():
             raise VerificationError(
                 "certificate.anchor.mismatch",
-                "the broker's certificate is not for the broker's key",
+                "the broker's certificate is for another key",
             )
         self._key = key
         self.certificate = certificate
@@ -230,7 +234,7 @@ def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError(
             "certificate.anchor.malformed",
-            f"{source}: not a trust anchor; allowed is one PEM certificate of a P-256 authority",
+            f"{source}: not a trust anchor; allowed: one PEM certificate of a P-256 authority",
         )
     return certificate
 
@@ -318,7 +322,7 @@ def _check_issued(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.d
         raise VerificationError(
             "certificate.expired",
             f"the certificate is valid from {leaf.not_valid_before_utc:%H:%M:%S} to "
-            f"{leaf.not_valid_after_utc:%H:%M:%S} UTC, now is {now:%H:%M:%S}",
+            f"{leaf.not_valid_after_utc:%H:%M:%S} UTC; it is now {now:%H:%M:%S}",
         )
 
 

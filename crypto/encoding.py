@@ -52,14 +52,14 @@ def parse_canonical_json(
     otherwise.
     """
     if len(encoded) > bytes_max:
-        raise VerificationError(reason, f"{what} has {len(encoded)} bytes, allowed are {bytes_max}")
+        raise VerificationError(reason, f"{what} has {len(encoded)} bytes; allowed: {bytes_max}")
     try:
         value = json.loads(encoded.decode("ascii"))
         again = canonical_json(value) if isinstance(value, dict) else None
     except (ValueError, TypeError, RecursionError) as error:
         raise VerificationError(reason, f"{what} is not canonical JSON") from error
     if again != encoded:
-        raise VerificationError(reason, f"{what} is not an object in canonical JSON")
+        raise VerificationError(reason, f"{what} is not a canonical JSON object")
     return dict(value)
 
 
@@ -67,7 +67,7 @@ def _refuse_unencodable(value: object) -> None:
     """Walk `value` and raise TypeError at what this subset can't say in one way only."""
     if isinstance(value, str):
         if not value.isascii() or not value.isprintable():
-            raise TypeError("canonical JSON of Sealane holds printable ASCII only")
+            raise TypeError("Sealane's canonical JSON holds printable ASCII only")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_unencodable(key)
@@ -76,4 +76,4 @@ def _refuse_unencodable(value: object) -> None:
         for item in value:
             _refuse_unencodable(item)
     elif not isinstance(value, int):
-        raise TypeError(f"canonical JSON of Sealane can't hold {type(value).__name__}")
+        raise TypeError(f"Sealane's canonical JSON can't hold {type(value).__name__}")

@@ -36,7 +36,7 @@ class Exchange:
         if len(peer_public) != PUBLIC_KEY_BYTES:
             raise VerificationError(
                 "exchange.share.malformed",
-                f"the peer's public key has {len(peer_public)} bytes, not {PUBLIC_KEY_BYTES}",
+                f"the peer's public key has {len(peer_public)} bytes; needed: {PUBLIC_KEY_BYTES}",
             )
         try:
             shared = bytearray(
@@ -44,7 +44,7 @@ class Exchange:
             )
         except ValueError:
             raise VerificationError(
-                "exchange.share.low_order", "the peer's public key is a point of low order"
+                "exchange.share.low_order", "the peer's public key is a low-order point"
             ) from None
         secret = bytearray(SECRET_BYTES)
         material = shared + also

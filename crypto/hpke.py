@@ -43,7 +43,7 @@ class Context:
         if len(self.request_id) != REQUEST_ID_BYTES:
             raise UsageError(
                 "request.id.size",
-                f"a request id has {REQUEST_ID_BYTES} bytes, not {len(self.request_id)}",
+                f"a request id of {len(self.request_id)} bytes; needed: {REQUEST_ID_BYTES}",
             )
 
     def info(self) -> bytes:

@@ -119,7 +119,7 @@ def unseal(sealed: bytes, *, key: KemKey, info: bytes) -> bytearray:
         return bytearray(AESGCM(aead_key).decrypt(nonce, ciphertext, b""))
     except (InvalidTag, ValueError) as error:
         raise VerificationError(
-            "secret.sealed", "the secret is not sealed to this node's key"
+            "secret.sealed", "the secret can't be opened with this node's key"
         ) from error
 
 
@@ -127,7 +127,7 @@ def decapsulate(enc: bytes, *, key: KemKey) -> bytearray:
     """Return DHKEM's shared secret (RFC 9180, section 4.1); ValueError if `enc` is no key."""
     kem = KEM_ALGORITHMS[key.algorithm]
     if len(enc) != kem.public_key_bytes:
-        raise ValueError(f"an encapsulated key has {kem.public_key_bytes} bytes, not {len(enc)}")
+        raise ValueError(f"an encapsulated key of {len(enc)} bytes; needed: {kem.public_key_bytes}")
     agreed = key.exchange(enc)
     suite_id = b"KEM" + kem.kem_id.to_bytes(2, "big")
     extracted = _extract(b"", b"eae_prk", bytes(agreed), suite_id=suite_id)

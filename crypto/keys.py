@@ -37,9 +37,11 @@ def derive_volume_key(
 ) -> bytearray:
     """Derive k_v of one volume and key epoch from the tenant's k_s (32 bytes)."""
     if len(tenant_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a tenant key has {KEY_BYTES} bytes, not {len(tenant_key)}")
+        raise UsageError(
+            "key.size", f"a tenant key of {len(tenant_key)} bytes; needed: {KEY_BYTES}"
+        )
     if not 1 <= key_epoch <= KEY_EPOCH_MAX:
-        raise UsageError("key.epoch", f"key epoch {key_epoch} is not within 1…{KEY_EPOCH_MAX}")
+        raise UsageError("key.epoch", f"key epoch {key_epoch}; allowed: 1…{KEY_EPOCH_MAX}")
     info = fields("sealane volume key v1", volume_id.bytes, key_epoch.to_bytes(4, "big"))
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(tenant_key)))
 
@@ -50,7 +52,9 @@ def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> 
     Of the first key epoch's k_v: the store outlives rotations.
     """
     if len(volume_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+        raise UsageError(
+            "key.size", f"a volume key of {len(volume_key)} bytes; needed: {KEY_BYTES}"
+        )
     info = fields("sealane third-party store key v1", volume_id.bytes)
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
 
@@ -61,7 +65,9 @@ def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID
     Of k_v, which the broker releases only to who may use the volume (docs/operate/attachments.md).
     """
     if len(volume_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+        raise UsageError(
+            "key.size", f"a volume key of {len(volume_key)} bytes; needed: {KEY_BYTES}"
+        )
     info = fields("sealane attachment key v1", volume_id.bytes)
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
 
@@ -75,12 +81,10 @@ def derive_tree_secret(
     """
     if len(device_secret) != KEY_BYTES:
         raise UsageError(
-            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+            "key.size", f"a device secret of {len(device_secret)} bytes; needed: {KEY_BYTES}"
         )
     if not 1 <= generation <= GENERATION_MAX:
-        raise UsageError(
-            "key.generation", f"generation {generation} is not within 1…{GENERATION_MAX}"
-        )
+        raise UsageError("key.generation", f"generation {generation}; allowed: 1…{GENERATION_MAX}")
     info = fields("sealane hmt v1", volume_id.bytes + generation.to_bytes(4, "big"))
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
 
@@ -94,7 +98,7 @@ def derive_anchor_key(
     """
     if len(device_secret) != KEY_BYTES:
         raise UsageError(
-            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+            "key.size", f"a device secret of {len(device_secret)} bytes; needed: {KEY_BYTES}"
         )
     info = fields("sealane anchor record key v1", device_id.bytes, kind.encode())
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
@@ -123,7 +127,7 @@ class WrappingKey:
     def __init__(self, key: bytes | bytearray) -> None:
         if len(key) != KEY_BYTES:
             raise UsageError(
-                "key.size", f"a key encryption key has {KEY_BYTES} bytes, not {len(key)}"
+                "key.size", f"a key encryption key of {len(key)} bytes; needed: {KEY_BYTES}"
             )
         self._aead = AESGCM(bytes(key))
 
@@ -145,8 +149,8 @@ def not_opened(purpose: str, owner: str) -> VerificationError:
     """Return the error for a wrapped key that is not what it must be."""
     return VerificationError(
         "key.wrap.invalid",
-        f"the stored {purpose} of {owner} does not open: wrong key encryption key, "
-        "or the store was changed",
+        f"the stored {purpose} of {owner} can't be decrypted: the key encryption key is wrong, or "
+        "the store was changed",
     )
 
 

@@ -47,17 +47,17 @@ class CounterRange:
         if not 1 <= self.broker_instance <= INSTANCE_MAX:
             raise UsageError(
                 "lease.instance",
-                f"broker instance {self.broker_instance} is not within 1…{INSTANCE_MAX}",
+                f"broker instance {self.broker_instance}; allowed: 1…{INSTANCE_MAX}",
             )
         if not 1 <= self.start_epoch <= START_EPOCH_MAX:
             raise UsageError(
                 "lease.start_epoch",
-                f"start epoch {self.start_epoch} is not within 1…{START_EPOCH_MAX}",
+                f"start epoch {self.start_epoch}; allowed: 1…{START_EPOCH_MAX}",
             )
         if not 0 < self.counter_start < self.counter_end <= COUNTER_END:
             raise UsageError(
                 "lease.range",
-                f"counters {self.counter_start}…{self.counter_end} are not within 1…2^56",
+                f"counters {self.counter_start}…{self.counter_end}; allowed: a range within 1…2^56",
             )
 
     @property
@@ -150,7 +150,8 @@ class Arena:
         if count < 1 or len(return_token) != RETURN_TOKEN_BYTES:
             raise UsageError(
                 "lease.count",
-                f"{count} counters with a token of {len(return_token)} bytes can't be granted",
+                f"{count} counters with a token of {len(return_token)} bytes; allowed: at least "
+                f"1, {RETURN_TOKEN_BYTES} bytes",
             )
         if count > self.counters_free(volume_id):
             raise LeaseError(
@@ -196,19 +197,19 @@ class Arena:
         """
         held = self._held.get(lease_id)
         if held is None:
-            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is outstanding")
         if (
             held.volume_id != volume_id
             or held.incarnation != incarnation
             or not hmac.compare_digest(held.lease.return_token, return_token)
         ):
             raise VerificationError(
-                "lease.return.holder", f"the caller doesn't prove that it holds lease {lease_id}"
+                "lease.return.holder", f"the caller did not prove that it holds lease {lease_id}"
             )
         counters = held.lease.counters
         if not counters.counter_start <= touched <= counters.counter_end:
             raise LeaseError(
-                "lease.return.malformed", f"counter {touched} is not one of lease {lease_id}"
+                "lease.return.malformed", f"counter {touched} is not within lease {lease_id}"
             )
         del self._held[lease_id]
         return counters.counter_end - touched

@@ -106,10 +106,15 @@ def derive_queue_secret(
 
 def _check_sizes(nonce: bytes, public_key: bytes, milestone: bytes) -> None:
     if len(nonce) != NONCE_BYTES:
-        raise ProtocolError("queue.nonce.malformed", f"a nonce has {NONCE_BYTES} bytes")
+        raise ProtocolError(
+            "queue.nonce.malformed", f"a nonce of {len(nonce)} bytes; needed: {NONCE_BYTES}"
+        )
     if len(public_key) != PUBLIC_KEY_BYTES:
-        raise ProtocolError("queue.key.malformed", f"a share has {PUBLIC_KEY_BYTES} bytes")
+        raise ProtocolError(
+            "queue.key.malformed", f"a share of {len(public_key)} bytes; needed: {PUBLIC_KEY_BYTES}"
+        )
     if len(milestone) not in {0, MILESTONE_BYTES}:
         raise ProtocolError(
-            "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes, or none"
+            "queue.milestone.malformed",
+            f"a milestone of {len(milestone)} bytes; allowed: {MILESTONE_BYTES}, or none",
         )

@@ -43,5 +43,7 @@ def open_share(sealed: bytes, bound: Bound, *, key: KemKey) -> bytearray:
     share = unseal(sealed, key=key, info=bound.encode())
     if len(share) != SHARE_BYTES:
         wipe(share)
-        raise VerificationError("secret.sealed", f"a share has {SHARE_BYTES} bytes")
+        raise VerificationError(
+            "secret.sealed", f"a share of {len(share)} bytes; needed: {SHARE_BYTES}"
+        )
     return share

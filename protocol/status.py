@@ -92,11 +92,11 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
         if code is grpc.StatusCode.UNAVAILABLE and any(s in details for s in _BAD_CERTIFICATE):
             return VerificationError(
                 "peer.certificate",
-                f"{peer}: its certificate is not under the trust anchor, or not the newest one of "
-                "that node and role, or expired",
+                f"{peer}: its certificate has expired, is not issued by the trust anchor, or is "
+                "not the newest one of that node and role",
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return UnavailableError("peer.deadline_exceeded", f"{peer} gave no answer in time")
+            return UnavailableError("peer.deadline_exceeded", f"{peer} did not answer in time")
         if code is grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(
                 "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"

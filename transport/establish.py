@@ -68,7 +68,7 @@ class SessionOffer:
         if self.version != VERSION:
             raise VerificationError(
                 "session.establish.version",
-                f"session version {self.version} is not supported, only {VERSION}",
+                f"session version {self.version} is not supported; allowed: {VERSION}",
             )
         _check_end(self.connection_id, self.public_key, self.nonce)
 
@@ -214,7 +214,7 @@ def confirm(established: Established, confirmation: bytes) -> SessionKeys:
         established.keys.wipe()
         raise VerificationError(
             "session.establish.confirmation",
-            "the peer derived other keys: a value of the exchange was changed on the way",
+            "the peer derived different keys: a value of the exchange was changed in transit",
         )
     return established.keys
 
@@ -246,5 +246,5 @@ def _check_end(connection_id: bytes, public_key: bytes, nonce: bytes) -> None:
 def _check_length(name: str, value: bytes, length: int) -> None:
     if len(value) != length:
         raise VerificationError(
-            "session.establish.malformed", f"{name} has {len(value)} bytes, not {length}"
+            "session.establish.malformed", f"{name} of {len(value)} bytes; allowed: {length}"
         )

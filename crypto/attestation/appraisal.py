@@ -193,7 +193,7 @@ def _known_rules(
         rule="reference.type",
         holds=bool(products),
         reason="attestation.type.refused",
-        wanted=f"a type that has reference values for a {role}",
+        wanted=f"a type that has reference values for role {role}",
         found=claims.evidence_type,
         claim=ar4si.HARDWARE,
         value=ar4si.UNSUPPORTABLE,

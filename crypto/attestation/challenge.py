@@ -62,8 +62,8 @@ class Challenges:
         if len(self._open) >= CHALLENGES_MAX or from_peer >= CHALLENGES_PER_PEER_MAX:
             raise UnavailableError(
                 "attestation.challenge.limit",
-                f"{from_peer} challenges of {peer} are open, {len(self._open)} of all: "
-                "try again later",
+                f"{from_peer} challenges of {peer} and {len(self._open)} in all are open: try "
+                "again later",
             )
         challenge = Challenge(
             session_id=secrets.token_bytes(SESSION_ID_BYTES),
@@ -90,7 +90,7 @@ class Challenges:
         if challenge is None or challenge.expires_ns <= now_ns:
             raise VerificationError(
                 "attestation.nonce.stale",
-                "the challenge is unknown, used or expired: ask for a new one",
+                "the challenge is unknown, used or expired: request a new one",
             )
         return challenge
 

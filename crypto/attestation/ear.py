@@ -83,13 +83,13 @@ class AttestationResult:
         if self.issued_at > now + SKEW:
             raise VerificationError(
                 "token.not_yet_valid",
-                f"the attestation result was issued at {self.issued_at:%H:%M:%S} UTC, now is "
+                f"the attestation result was issued at {self.issued_at:%H:%M:%S} UTC; it is now "
                 f"{now:%H:%M:%S}",
             )
         if now >= self.expires_at:
             raise VerificationError(
                 "token.expired",
-                f"the attestation result ended at {self.expires_at:%H:%M:%S} UTC, now is "
+                f"the attestation result expired at {self.expires_at:%H:%M:%S} UTC; it is now "
                 f"{now:%H:%M:%S}",
             )
 
@@ -179,7 +179,7 @@ def verify_result(token: str, *, verifier_key: ec.EllipticCurvePublicKey) -> Att
         ) from error
     except jwt.PyJWTError as error:
         raise VerificationError(
-            "token.malformed", "the attestation result is not one of a verifier"
+            "token.malformed", "the attestation result is not a valid signed token"
         ) from error
     return _parsed(claims)
 
@@ -219,7 +219,7 @@ def _parsed(claims: Any) -> AttestationResult:
 
 def _parse(claims: Mapping[str, Any]) -> AttestationResult:
     if claims["eat_profile"] != PROFILE:
-        raise ValueError("another profile")
+        raise ValueError("the profile is another one")
     submodules = {str(label): _parse_submodule(s) for label, s in claims["submods"].items()}
     first = claims["submods"]["primary"]
     thumbprint = _decode(claims["cnf"]["x5t#S256"])
@@ -242,7 +242,7 @@ def _parse_submodule(values: Mapping[str, Any]) -> Submodule:
     vector = {name: int(v) for name, v in values["ear.trustworthiness-vector"].items()}
     status = Tier[str(values["ear.status"]).upper()]
     if not vector.keys() <= set(CLAIMS) or status < worst(vector):
-        raise ValueError("a status better than its worst claim")
+        raise ValueError("the status is better than its worst claim")
     return Submodule(
         status=status,
         vector=vector,

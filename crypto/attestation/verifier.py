@@ -92,7 +92,9 @@ class Verifier:
         """
         # Anyone can ask: what is kept until the challenge expires must be small.
         if NAME_PATTERN.fullmatch(node) is None:
-            raise UsageError("attestation.node.malformed", f"node {node[:80]!r} can't be named")
+            raise UsageError(
+                "attestation.node.malformed", f"node {node[:80]!r}; allowed: a node's name"
+            )
         if role not in ROLES[1:]:
             raise UsageError(
                 "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
@@ -102,7 +104,7 @@ class Verifier:
         if verifier is None or not self.policy.takes(primary, role):
             raise PolicyViolationError(
                 "attestation.type.refused",
-                f"the policy does not take evidence of type {primary[:80]!r} for a {role}",
+                f"the policy accepts no evidence of type {primary[:80]!r} for role {role}",
             )
         if len(introduction) > INTRODUCTION_BYTES_MAX:
             raise VerificationError(
@@ -176,7 +178,7 @@ class Verifier:
         if secondary_digests(items) != data.secondary_evidence_sha256:
             raise VerificationError(
                 "attestation.evidence.unbound",
-                "the runtime data names other secondary evidence than there is",
+                "the runtime data names secondary evidence other than what was sent",
             )
         collateral = items.get(COLLATERAL)
         claims = {}
@@ -221,7 +223,7 @@ class Verifier:
             )
         if data.verifier_key_sha256 != self._verifier_key_sha256:
             raise VerificationError(
-                "attestation.verifier.mismatch", "the node trusts another verifier's key"
+                "attestation.verifier.mismatch", "the node trusts a different verifier's key"
             )
 
 
@@ -239,7 +241,7 @@ def _parse_tls_key(encoded: bytes) -> ec.EllipticCurvePublicKey:
 
 def _wrong_type(label: str, item: Item) -> VerificationError:
     return VerificationError(
-        "attestation.evidence.type", f"item {label} can't be {item.media_type}"
+        "attestation.evidence.type", f"item {label} can't have media type {item.media_type}"
     )
 
 

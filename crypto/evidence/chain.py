@@ -71,7 +71,7 @@ def parse_certificate(encoded: bytes, *, kind: str) -> x509.Certificate:
     """Read one certificate in DER or PEM; VerificationError `attestation.<kind>.certificate`."""
     certificates = parse_certificates(encoded, kind=kind)
     if len(certificates) != 1:
-        raise _fault(kind, "certificate", f"{len(certificates)} certificates where one is expected")
+        raise _fault(kind, "certificate", f"{len(certificates)} certificates; allowed: one")
     return certificates[0]
 
 
@@ -87,7 +87,7 @@ def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
         text = encoded.rstrip(b"\0")
         parts = _PEM.findall(text)
         if b"".join(parts) != text:
-            raise _fault(kind, "certificate", "other text among the certificates")
+            raise _fault(kind, "certificate", "text between the certificates")
     if not 0 < len(parts) <= CERTIFICATES_MAX:
         raise _fault(kind, "certificate", f"{len(parts)} certificates")
     return [_load(part, kind) for part in parts]
@@ -184,7 +184,7 @@ def _end_of_validity(certificate: x509.Certificate, kind: str, now: dt.datetime)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
         name = certificate.subject.rfc4514_string()
-        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}, not at {now}")
+        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}; the time is {now}")
     return end
 
 
@@ -212,8 +212,8 @@ def check_current(
         raise _fault(
             kind,
             "collateral_expired",
-            f"the revocation list of {revocation_list.issuer.rfc4514_string()} is for {start} to "
-            f"{end}, not {now}",
+            f"the revocation list of {revocation_list.issuer.rfc4514_string()} is valid from "
+            f"{start} to {end}; the time is {now}",
         )
     return end
 
@@ -239,7 +239,9 @@ def verify_revocation_list(
             and revocation_list.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
         )
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
-        raise _fault(kind, "revocation_list", f"signature of another kind: {error}") from error
+        raise _fault(
+            kind, "revocation_list", f"the signature is of another kind: {error}"
+        ) from error
     if not is_signed:
         raise _fault(
             kind,

@@ -57,12 +57,12 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
     if len(encoded) > EVIDENCE_BYTES_MAX:
         raise VerificationError(
             "attestation.evidence.size",
-            f"evidence has {len(encoded)} bytes, allowed are {EVIDENCE_BYTES_MAX}",
+            f"evidence has {len(encoded)} bytes; allowed: {EVIDENCE_BYTES_MAX}",
         )
     reader = _Reader(encoded)
     count = reader.head(_MAP)
     if count > ITEMS_MAX:
-        raise _malformed(f"evidence has {count} items, allowed are {ITEMS_MAX}")
+        raise _malformed(f"evidence has {count} items; allowed: {ITEMS_MAX}")
     items: dict[str, Item] = {}
     previous = b""
     for _ in range(count):
@@ -70,7 +70,7 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
         label = reader.text_string(32)
         key = encoded[start : reader.position]
         if LABEL.fullmatch(label) is None or key <= previous:
-            raise _malformed("the labels of the evidence are not sorted names")
+            raise _malformed("the labels of the evidence are not valid names in ascending order")
         previous = key
         if reader.head(_ARRAY) != 2:
             raise _malformed(f"item {label} is not a pair of media type and value")
@@ -80,7 +80,7 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
         items[label] = Item(media_type, reader.byte_string())
     reader.finish()
     if PRIMARY not in items or not all(item.value for item in items.values()):
-        raise _malformed("evidence without a primary item, or with an empty one")
+        raise _malformed("the evidence has no primary item, or an empty one")
     return items
 
 
@@ -118,22 +118,22 @@ class _Reader:
         start = self.position
         (initial,) = self._take(1)
         if initial >> 5 != major or initial & 31 > 27:
-            raise _malformed(f"evidence has something else at byte {start}")
+            raise _malformed(f"evidence has an item of unexpected type at byte {start}")
         if initial & 31 < 24:
             return initial & 31
         argument = int.from_bytes(self._take(1 << (initial & 31) - 24), "big")
         if not self._encoded.startswith(_head(major, argument), start):
-            raise _malformed("evidence is not in the deterministic encoding")
+            raise _malformed("evidence is not in deterministic encoding")
         return argument
 
     def text_string(self, characters_max: int) -> str:
         length = self.head(_TEXT)
         if length > characters_max:
-            raise _malformed(f"evidence has a text of {length} bytes")
+            raise _malformed(f"evidence has a text of {length} bytes; allowed: {characters_max}")
         try:
             return self._take(length).decode("ascii")
         except UnicodeDecodeError as error:
-            raise _malformed("evidence has a text that isn't ASCII") from error
+            raise _malformed("evidence has a text that is not ASCII") from error
 
     def byte_string(self) -> bytes:
         return self._take(self.head(_BYTES))

@@ -88,7 +88,9 @@ class _Newest(Generic[_Value]):
             below = {k: v for k, v in marks.items() if v < high_water.get(k, v)}
             if below:
                 known = {each: high_water[each] for each in below}
-                error = _fault("rolled_back", f"{below} is older than what was in use, {known}")
+                error = _fault(
+                    "rolled_back", f"{below} is older than {known}, which was in use before"
+                )
                 refused.append((item, error))
                 continue
             high_water.update(marks)
@@ -165,7 +167,7 @@ class _Loading:
             waiting = unknown
         for item, certificate in waiting:
             name = certificate.issuer.rfc4514_string()
-            self._refused.append((item, _fault("chain", f"the issuer {name} is not known")))
+            self._refused.append((item, _fault("chain", f"the issuer {name} is unknown")))
 
     def _add_certificate(self, certificate: x509.Certificate) -> None:
         above, root = self._authorities[certificate.issuer]
@@ -182,7 +184,7 @@ class _Loading:
             self._amd_vceks[vcek_name(*parse_vcek(certificate))] = certificate
         else:
             name = certificate.subject.rfc4514_string()
-            raise _fault("malformed", f"{name} is of no use to a verifier")
+            raise _fault("malformed", f"a verifier has no use for {name}")
 
     def _read_lists(
         self, encoded_lists: list[tuple[str, bytes]]
@@ -194,7 +196,7 @@ class _Loading:
                 above, root = self._authorities.get(revocation_list.issuer, ([], None))
                 if root is None:
                     unknown = revocation_list.issuer.rfc4514_string()
-                    raise _fault("chain", f"the issuer {unknown} is not known")
+                    raise _fault("chain", f"the issuer {unknown} is unknown")
                 issuer = above[0] if above else root
                 verify_revocation_list(revocation_list, issuer=issuer, kind=_KIND)
                 check_current(revocation_list, kind=_KIND, now=self._now)

@@ -156,7 +156,9 @@ def _endorsement_key(
     else:
         signers = [c for c in collateral.amd_signers if c.subject == key.issuer]
         if not signers:
-            raise _fault("collateral_missing", f"no certificate of {key.issuer.rfc4514_string()}")
+            raise _fault(
+                "collateral_missing", f"the certificate of {key.issuer.rfc4514_string()} is missing"
+            )
     signer = signers[0]
     # The two kinds of keys have signers of their own under one root.
     if common_name(signer.subject) != _signer(report, product):
@@ -184,7 +186,9 @@ def _known_vcek(report: Report, collateral: Collateral) -> x509.Certificate:
         if key is not None and report.signing_key == VCEK:
             return key
     # A VLEK is known to the host that loaded it, which supplies it.
-    raise _fault("collateral_missing", "no endorsement key for this chip and TCB")
+    raise _fault(
+        "collateral_missing", "the endorsement key's certificate for this chip and TCB is missing"
+    )
 
 
 def vcek_name(product: str, chip_id: bytes, tcb: Mapping[str, int]) -> bytes:
@@ -232,10 +236,13 @@ def _hardware_id(report: Report, certificate: x509.Certificate, product: str) ->
         except ValueError as error:
             raise _fault("certificate", f"the CSP id is malformed: {error}") from error
         if not 0 < len(csp) <= _CSP_ID_CHARACTERS_MAX:
-            raise _fault("certificate", f"a CSP id of {len(csp)} characters")
+            raise _fault(
+                "certificate",
+                f"the CSP id has {len(csp)} characters; allowed: 1 to {_CSP_ID_CHARACTERS_MAX}",
+            )
         return f"csp-id:{csp.encode().hex()}"
     if not any(report.chip_id) or report.chip_id != _hwid(certificate, product):
-        raise _fault("chip_mismatch", "the endorsement key is not of the report's chip")
+        raise _fault("chip_mismatch", "the endorsement key belongs to another chip")
     return f"chip-id:{report.chip_id.hex()}"
 
 
@@ -245,7 +252,7 @@ def _hwid(certificate: x509.Certificate, product: str) -> bytes:
     if len(value) == length + 2 and value.startswith(bytes([4, length])):
         value = value[2:]
     if len(value) != length:
-        raise _fault("certificate", f"HWID has {len(value)} bytes, not {length}")
+        raise _fault("certificate", f"HWID has {len(value)} bytes; needed: {length}")
     return value.ljust(64, b"\0")
 
 
@@ -255,7 +262,7 @@ def _extension(certificate: x509.Certificate, oid: str) -> bytes:
     except x509.ExtensionNotFound as error:
         raise _fault("certificate", f"the endorsement key has no extension {oid}") from error
     if not isinstance(found, x509.UnrecognizedExtension):
-        raise _fault("certificate", f"the extension {oid} is of another kind")
+        raise _fault("certificate", f"the extension {oid} has the wrong type")
     return found.value
 
 

@@ -121,16 +121,16 @@ _PRODUCTS: Final = (
 def parse_report(encoded: bytes) -> Report:
     """Parse a report of exactly 1184 bytes; VerificationError `attestation.snp.malformed`."""
     if len(encoded) != REPORT_BYTES:
-        raise _malformed(f"a report has {REPORT_BYTES} bytes, not {len(encoded)}")
+        raise _malformed(f"a report of {len(encoded)} bytes; allowed: {REPORT_BYTES}")
     version, guest_svn, policy = struct.unpack_from("<IIQ", encoded)
     vmpl, algorithm = struct.unpack_from("<II", encoded, 0x30)
     platform_info, flags = struct.unpack_from("<QI", encoded, 0x40)
     if version not in VERSIONS:
-        raise _malformed(f"report version {version}; allowed are {VERSIONS}")
+        raise _malformed(f"report version {version}; allowed: {VERSIONS}")
     if algorithm != _ECDSA_P384_SHA384:
-        raise _malformed(f"signature algorithm {algorithm}; allowed is {_ECDSA_P384_SHA384}")
+        raise _malformed(f"signature algorithm {algorithm}; allowed: {_ECDSA_P384_SHA384}")
     if not policy >> 17 & 1 or policy & _POLICY_RESERVED or platform_info & _PLATFORM_RESERVED:
-        raise _malformed("POLICY or PLATFORM_INFO has a reserved bit set otherwise")
+        raise _malformed("POLICY or PLATFORM_INFO has a reserved bit with the wrong value")
     _check_zero(encoded, version, flags)
     if vmpl > 3:
         raise _malformed(f"VMPL {vmpl}: not a guest's report")
@@ -185,7 +185,7 @@ def decode_tcb(encoded: bytes, product: str) -> dict[str, int]:
     """
     layout = _TCB_LAYOUT[product]
     if any(value for index, value in enumerate(encoded) if index not in layout.values()):
-        raise _malformed(f"TCB {encoded.hex()} is not one of {product}")
+        raise _malformed(f"TCB {encoded.hex()} is not valid for {product}")
     return {component: encoded[index] for component, index in layout.items()}
 
 
@@ -200,13 +200,13 @@ def parse_certificate_table(encoded: bytes) -> dict[uuid.UUID, bytes]:
     for index in range(TABLE_ENTRIES_MAX + 1 if encoded else 0):
         position = index * _ENTRY.size
         if index == TABLE_ENTRIES_MAX or position + _ENTRY.size > len(encoded):
-            raise _bad_table("it does not end")
+            raise _bad_table("it has no end marker")
         guid_bytes, offset, length = _ENTRY.unpack_from(encoded, position)
         if not any(guid_bytes):
             break
         guid = uuid.UUID(bytes=guid_bytes)
         if guid in found or offset > len(encoded) or length > len(encoded) - offset:
-            raise _bad_table(f"the entry of {guid} is a second one or leads outside")
+            raise _bad_table(f"the entry of {guid} is a duplicate or points outside the table")
         found[guid] = encoded[offset : offset + length]
     return found
 

@@ -51,13 +51,13 @@ class SoftwareKey:
         except (ValueError, TypeError) as error:
             raise UsageError(
                 "attestation.key.malformed",
-                f"{source}: not a key; allowed is an Ed25519 key in PKCS #8 PEM "
-                "(sealanectl key attestation makes one)",
+                f"{source}: not a key; allowed: an Ed25519 key in PKCS #8 PEM (sealanectl key "
+                "attestation makes one)",
             ) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise UsageError(
                 "attestation.key.malformed",
-                f"{source}: holds a {type(key).__name__}; allowed is an Ed25519 key",
+                f"{source}: a {type(key).__name__}; allowed: an Ed25519 key",
             )
         return cls(key)
 
@@ -104,7 +104,7 @@ class SoftwareVerifier:
         if len(evidence) != _EVIDENCE_BYTES:
             raise VerificationError(
                 "attestation.software.malformed",
-                f"software evidence has {_EVIDENCE_BYTES} bytes, not {len(evidence)}",
+                f"software evidence of {len(evidence)} bytes; allowed: {_EVIDENCE_BYTES}",
             )
         public_key, signature = evidence[:_KEY_BYTES], evidence[_KEY_BYTES:]
         try:

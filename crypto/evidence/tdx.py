@@ -76,7 +76,9 @@ def verify(
     _check_attributes(quote)
     chain = parse_certificates(quote.certificates, kind=EVIDENCE_TYPE)
     if len(chain) != 3 or chain[-1] != collateral.roots.intel:
-        raise _fault("chain", "the PCK chain is not of three certificates that end at Intel's root")
+        raise _fault(
+            "chain", "the PCK chain does not consist of three certificates that end at Intel's root"
+        )
     verified = verify_chain(
         chain[:-1],
         root=collateral.roots.intel,
@@ -85,7 +87,7 @@ def verify(
         now=now,
     )
     if not verified.revocation_checked:
-        raise _fault("collateral_missing", "Intel's two revocation lists are not at hand")
+        raise _fault("collateral_missing", "Intel's two revocation lists are missing")
     documents = _documents(chain[0], collateral, now)
     result = _run_engine(quote, chain, collateral, documents=documents, now=now)
     _check_same(quote, result)
@@ -106,7 +108,7 @@ def _check_attributes(quote: Quote) -> None:
     if not attributes["sept_ve_disable"]:
         raise _fault("sept_ve", "SEPT_VE_DISABLE is 0: the host can inject exceptions")
     if attributes["migratable"] or any(quote.body.get("mrservicetd", b"")):
-        raise _fault("service_td", "the TD can be migrated, or is served by another TD")
+        raise _fault("service_td", "the TD can be migrated, or uses a service TD")
 
 
 def _documents(
@@ -121,15 +123,19 @@ def _documents(
     fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
     tcb_info, qe_identity = collateral.tcb_infos.get(fmspc), collateral.qe_identity
     if tcb_info is None or qe_identity is None:
-        raise _fault("collateral_missing", f"no TCB information of FMSPC {fmspc.hex()}")
+        raise _fault(
+            "collateral_missing", f"the TCB information for FMSPC {fmspc.hex()} is missing"
+        )
     if tcb_info.pce_id != pce_id:
-        raise _fault("collateral_missing", f"no TCB information of PCEID {pce_id.hex()}")
+        raise _fault(
+            "collateral_missing", f"the TCB information for PCEID {pce_id.hex()} is missing"
+        )
     for document in (tcb_info, qe_identity):
         if not document.issue_date <= now <= document.next_update:
             raise _fault(
                 "collateral_expired",
-                f"{document.name} holds from {document.issue_date} to {document.next_update}, "
-                f"not at {now}",
+                f"{document.name} is valid from {document.issue_date} to {document.next_update}; "
+                f"the time is {now}",
             )
     return tcb_info, qe_identity
 
@@ -190,7 +196,7 @@ def _check_same(quote: Quote, result: dict[str, Any]) -> None:
     ours = {name: value.hex() for name, value in quote.body.items()}
     is_same_kind = (kind == "TD15") == ("mrservicetd" in quote.body)
     if not is_same_kind or result["header"]["version"] != quote.version or theirs != ours:
-        raise _fault("ambiguous", "two parsers read different quotes from these bytes")
+        raise _fault("ambiguous", "two parsers read different quotes in the same bytes")
 
 
 def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -> Claims:

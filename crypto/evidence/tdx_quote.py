@@ -118,14 +118,14 @@ def _parse_auth(auth: "_Reader") -> bytes:
     auth.take(64 + 64)  # signature of the quote, attestation key
     kind, size = auth.u16(), auth.u32()
     if kind != _QE_REPORT_CERTIFICATION:
-        raise _malformed(f"certification data of type {kind}; allowed is 6")
+        raise _malformed(f"certification data of type {kind}; allowed: 6")
     inner = _Reader(auth.take(size))
     auth.finish()
     inner.take(384 + 64)  # report of the quoting enclave and its signature
     inner.take(inner.u16(at_most=_QE_DATA_BYTES_MAX))
     kind, size = inner.u16(), inner.u32()
     if kind != _PCK_CHAIN or size > _CHAIN_BYTES_MAX:
-        raise _malformed(f"certification data of type {kind} and {size} bytes; allowed is 5")
+        raise _malformed(f"certification data of type {kind} with {size} bytes; allowed: type 5")
     certificates = inner.take(size)
     inner.finish()
     return certificates
@@ -138,14 +138,14 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._encoded) - self.position:
-            raise _malformed(f"it ends within a field of {count} bytes at {self.position}")
+            raise _malformed(f"it ends within a field of {count} bytes at offset {self.position}")
         self.position += count
         return self._encoded[self.position - count : self.position]
 
     def u16(self, *, at_most: int = 0xFFFF) -> int:
         value = int.from_bytes(self.take(2), "little")
         if value > at_most:
-            raise _malformed(f"a field of {value} bytes; allowed are {at_most}")
+            raise _malformed(f"a field of {value} bytes; allowed: {at_most}")
         return value
 
     def u32(self) -> int:
@@ -153,12 +153,14 @@ class _Reader:
 
     def finish(self) -> None:
         if self.position != len(self._encoded):
-            raise _malformed("a field is longer than what it holds")
+            raise _malformed("a field is longer than its content")
 
     def finish_zeros(self) -> None:
         trailing = self._encoded[self.position :]
         if len(trailing) > TRAILING_ZEROS_MAX or any(trailing):
-            raise _malformed(f"{len(trailing)} bytes follow that are not a few zeros")
+            raise _malformed(
+                f"{len(trailing)} bytes follow; allowed: up to {TRAILING_ZEROS_MAX} zeros"
+            )
 
 
 def _malformed(message: str) -> VerificationError:

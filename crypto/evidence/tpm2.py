@@ -174,14 +174,16 @@ class Tpm2Verifier:
             or endorsement_key.symmetric != _STORAGE_SYMMETRIC
         ):
             raise VerificationError(
-                "attestation.tpm2.endorsement_key", "the key introduced as the EK can't be one"
+                "attestation.tpm2.endorsement_key",
+                "the key introduced as endorsement key (EK) has the wrong type or attributes",
             )
         if not attestation_key.has(
             required=BORN_IN_TPM | RESTRICTED | SIGN, forbidden=DECRYPT
         ) or attestation_key.scheme not in {(ALG_ECDSA, ALG_SHA256), (ALG_RSASSA, ALG_SHA256)}:
             raise VerificationError(
                 "attestation.tpm2.attestation_key",
-                "the attestation key isn't a restricted signing key that its TPM made and keeps",
+                "the attestation key is not a restricted signing key that the TPM created and "
+                "keeps",
             )
         encoded_key = _subject_public_key_info(endorsement_key.key)
         valid_until = self._check_certificates(parts[2:], encoded_key, now)
@@ -226,7 +228,7 @@ class Tpm2Verifier:
         if not hmac.compare_digest(parsed.proof, proof):
             raise VerificationError(
                 "attestation.tpm2.not_activated",
-                "the TPM did not open the credential: its attestation key is elsewhere",
+                "the TPM did not open the credential: the attestation key is on another TPM",
             )
         signer = expected.attestation_key
         verify_signature(signer.key, parsed.quote_signature, parsed.quote)
@@ -273,7 +275,7 @@ class Tpm2Verifier:
             usage = x509.ExtendedKeyUsage([])
         if _EK_CERTIFICATE not in usage:
             raise VerificationError(
-                "attestation.tpm2.endorsement_key", "the certificate is not that of an EK"
+                "attestation.tpm2.endorsement_key", "the certificate is not an EK certificate"
             )
         root = next((root for root in self._roots if _is_issued(certificates[-1], root)), None)
         if root is None:
@@ -308,7 +310,7 @@ def _parse_evidence(evidence: bytes) -> Evidence:
         certification_signature=parts[7],
     )
     if not parsed.kem_public and (parsed.certification or parsed.certification_signature):
-        raise malformed("a certification without the key that it is for")
+        raise malformed("a certification of the KEM key without the key's public area")
     return parsed
 
 
@@ -333,12 +335,12 @@ def _check_hierarchy(attest: Attest, signer: Public) -> None:
         if attest.signer == qualified_name(signer.name, hierarchy=handle):
             raise VerificationError(
                 "attestation.tpm2.hierarchy",
-                f"the attestation key is of the {hierarchy} hierarchy, not of the endorsement "
+                f"the attestation key is in the {hierarchy} hierarchy, not in the endorsement "
                 "hierarchy",
             )
     raise VerificationError(
         "attestation.tpm2.hierarchy",
-        "the attestation key is not a primary key: it has a parent that nothing is known of",
+        "the attestation key is not a primary key: its parent is unknown",
     )
 
 
@@ -369,7 +371,7 @@ def _check_kem_key(evidence: Evidence, signer: Public, binding: Binding) -> None
     ):
         raise VerificationError(
             "attestation.tpm2.kem_key",
-            "the KEM key of the runtime data is not one that this TPM made and keeps",
+            "the KEM key in the runtime data is not one that the TPM created and keeps",
         )
 
 

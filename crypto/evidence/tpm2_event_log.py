@@ -52,7 +52,7 @@ def explain(log: bytes, quoted: Mapping[int, bytes]) -> dict[int, tuple[bytes, .
         elif index <= _FIRMWARE_PCR_MAX:
             raise VerificationError(
                 "attestation.tpm2.event_log",
-                f"the event log does not lead to the quoted PCR {index}",
+                f"the event log does not account for the quoted value of PCR {index}",
             )
     return explained
 
@@ -84,17 +84,17 @@ def _read_header(reader: "_Reader") -> dict[int, int]:
     reader.take(hashlib.sha1().digest_size)  # noqa: S324 - skips a field of that size
     header = _Reader(reader.take(reader.integer(4)))
     if (index, kind) != (0, _EV_NO_ACTION) or header.take(len(_SPEC_ID)) != _SPEC_ID:
-        raise malformed("an event log that does not begin with Spec ID Event03")
+        raise malformed("the event log does not begin with Spec ID Event03")
     header.take(8)  # platform class, version of the specification, size of UINTN
     count = header.integer(4)
     if not 0 < count <= _ALGORITHMS_MAX:
-        raise malformed(f"an event log with {count} algorithms; allowed: {_ALGORITHMS_MAX}")
+        raise malformed(f"an event log with {count} algorithms; allowed: at most {_ALGORITHMS_MAX}")
     sizes = {header.integer(2): header.integer(2) for _ in range(count)}
     header.take(header.integer(1))
     if not header.is_at_end or max(sizes.values()) > _DIGEST_BYTES_MAX:
-        raise malformed("an event log with a malformed header")
+        raise malformed("the event log has a malformed header")
     if sizes.get(ALG_SHA256) != PCR_BYTES:
-        raise malformed("an event log without SHA-256 digests")
+        raise malformed("the event log has no SHA-256 digests")
     return sizes
 
 
@@ -104,17 +104,19 @@ def _read_digests(reader: "_Reader", sizes: Mapping[int, int]) -> bytes:
     for _ in range(reader.integer(4)):
         algorithm = reader.integer(2)
         if algorithm not in sizes or algorithm in digests:
-            raise malformed(f"an event with digest algorithm {algorithm:#06x} out of place")
+            raise malformed(
+                f"an event has an undeclared or repeated digest algorithm {algorithm:#06x}"
+            )
         digests[algorithm] = reader.take(sizes[algorithm])
     if ALG_SHA256 not in digests:
-        raise malformed("an event without a SHA-256 digest")
+        raise malformed("an event has no SHA-256 digest")
     return digests[ALG_SHA256]
 
 
 def _start_at_locality(registers: dict[int, _Register], event: bytes) -> None:
     """PCR 0 starts with the locality of TPM2_Startup in its last byte (section 10.4.5.3)."""
     if len(event) != len(_STARTUP_LOCALITY) + 1 or 0 in registers:
-        raise malformed("a startup locality out of place")
+        raise malformed("a startup locality event at the wrong place")
     registers[0] = _Register(value=event[-1:].rjust(PCR_BYTES, b"\0"))
 
 
@@ -130,7 +132,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._rest):
-            raise malformed("a truncated event log")
+            raise malformed("the event log is truncated")
         taken, self._rest = self._rest[:count], self._rest[count:]
         return bytes(taken)
 

@@ -70,7 +70,7 @@ class Reader:
 
     def __init__(self, encoded: bytes, what: str) -> None:
         if len(encoded) > _STRUCTURE_BYTES_MAX:
-            raise malformed(f"{what} has {len(encoded)} bytes, allowed: {_STRUCTURE_BYTES_MAX}")
+            raise malformed(f"{what} has {len(encoded)} bytes; allowed: {_STRUCTURE_BYTES_MAX}")
         self._rest = memoryview(encoded)
         self._what = what
 
@@ -177,7 +177,7 @@ def _ecc_key(reader: Reader) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
     except ValueError as error:
-        raise malformed("a public area's point is not on P-256") from error
+        raise malformed("an elliptic curve key whose point is not on P-256") from error
 
 
 def _rsa_key(reader: Reader) -> rsa.RSAPublicKey:
@@ -189,7 +189,7 @@ def _rsa_key(reader: Reader) -> rsa.RSAPublicKey:
     try:
         return rsa.RSAPublicNumbers(_RSA_EXPONENT, modulus).public_key()
     except ValueError as error:
-        raise malformed("a public area's modulus is none") from error
+        raise malformed("an RSA key whose modulus is invalid") from error
 
 
 def verify_signature(key: PublicKey, signature: bytes, signed: bytes) -> None:
@@ -260,12 +260,12 @@ def parse_quote(encoded: bytes) -> Quote:
     reader = Reader(encoded, "TPMS_ATTEST")
     attest = _attest(reader, _ST_ATTEST_QUOTE)
     if reader.integer(4) != 1 or reader.integer(2) != ALG_SHA256:
-        raise malformed("a quote of anything but one selection from the SHA-256 bank")
+        raise malformed("a quote that does not cover exactly one selection, of the SHA-256 bank")
     bitmap = reader.take(reader.integer(1))
     digest = reader.sized()
     reader.finish()
     if len(bitmap) > PCR_COUNT // 8:
-        raise malformed("a quote of PCRs beyond 23")
+        raise malformed("a quote of PCRs above 23")
     bits = int.from_bytes(bitmap, "little")
     indices = tuple(i for i in range(PCR_COUNT) if bits >> i & 1)
     return Quote(attest=attest, indices=indices, digest=digest)
@@ -287,12 +287,12 @@ def _attest(reader: Reader, kind: int) -> Attest:
     # The magic number says that the TPM made this from its own state: a restricted key signs
     # nothing else that begins so.
     if reader.integer(4) != _GENERATED or reader.integer(2) != kind:
-        raise malformed("not what a TPM attests, or an attestation of another type")
+        raise malformed("not a TPM attestation, or one of another type")
     signer, extra_data = reader.sized(), reader.sized()
     clock, reset_count, restart_count = reader.integer(8), reader.integer(4), reader.integer(4)
     safe = reader.integer(1)
     if safe > 1:
-        raise malformed("a clock that is neither safe nor unsafe")
+        raise malformed("a clock whose safe flag is neither 0 nor 1")
     return Attest(
         signer=signer,
         extra_data=extra_data,

@@ -70,6 +70,6 @@ def refuse_introduction(introduction: bytes, *, evidence_type: str) -> Introduce
     """Be the `introduce` of a type that has no introduction."""
     if introduction:
         raise VerificationError(
-            "attestation.introduction.malformed", f"{evidence_type} evidence has no introduction"
+            "attestation.introduction.malformed", f"{evidence_type} evidence takes no introduction"
         )
     return NOT_INTRODUCED

@@ -132,8 +132,8 @@ async def open_verifier(
     if owner is None:
         get_logger().warning(
             "unsigned_policy",
-            message="policies need no signature of their owner: whoever can write the policy file "
-            "decides who is trusted; for development only",
+            message="policies need no owner's signature: anyone who can write the policy file "
+            "decides which nodes are trusted; for development only",
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)

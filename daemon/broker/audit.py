@@ -228,7 +228,8 @@ class AuditLog:
         if self._failure is not None:
             raise UnavailableError(
                 "audit.unwritable",
-                f"{self.path}: {self._failure.strerror}: nothing is granted without a record",
+                f"{self.path}: {self._failure.strerror}: nothing is granted without an audit "
+                "record",
             ) from self._failure
 
     def _extend_reserve(self, *, wholly: bool = False) -> None:
@@ -237,8 +238,8 @@ class AuditLog:
             get_logger().error(
                 "audit_log_low",
                 path=str(self.path),
-                message=f"no space is left for the audit log but {RESERVE_BYTES} bytes: refusals "
-                "are counted and not recorded; make room",
+                message=f"only the {RESERVE_BYTES} bytes in reserve are left for the audit log: "
+                "refusals are counted but not recorded; free some space",
             )
         # Only the whole reserve ends the alarm, and `inspect` records what was missed meanwhile.
         self._is_low = is_low or (self._is_low and not wholly)
@@ -254,7 +255,7 @@ class AuditLog:
             raise VerificationError(
                 "audit.truncated",
                 f"{self.path}: does not end with record {self._written.sequence} as this broker "
-                "wrote it: the log was cut, changed or replaced",
+                "wrote it: the log was truncated, changed or replaced",
             )
 
     def _tail(self) -> bytes:
@@ -332,7 +333,7 @@ def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
         raise VerificationError(
             "audit.truncated",
             f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
-            "was cut, changed, or put back to an older state",
+            "was truncated, changed, or replaced by an older copy",
         )
     chain = Chain(kept)
     for line in reversed(behind):
@@ -356,7 +357,7 @@ def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield from lines
         rest = last
         if len(rest) > LINE_BYTES_MAX:
-            raise VerificationError("audit.record.malformed", "the audit log has an endless line")
+            raise VerificationError("audit.record.malformed", "a line of the audit log is too long")
     yield rest
 
 

@@ -175,8 +175,8 @@ class DeviceBooks:
         async for volume in self._volumes(device_id):
             raise UsageError(
                 "device.volumes.state",
-                f"volume {volume.record.volume_id} lies on device {device_id}: delete its volumes "
-                "first",
+                f"volume {volume.record.volume_id} is on device {device_id}: delete the volumes "
+                "of the device first",
             )
         revision, owner = await self._change(
             device_id,
@@ -249,7 +249,8 @@ class DeviceBooks:
                     return each
                 after = each.name
         raise UsageError(
-            "device.not_found", f"no target has asked for device {device_id}; see device list"
+            "device.not_found",
+            f"no target has asked for device {device_id}; see sealanectl device list",
         )
 
     async def _volumes(self, device_id: uuid.UUID) -> AsyncIterator[Stored[VolumeRecord]]:

@@ -157,7 +157,8 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
                 request.anew and request.next_node
             ):
                 raise UsageError(
-                    "device.request", "allowed: a device, anew or not, or the next one of a node"
+                    "device.request",
+                    "give either a device id, with or without anew, or next_node without anew",
                 )
             if request.next_node:
                 await self._books.authorize_next(request.next_node)

@@ -91,8 +91,8 @@ class Devices:
         if init == "first-come":
             get_logger().warning(
                 "device_init_first_come",
-                message="whatever unknown device a target shows is believed as it is found: who "
-                "can empty a target's directory makes a new device of it; for development only",
+                message="any unknown device that a target shows is accepted as it is: anyone who "
+                "can empty a target's directory can make a new device of it; for development only",
             )
 
     async def open(
@@ -112,7 +112,9 @@ class Devices:
         """
         kind = _kind(anchor)
         if len(found) > FOUND_MAX:
-            raise UsageError("device.request", f"{len(found)} states; allowed: {FOUND_MAX}")
+            raise UsageError(
+                "device.request", f"{len(found)} states found; allowed: at most {FOUND_MAX}"
+            )
         name = str(device_id)
 
         async def attempt() -> DeviceRecord | None:
@@ -218,7 +220,8 @@ class Devices:
         if len(findings.reasons) > REASONS_MAX or is_long:
             raise UsageError(
                 "device.request",
-                f"allowed: {REASONS_MAX} reasons of {REASON_MAX} characters",
+                f"{len(findings.reasons)} reasons; allowed: at most {REASONS_MAX}, each of at "
+                f"most {REASON_MAX} characters",
             )
         await self._held(caller, device_id, fencing_epoch)
         await self.audit.record(
@@ -255,8 +258,8 @@ class Devices:
             )
             raise VerificationError(
                 "device.init.refused",
-                f"device {device_id} of target {caller.node} is unknown: sealanectl device init "
-                f"{device_id}, at the broker, if it is new and empty",
+                f"device {device_id} of target {caller.node} is unknown: if it is new and empty, "
+                f"run sealanectl device init {device_id} at the broker",
             )
         await check_room(self._registry, caller.node)
         fresh = self._registry.new_device(device_id, owner=caller.node)
@@ -274,7 +277,7 @@ class Devices:
             raise UnavailableError(
                 "device.busy",
                 f"device {record.device_id} may still be served by {opening.node} until "
-                f"{opening.until:%H:%M:%S} UTC, unless that ends before",
+                f"{opening.until:%H:%M:%S} UTC: try again then",
             )
         if (record.is_initialised or record.is_volume) and record.anchor != kind:
             raise VerificationError(
@@ -289,8 +292,8 @@ class Devices:
         if kept is None or kept.record.blob not in found:
             raise VerificationError(
                 MISMATCH,
-                f"what was found of device {device_id} is not what was anchored: its list of "
-                "volumes was put back, or changed",
+                f"what was found on device {device_id} is not what was anchored: its list of "
+                "volumes was changed or rolled back",
             )
         return table.unchanged(name, kept)
 
@@ -372,7 +375,7 @@ class Devices:
             )
         if opening.until is not None:
             raise VerificationError(
-                MOVED, f"device {device_id} was moved away and back: it must be opened again"
+                MOVED, f"device {device_id} was moved away and back: open it again"
             )
         return stored
 
@@ -390,7 +393,7 @@ class Devices:
         if volume.device_id not in devices or volume.target_node != record.owner:
             raise VerificationError(
                 "device.volume.refused",
-                f"volume {volume.volume_id} doesn't lie on device {record.device_id}",
+                f"volume {volume.volume_id} is not on device {record.device_id}",
             )
 
     async def _commit(self, stored: Stored[DeviceRecord], **update: object) -> int | None:
@@ -414,7 +417,8 @@ async def check_room(registry: Registry, node: str) -> None:
     if owned >= DEVICES_PER_NODE_MAX:
         raise UnavailableError(
             "device.limit",
-            f"target {node} owns {owned} devices; allowed: {DEVICES_PER_NODE_MAX}. Forget some",
+            f"target {node} owns {owned} devices; allowed: {DEVICES_PER_NODE_MAX}. Forget some of "
+            "them",
         )
 
 
@@ -443,12 +447,12 @@ async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:
         return record
     stored = await table.get(name)
     if stored is None or stored.record != record:
-        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+        raise VerificationError(FENCED, f"device {name} was opened or changed in the meantime")
     floor = max(record.anchor_floor, *(each.number for _, each in records))
     after = record.model_copy(update={"anchor_floor": floor})
     # The numbers first: a crash in between leaves records that the next call removes.
     if await registry.commit([table.unchanged(name, stored)], table.sealed(name, after)) is None:
-        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+        raise VerificationError(FENCED, f"device {name} was opened or changed in the meantime")
     keys = [registry.anchors.key(f"{name}/{each}") for each, _ in records]
     for start in range(0, len(keys), COMMIT_CHANGES_MAX):
         await registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
@@ -465,7 +469,8 @@ def _check_owner(record: DeviceRecord, caller: Subject) -> None:
     if record.is_forgotten:
         raise VerificationError(
             FORGOTTEN,
-            f"device {record.device_id} was forgotten: empty its directory to make a new one of it",
+            f"device {record.device_id} was forgotten: empty its directory to make a new device "
+            "of it",
         )
     if (record.owner, record.role) != (caller.node, caller.role):
         raise VerificationError(

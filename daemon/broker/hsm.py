@@ -58,7 +58,7 @@ class HsmKey:
             wanted = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: place.label}
             if any(True for _ in session.get_objects(wanted)):
                 raise UsageError(
-                    "hsm.key.exists", f"token {place.token}: there is a key {place.label!r} already"
+                    "hsm.key.exists", f"token {place.token}: a key {place.label!r} already exists"
                 )
             session.generate_key(
                 KeyType.AES,
@@ -129,7 +129,8 @@ def _find(session: pkcs11.Session, place: HsmConfig) -> Any:
     if not (key[Attribute.ALWAYS_SENSITIVE] and key[Attribute.NEVER_EXTRACTABLE]):
         raise VerificationError(
             "hsm.key.extractable",
-            f"token {place.token}: key {place.label!r} could leave the token or once could",
+            f"token {place.token}: key {place.label!r} can be extracted from the token, or once "
+            "could",
         )
     return key
 
@@ -155,11 +156,11 @@ def _failures(place: HsmConfig) -> Iterator[None]:
         ) from error
     except exceptions.MultipleObjectsReturned as error:
         raise UsageError(
-            "hsm.key.ambiguous", f"token {place.token}: several keys are called {place.label!r}"
+            "hsm.key.ambiguous", f"token {place.token}: several keys have the label {place.label!r}"
         ) from error
     except (exceptions.PinIncorrect, exceptions.PinLocked, exceptions.PinInvalid) as error:
         raise UsageError(
-            "hsm.pin", f"token {place.token}: the PIN in {place.pin_file} is refused"
+            "hsm.pin", f"token {place.token}: refuses the PIN in {place.pin_file}"
         ) from error
     except (exceptions.PKCS11Error, RuntimeError, OSError) as error:
         raise UnavailableError(

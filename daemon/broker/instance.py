@@ -67,8 +67,8 @@ class Instance:
         if stored is not None and stored.record.node != node:
             raise UsageError(
                 "broker.instance.claimed",
-                f"broker instance {instance} is {stored.record.node!r}'s; allowed for {node!r}: "
-                "a broker.instance that was never used",
+                f"broker instance {instance} belongs to {stored.record.node!r}; allowed for "
+                f"{node!r}: a broker.instance that was never used",
             )
         head = await registry.heads.get(name)
         if head is None:
@@ -143,8 +143,8 @@ class Instance:
         number = 0 if self._head is None else self._head.record.number
         return VerificationError(
             "broker.store.rolled_back",
-            f"head {number} of broker instance {self.arena.broker_instance} is not in the store "
-            "any more: it was put back, or another process serves as this broker",
+            f"head {number} of broker instance {self.arena.broker_instance} is no longer in the "
+            "store: the store was rolled back, or another process runs as this broker",
         )
 
 
@@ -168,8 +168,8 @@ async def _next_start(
     if epoch > START_EPOCH_MAX:
         raise LeaseError(
             "lease.start_epoch.exhausted",
-            f"all {START_EPOCH_MAX} starts of broker instance {instance} are used: give a new "
-            "broker.instance",
+            f"broker instance {instance} has used all its {START_EPOCH_MAX} start epochs: set a "
+            "new broker.instance",
         )
     table, name = registry.instances, instance_name(instance)
     revision = await registry.commit(
@@ -178,7 +178,8 @@ async def _next_start(
     )
     if revision is None:
         raise UnavailableError(
-            "broker.instance.contended", f"another process starts as broker instance {instance}"
+            "broker.instance.contended",
+            f"another process is starting as broker instance {instance}",
         )
     return await _increment(counter, to=epoch)
 
@@ -194,9 +195,9 @@ async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number
     if number > value + 1:
         raise VerificationError(
             "broker.anchor.rolled_back",
-            f"the store has {what} {number} of broker instance {instance}, its anchor counts "
-            f"{value}: another machine's anchor, or one that was put back; give this broker a new "
-            "broker.instance",
+            f"the store has {what} {number} of broker instance {instance}, but its anchor counts "
+            f"{value}: the anchor is another machine's, or was rolled back; give this broker a "
+            "new broker.instance",
         )
     return value if value == number else await _increment(counter, to=number)
 
@@ -232,6 +233,6 @@ async def _increment(counter: MonotonicCounter, *, to: int) -> int:
 def _store_behind(instance: int, found: str, value: int) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"the store has {found} of broker instance {instance}, its anchor counts {value}: the "
-        "store was put back to an older state",
+        f"the store has {found} of broker instance {instance}, but its anchor counts {value}: the "
+        "store was rolled back",
     )

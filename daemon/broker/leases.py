@@ -187,7 +187,7 @@ class Leases:
         """
         if arena != (self.arena.broker_instance, self.arena.start_epoch):
             raise LeaseError(
-                "lease.return.arena", f"lease {lease_id} is of another start of a broker"
+                "lease.return.arena", f"lease {lease_id} was granted by another start of a broker"
             )
         # First: nothing is changed, here or in the books, for a return that doesn't match.
         counters = self.arena.give_back(
@@ -201,7 +201,7 @@ class Leases:
         for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
             del self._grants[asked]
         if not await self._registry.record_return(arena, lease_id, touched):
-            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is outstanding")
         await self._audit.record(
             "lease.return",
             subject=caller.spiffe_id,

@@ -113,7 +113,7 @@ class Membership:
             raise VerificationError(UNKNOWN, f"no attestation of {caller.spiffe_id} is known")
         if record.incarnation != caller.incarnation:
             raise VerificationError(
-                SUPERSEDED, f"another process has attested as {caller.spiffe_id} since"
+                SUPERSEDED, f"another process has since attested as {caller.spiffe_id}"
             )
         _check_not_refused(record, result.policy_version)
         return is_outdated
@@ -141,8 +141,8 @@ class Membership:
             if subject.incarnation in before.superseded:
                 raise VerificationError(
                     SUPERSEDED,
-                    f"another process has attested as {subject.spiffe_id} since: one node, one "
-                    "process of a role",
+                    f"another process has since attested as {subject.spiffe_id}: a node runs one "
+                    "process per role",
                 )
             is_renewal = before.incarnation == subject.incarnation
             superseded = (before.incarnation, *before.superseded) if before.incarnation else ()
@@ -257,8 +257,8 @@ class Membership:
         if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
             raise UsageError(
                 "node.revocation.reason",
-                f"a reason of {len(reason)} characters; allowed: at most {REASON_CHARACTERS_MAX} "
-                "printable ones",
+                f"the reason has {len(reason)} characters; allowed: at most "
+                f"{REASON_CHARACTERS_MAX}, all printable",
             )
         roles = _roles(node, role)
         if not unseen and not any([await self._stored(node, each) for each in roles]):
@@ -374,7 +374,7 @@ def unseen_node(node: str, roles: Sequence[str]) -> UsageError:
     return UsageError(
         "node.not_found",
         f"no node {node!r} has attested as {' or '.join(roles)} at these brokers: sealanectl node "
-        "list shows those that have, --unseen takes one that has not yet",
+        "list shows those that have; --unseen accepts one that has not attested yet",
     )
 
 
@@ -393,8 +393,8 @@ def _roles(node: str, role: str) -> Sequence[str]:
     if NAME_PATTERN.fullmatch(node) is None or role not in {"", *ROLES}:
         raise UsageError(
             "node.malformed",
-            f"role {role[:80]!r} of node {node[:80]!r}; allowed: the name of a node and "
-            f"{', '.join(ROLES)}, or no role for all",
+            f"role {role[:80]!r} of node {node[:80]!r}; allowed: a node's name, and one of "
+            f"{', '.join(ROLES)} or an empty role for all",
         )
     return (role,) if role else ROLES
 
@@ -413,8 +413,8 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
     if record.refused_version > policy_version:
         raise VerificationError(
             CHANGED,
-            f"policy version {record.refused_version} refused what it accepted under version "
-            f"{policy_version}",
+            f"policy version {record.refused_version} refuses this node, which version "
+            f"{policy_version} accepted",
         )
 
 

@@ -224,21 +224,24 @@ def cautions(policy: Policy, *, safe_flags: Mapping[str, Mapping[str, bool]]) ->
             if name in safe and safe[name] != value
         ]
         found += [
-            f"reference {reference.name!r} takes any {name}"
+            f"reference {reference.name!r} accepts any {name}"
             for name, accepted in sorted(reference.measurements.items())
             if accepted is Position.ANY
         ]
         if reference.product == "Milan":
             found.append(
                 f"reference {reference.name!r} is for Milan, whose keys have been extracted: "
-                "rely on who can touch these machines"
+                "security there rests on who has physical access to the machines"
             )
         if reference.accepted_tier is Tier.WARNING:
-            found.append(f"reference {reference.name!r} accepts results of tier warning")
+            found.append(
+                f"reference {reference.name!r} accepts attestation results of tier warning"
+            )
     roles = {role for machine in policy.hardware.values() for role in machine.roles}
     served = {role for reference in policy.references for role in reference.roles}
     found += [
-        f"no reference values for a {role}: none can enrol" for role in sorted(roles - served)
+        f"no reference values for role {role}: no {role} can enrol"
+        for role in sorted(roles - served)
     ]
     return found
 
@@ -291,4 +294,4 @@ def _digests(values: Iterable[str]) -> frozenset[bytes]:
 def _refuse_twice(names: Iterable[str], what: str, source: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError("config.value", f"{source}: {what} {twice[0]!r} stands twice")
+        raise UsageError("config.value", f"{source}: {what} {twice[0]!r} appears twice")

@@ -82,8 +82,8 @@ class PolicyKeeper:
         if policy.version < self.policy.version:
             raise VerificationError(
                 "policy.rolled_back",
-                f"the store holds policy version {policy.version}, version {self.policy.version} "
-                "was in force",
+                f"the store holds policy version {policy.version}, but version "
+                f"{self.policy.version} was already in force",
             )
         self._enact(policy, stored)
 
@@ -137,8 +137,8 @@ class PolicyKeeper:
         if policy.version <= before.version:
             raise UsageError(
                 "policy.version.used",
-                f"{source}: version {policy.version}; allowed: more than {before.version}, which "
-                "is in force",
+                f"{source}: version {policy.version}; allowed: above {before.version}, the one in "
+                "force",
             )
         # Recorded before it is in force: nothing is granted by a policy without a record.
         await self._audit.record(
@@ -158,7 +158,7 @@ class PolicyKeeper:
         )
         if revision is None:
             raise UsageError(
-                "policy.version.used", f"{source}: another policy was applied meanwhile"
+                "policy.version.used", f"{source}: another policy was applied in the meantime"
             )
         self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
@@ -172,8 +172,8 @@ class PolicyKeeper:
         if version != self.policy.version and now_ns - self._changed_ns >= grace_ns:
             raise VerificationError(
                 CHANGED,
-                f"attested under policy version {version}, version {self.policy.version} is in "
-                "force: attest again",
+                f"attested under policy version {version}, but version {self.policy.version} is "
+                "in force: attest again",
             )
         return version != self.policy.version
 

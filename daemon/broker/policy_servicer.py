@@ -67,7 +67,7 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
                     raise VerificationError(
                         "audit.truncated",
                         f"{self._path}: has {records} of the {head.sequence} records that were "
-                        "acknowledged: the log was cut",
+                        "acknowledged: the log was truncated",
                     )
                 part = lines[: head.sequence - records]
                 records += len(part)

@@ -119,7 +119,8 @@ class VolumeRecord(Record):
         if len(shares) > SHARES_MAX:
             raise UsageError(
                 "volume.share.limit",
-                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants, which is the limit",
+                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants already; allowed: "
+                f"{SHARES_MAX}",
             )
         ordered = tuple(sorted(shares, key=lambda each: each.tenant))
         return self.model_copy(update={"shares": ordered})
@@ -129,14 +130,14 @@ class VolumeRecord(Record):
         if self.mode == VolumeMode.OFF:
             raise UsageError(
                 "volume.resize.mode",
-                f"volume {self.volume_id} has mode off, and was filled with sealed sectors when it "
-                "was made: create a larger one and copy",
+                f"volume {self.volume_id} can't grow: it has mode off and was filled with sealed "
+                "sectors when it was created; create a larger one and copy",
             )
         if sector_count < self.sector_count:
             raise UsageError(
                 "volume.resize.smaller",
-                f"volume {self.volume_id} has {self.sector_count} sectors: with {sector_count} it "
-                "would lose what is in the others; create a smaller one and copy",
+                f"volume {self.volume_id} has {self.sector_count} sectors and can't shrink to "
+                f"{sector_count}; create a smaller one and copy",
             )
         return self.model_copy(update={"growing_to": sector_count})
 
@@ -145,8 +146,8 @@ class VolumeRecord(Record):
         if sector_count not in {self.growing_to, self.sector_count}:
             raise UsageError(
                 "volume.resize.state",
-                f"volume {self.volume_id} doesn't grow to {sector_count} sectors: another change "
-                "of its size was begun meanwhile",
+                f"volume {self.volume_id} doesn't grow to {sector_count} sectors: another resize "
+                "was begun in the meantime",
             )
         is_over = sector_count == self.growing_to
         growing_to = 0 if is_over else self.growing_to
@@ -176,7 +177,8 @@ class VolumeRecord(Record):
         if leased > EPOCH_COUNTERS_MAX:
             raise LeaseError(
                 "lease.key_exhausted",
-                f"4 PB are leased under key epoch {self.key_epoch} of volume {self.volume_id}",
+                f"volume {self.volume_id} has used up key epoch {self.key_epoch}: 4 PB are leased "
+                "under it",
             )
         if leased + LEASE_COUNTERS > EPOCH_COUNTERS_MAX and len(self.key_epochs) < KEY_EPOCHS_MAX:
             return self.in_next_epoch()
@@ -443,7 +445,8 @@ class Table(Generic[R]):
         mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(entry.key, content)):
             raise VerificationError(
-                "broker.store.record.forged", f"{entry.key}: no broker of this authority wrote it"
+                "broker.store.record.forged",
+                f"{entry.key}: not written by a broker of this authority",
             )
         try:
             record = self._model.model_validate_json(content)

@@ -85,7 +85,8 @@ class Registry(Tables):
             entry = await store.get(_AUTHORITY_KEY)
         if entry is None:
             raise VerificationError(
-                "broker.store.rolled_back", "the store lost the authority it was just given"
+                "broker.store.rolled_back",
+                "the store lost the authority that was just written to it",
             )
         try:
             record = AuthorityRecord.model_validate_json(entry.value)
@@ -123,7 +124,9 @@ class Registry(Tables):
             await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - spreads rivals, no secret
             pause = min(2 * pause, _BACK_OFF_SECONDS_MAX)
         raise UnavailableError(
-            "broker.store.contended", f"lost {_ATTEMPTS_MAX} races for one record: try again"
+            "broker.store.contended",
+            f"{_ATTEMPTS_MAX} attempts to change a record all conflicted with other changes: "
+            "try again",
         )
 
     async def tenant_key(self, tenant: str) -> bytearray:
@@ -189,7 +192,7 @@ class Registry(Tables):
                 if _wanted(stored.record, asked) != _wanted(record, record.sector_count):
                     raise UsageError(
                         "volume.request.exists",
-                        "this request id was used for another volume: use a new one",
+                        "this request id was used for a different volume: use a new one",
                     )
                 return stored.record, False
             tenant = await self.tenants.get(record.tenant)
@@ -295,7 +298,8 @@ class Registry(Tables):
             tenant = await self.tenants.get(before.tenant)
             if tenant is None:
                 raise VerificationError(
-                    "broker.store.malformed", f"volume {volume_id} is of a tenant that isn't there"
+                    "broker.store.malformed",
+                    f"volume {volume_id} belongs to a tenant that doesn't exist",
                 )
             after = before.model_copy(update={"is_deleted": True, "request_id": None})
             device = await self.devices.get(name) if before.device_id == volume_id else None
@@ -354,7 +358,8 @@ class Registry(Tables):
         )
         if revision is None and await self.grants.get(record.name) is not None:
             raise LeaseError(
-                "lease.overlap", f"lease {record.name} was granted before: nothing is granted"
+                "lease.overlap",
+                f"lease {record.name} was granted before: refusing to grant it again",
             )
         return revision is not None
 

@@ -76,32 +76,32 @@ class BrokerService:
         if len(display_name) > DISPLAY_NAME_CHARACTERS_MAX or not display_name.isprintable():
             raise UsageError(
                 "volume.display_name",
-                f"display name of {len(display_name)} characters; allowed: at most "
-                f"{DISPLAY_NAME_CHARACTERS_MAX} printable ones",
+                f"a display name of {len(display_name)} characters; allowed: at most "
+                f"{DISPLAY_NAME_CHARACTERS_MAX}, all printable",
             )
         if NAME_PATTERN.fullmatch(target_node) is None:
             raise UsageError(
-                "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
+                "volume.target", f"target {target_node[:80]!r}; allowed: a node's name"
             )
         if mode not in MODES or bool(third_party) not in {mode != "", mode == VolumeMode.LOCAL}:
             raise UsageError(
                 "volume.mode",
-                f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
-                "no mode on a target, local on a third party, off on either",
+                f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: empty "
+                "on a target, local on a third party, off on both",
             )
         if third_party and (
             NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node
         ):
             raise UsageError(
                 "volume.third_party",
-                f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
-                "the caller's own configuration gives one",
+                f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name from "
+                "the caller's own configuration",
             )
         if anchor not in VOLUME_ANCHORS or (anchor and mode != VolumeMode.LOCAL):
             raise UsageError(
                 "volume.anchor",
-                f"anchor {anchor[:80]!r} of volume mode {mode!r}; allowed: broker, none in mode "
-                "local",
+                f"anchor {anchor[:80]!r} for volume mode {mode!r}; allowed: broker or none, and "
+                "only in mode local",
             )
         is_sealed = mode == VolumeMode.OFF
         volume_id = uuid.uuid4()
@@ -246,13 +246,13 @@ class BrokerService:
         record = await own_volume(self.registry, caller, volume_id)
         if NAME_PATTERN.fullmatch(tenant) is None or tenant == record.tenant:
             raise UsageError(
-                "volume.share.tenant", f"tenant {tenant[:80]!r}; allowed: another one's name"
+                "volume.share.tenant", f"tenant {tenant[:80]!r}; allowed: another tenant's name"
             )
         if record.third_party:
             raise UsageError(
                 "volume.share.third_party",
-                f"volume {record.volume_id} belongs to gateway {record.target_node!r} alone; "
-                "volumes on a target of ours can be shared",
+                f"volume {record.volume_id} belongs to gateway {record.target_node!r} alone; only "
+                "volumes on a Sealane target can be shared",
             )
         share = ShareRecord(tenant=tenant, read_only=read_only)
         shared = await self.registry.share(record.volume_id, share)

@@ -346,7 +346,7 @@ class Clocks:
                 if clock.has_gone_back(last):
                     raise VerificationError(
                         "attestation.clock.went_back",
-                        f"the clock of {hardware_id} says {clock}, after {last}",
+                        f"the clock of {hardware_id} shows {clock}, but showed {last} before",
                     )
             record = ClockRecord(
                 reset_count=clock.reset_count,

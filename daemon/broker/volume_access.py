@@ -34,7 +34,8 @@ async def own_volume(registry: Registry, caller: Subject, volume_id: str) -> Vol
     if caller.tenant != record.tenant:
         raise VerificationError(
             "volume.tenant.refused",
-            f"volume {record.volume_id} is shared with tenant {caller.tenant!r}, and another's",
+            f"volume {record.volume_id} is only shared with tenant {caller.tenant!r}; it belongs "
+            "to another",
         )
     return record
 
@@ -50,8 +51,8 @@ async def writable_volume(
     if not volume.record.allows(caller.tenant, writing=True):
         raise VerificationError(
             "volume.read_only",
-            f"volume {volume.record.volume_id} is shared with tenant {caller.tenant!r} to be "
-            "read: it gets no counters",
+            f"volume {volume.record.volume_id} is shared with tenant {caller.tenant!r} read-only: "
+            "it gets no counters",
         )
     return volume
 

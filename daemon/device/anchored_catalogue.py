@@ -80,8 +80,8 @@ class AnchoredCatalogue:
         if not matching:
             raise VerificationError(
                 MISMATCH,
-                f"what was found of device {self._file.device_id} is not what was anchored: its "
-                "list of volumes was put back, or changed",
+                f"what was found on device {self._file.device_id} is not what was anchored: its "
+                "list of volumes was changed or rolled back",
             )
         state = matching[0]
         if state.to_finish is not None:

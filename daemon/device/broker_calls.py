@@ -146,7 +146,7 @@ def _records(state: devices_pb2.DeviceState) -> dict[str, Anchored]:
         return {r.name: Anchored(number=r.number, blob=r.blob, mac=r.mac) for r in state.records}
     except UsageError as error:
         raise VerificationError(
-            "device.state.malformed", "the broker's records can't be of an anchor"
+            "device.state.malformed", "the broker's records are not valid anchor records"
         ) from error
 
 

@@ -49,7 +49,9 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("target.directory", f"can't make {directory}: {error.strerror}") from error
+        raise UsageError(
+            "target.directory", f"can't create {directory}: {error.strerror}"
+        ) from error
 
 
 class Catalogue:
@@ -109,7 +111,7 @@ class Catalogue:
             elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
                 strays.append((name, "a store without a descriptor"))
             elif suffix == _NEXT and stem + _FINISHED not in names:
-                strays.append((name, "a next descriptor of no volume"))
+                strays.append((name, "a replacement descriptor without a volume"))
             elif suffix == _NEXT:
                 self._add(volume_id, name, replacements, strays)
             elif suffix == _UNFINISHED and stem + _FINISHED in names:
@@ -156,21 +158,25 @@ class Catalogue:
         try:
             write_durably(path, content)
         except OSError as error:
-            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+            raise UnavailableError("store.create", f"can't write {path}: {error}") from error
 
     def _unlink(self, volume_id: uuid.UUID, suffix: str) -> None:
         try:
             self._path(volume_id, suffix).unlink(missing_ok=True)
             self._sync()
         except OSError as error:
-            raise UnavailableError("store.remove", f"can't forget {volume_id}: {error}") from error
+            raise UnavailableError(
+                "store.remove", f"can't remove the files of volume {volume_id}: {error}"
+            ) from error
 
     def _rename(self, volume_id: uuid.UUID, old: str, new: str) -> None:
         try:
             self._path(volume_id, old).replace(self._path(volume_id, new))
             self._sync()
         except OSError as error:
-            raise UnavailableError("store.catalogue", f"can't note {volume_id}: {error}") from error
+            raise UnavailableError(
+                "store.catalogue", f"can't rename the descriptor of volume {volume_id}: {error}"
+            ) from error
 
     def _sync(self) -> None:
         """Make renames durable."""

@@ -74,7 +74,7 @@ class DeviceFile:
     def _read_again(self) -> int:
         found = self._read()
         if found is None or found[0] != self.device_id:
-            raise VerificationError("device.malformed", f"{self._path}: names another device")
+            raise VerificationError("device.malformed", f"{self._path}: names a different device")
         return found[1]
 
     def _read(self) -> tuple[uuid.UUID, int] | None:
@@ -108,7 +108,7 @@ def parse_device(content: bytes, *, source: str) -> tuple[uuid.UUID, int]:
         or not 0 <= openings < _OPENINGS_MAX
         or found.keys() != {"device_id", "openings"}
     ):
-        raise VerificationError("device.malformed", f"{source}: names no device")
+        raise VerificationError("device.malformed", f"{source}: does not name a device")
     return device_id, openings
 
 
@@ -140,7 +140,7 @@ class Device:
     ) -> None:
         """Take the device up again after `close`, with its file held; takes over the rest."""
         if not self._is_closed:
-            raise UsageError("device.state", f"device {self.device_id} is open")
+            raise UsageError("device.state", f"device {self.device_id} is already open")
         self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
 
     def _open(

@@ -78,13 +78,13 @@ def admission(
         for name in names:
             if NAME_PATTERN.fullmatch(name) is None:
                 raise UsageError(
-                    "session.peers.malformed", f"{name[:_SHOWN_MAX]!r} is no name among {what}"
+                    "session.peers.malformed", f"{name[:_SHOWN_MAX]!r} can't be one of the {what}"
                 )
     if secret and not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise UsageError(
             "session.secret.length",
             f"a secret of {len(secret)} bytes; allowed: none, or {SECRET_BYTES_MIN} to "
-            f"{SECRET_BYTES_MAX}",
+            f"{SECRET_BYTES_MAX} bytes",
         )
     made = Admission(
         tenants=tenants or [own_tenant],

@@ -42,7 +42,8 @@ class Drain:
         """UnavailableError `fabric.draining` once it has begun."""
         if self._deadline is not None:
             raise UnavailableError(
-                "fabric.draining", "the fabric stops and takes no new sessions: try another one"
+                "fabric.draining",
+                "the fabric is stopping and takes no new sessions: use another one",
             )
 
     async def run(self, timeout_seconds: float) -> None:

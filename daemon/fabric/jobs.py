@@ -91,7 +91,9 @@ class Jobs:
         if job.is_gone or len(self._by_pid) >= JOBS_MAX:
             os.close(pidfd)
             if len(self._by_pid) >= JOBS_MAX:
-                raise UnavailableError("fabric.jobs.limit", f"there are {JOBS_MAX} jobs already")
+                raise UnavailableError(
+                    "fabric.jobs.limit", f"{JOBS_MAX} jobs are known already; allowed: {JOBS_MAX}"
+                )
             raise UnavailableError("fabric.jobs.gone", f"process {pid} has ended")
         self._by_pid[pid] = job
         self._by_token[job.token] = job
@@ -104,7 +106,7 @@ class Jobs:
         if job is None:
             raise UsageError(
                 "session.job.unknown",
-                "no living process has introduced itself with that token at the ring socket",
+                "no running process has introduced itself with that token at the ring socket",
             )
         return job
 

@@ -55,7 +55,8 @@ class Limits:
         if not (1 <= len(units) <= UNIT_CANDIDATES_MAX and is_falling):
             raise UsageError(
                 "session.establish.malformed",
-                f"units {units}: 1 to {UNIT_CANDIDATES_MAX} that fall are needed",
+                f"units of {units} bytes; allowed: 1 to {UNIT_CANDIDATES_MAX} sizes in descending "
+                "order",
             )
         fixed = self.settings.unit_bytes
         least = UNIT_BYTES_MIN if fixed is None else fixed
@@ -83,7 +84,7 @@ class Limits:
         if rate_bits_per_second > most:
             raise UsageError(
                 "session.limit.rate_share",
-                f"rate of {rate_bits_per_second} bit/s; a job may have {most} "
+                f"rate of {rate_bits_per_second} bit/s; allowed for one job: {most} "
                 f"(fabric.limits.rate_share = {self.settings.limits.rate_share:g})",
             )
 
@@ -92,8 +93,8 @@ class Limits:
         if open_count >= self.settings.sessions_max:
             raise UnavailableError(
                 "session.count.limit",
-                f"{self.settings.sessions_max} sessions are open or awaited: close one, or "
-                "raise fabric.sessions_max",
+                f"{self.settings.sessions_max} sessions are open or waiting for a peer: close "
+                "one, or raise fabric.sessions_max",
             )
 
     def check_job(self, job: Job, *, region_bytes: int) -> None:
@@ -102,13 +103,13 @@ class Limits:
         if len(job.regions) >= limits.sessions:
             raise UnavailableError(
                 "session.limit.sessions",
-                f"{job.name} has {limits.sessions} sessions open or awaited: close one, or raise "
-                "fabric.limits.sessions",
+                f"{job.name} has {limits.sessions} sessions open or waiting for a peer: close "
+                "one, or raise fabric.limits.sessions",
             )
         used = sum(job.regions.values())
         if used + region_bytes > limits.region_bytes:
             raise UnavailableError(
                 "session.limit.region_bytes",
-                f"{job.name} has regions of {used} bytes, and {region_bytes} more are beyond the "
-                f"{limits.region_bytes} that it may have (fabric.limits.region_bytes)",
+                f"{job.name} has regions of {used} bytes and asks for {region_bytes} more; "
+                f"allowed: {limits.region_bytes} in all (fabric.limits.region_bytes)",
             )

@@ -92,7 +92,7 @@ def _bind(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            "fabric.ring_socket.bind", f"{path} can't be served: {error.strerror}"
+            "fabric.ring_socket.bind", f"can't listen at {path}: {error.strerror}"
         ) from error
     return listener
 

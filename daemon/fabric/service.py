@@ -177,7 +177,8 @@ class FabricService:
             job = self.jobs.of(job_token)
             if self._listener(display_name) is not None:
                 raise UsageError(
-                    "session.listener.exists", f"somebody listens for {display_name!r} already"
+                    "session.listener.exists",
+                    f"a session {display_name!r} is already waiting for a peer",
                 )
             # The offer decides if the unit is not fixed.
             unit_bytes = self.settings.unit_bytes or UNIT_BYTES
@@ -264,7 +265,7 @@ class FabricService:
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
-                f"the path to {target.node} carries small packets, and none with units of "
+                f"the path to {target.node} carries small packets only, none with units of "
                 f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state not in OPEN:
@@ -281,7 +282,7 @@ class FabricService:
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
-                f"session version {offer.version} is not supported, only {VERSION}",
+                f"session version {offer.version} is not supported; allowed: {VERSION}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
         check_addresses(offer.data_addresses, "session.establish.malformed")
@@ -294,7 +295,7 @@ class FabricService:
             # Who may not use a listener is not told that there is one.
             raise UnavailableError(
                 "session.listener.absent",
-                f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
+                f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
             )
         admitted = session.admission
         certificate, result = self._own_result()
@@ -377,8 +378,8 @@ class FabricService:
             if not target.admission.admits(link.subject):
                 raise VerificationError(
                     "session.peer.tenant",
-                    f"{target.node} is of tenant {link.subject.tenant!r}; to open a session to "
-                    "another tenant, name it",
+                    f"{target.node} is of tenant {link.subject.tenant!r}; a session to another "
+                    "tenant's fabric must name that tenant",
                 )
             initiation = await asyncio.to_thread(
                 Initiation,
@@ -400,12 +401,12 @@ class FabricService:
         if paths > len(offer.data_addresses):
             raise UsageError(
                 "session.establish.malformed",
-                f"the peer answers with {paths} paths; offered: {len(offer.data_addresses)}",
+                f"the peer answered with {paths} paths; offered: {len(offer.data_addresses)}",
             )
         if not (answer.units and set(answer.units) <= set(units)):
             raise UsageError(
                 "session.establish.malformed",
-                f"the peer takes units of {answer.units} bytes, offered: {units}",
+                f"the peer answered with units of {answer.units} bytes; offered: {units}",
             )
         start = Start(
             units=answer.units,

@@ -199,7 +199,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     ) -> sessions_pb2.Fabric:
         """Begin to stop; `GetFabric` tells how far it is."""
         if not request.timeout_seconds >= 0:
-            raise UsageError("fabric.drain.range", "the time for a drain can't be negative")
+            raise UsageError("fabric.drain.range", "a negative drain time; allowed: 0 s and up")
         self._service.begin_drain(request.timeout_seconds or None)
         # A turn of the loop, so that the answer has the drain that it began.
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ def own_result(own: Own) -> tuple[bytes, Result]:
     metadata = dict(own.metadata)
     token, verifier = metadata[RESULT_KEY], metadata[VERIFIER_KEY]
     if not isinstance(token, str) or not isinstance(verifier, bytes):
-        raise TypeError("the metadata of calls are a token and a certificate")
+        raise TypeError("the call metadata must hold a token and a certificate")
     return own.leaf.fingerprint(SHA256()), Result(token=token, verifier=verifier)
 
 

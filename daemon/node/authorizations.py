@@ -152,7 +152,10 @@ class Authorizations:
         asking = self._asking.get(peer)
         if asking is None:
             if len(self._granted) + len(self._asking) >= PEERS_MAX:
-                raise UnavailableError("authorization.limit", f"{PEERS_MAX} peers act here already")
+                raise UnavailableError(
+                    "authorization.limit",
+                    f"the broker is already asked about {PEERS_MAX} peers; allowed: {PEERS_MAX}",
+                )
             if peer.volume_id:
                 self._check_guesses(peer)
             asking = asyncio.ensure_future(self._ask_for([peer]))
@@ -283,4 +286,4 @@ class Authorizations:
 
 
 def _refusal(peer: PeerIncarnation, reason: str) -> VerificationError:
-    return VerificationError(reason, f"{peer.name} is not authorized by the broker")
+    return VerificationError(reason, f"the broker does not authorize {peer.name}")

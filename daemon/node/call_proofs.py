@@ -90,7 +90,7 @@ class CallProofs:
         if self._servers.get(server) is not known:
             # Closed, or crowded out, meanwhile: two that count for themselves would use one twice.
             opened.close()
-            raise UnavailableError("peer.closed", f"the call key of {server} was given up")
+            raise UnavailableError("peer.closed", f"the call key of {server} was discarded")
         opened.counter = self._counted
         known.prover = opened
         return opened

@@ -98,7 +98,7 @@ class EnrolledRoles:
                 "software_evidence",
                 role=role,
                 evidence=driver.evidence_type,
-                message="this node proves possession of a key file only; for development only",
+                message="this node only proves possession of a key file; for development only",
             )
         identity = Identity(
             node=self._config.node.name,

@@ -110,7 +110,7 @@ class Enrolment:
             if challenge.audience != audience:
                 raise VerificationError(
                     "attestation.audience.mismatch",
-                    f"the verifier is {challenge.audience!r}, expected {audience!r}",
+                    f"the verifier is {challenge.audience!r}; expected: {audience!r}",
                 )
             items = await self._secondary(challenge, keys)
             endorsements = await driver.endorsements()
@@ -169,7 +169,8 @@ class Enrolment:
             get_logger().warning(
                 "secondary_evidence_missing",
                 types=missing,
-                message="the policy may want evidence that enrolment.secondary has no source for",
+                message="the policy may require evidence that enrolment.secondary has no source "
+                "for",
             )
 
 

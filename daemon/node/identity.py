@@ -316,7 +316,7 @@ class Identity:
         subject = verify_leaf(leaf, anchor=self.anchor, now=utc_now())
         if leaf.public_key() != self.keys.tls.public_key():
             raise VerificationError(
-                "certificate.key.mismatch", "the broker certified a key that is not ours"
+                "certificate.key.mismatch", "the broker certified a key that is not this node's"
             )
         expected = Subject(
             node=self.node,
@@ -334,7 +334,9 @@ class Identity:
 
 
 async def _no_peers(node: str, role: str) -> Sequence[x509.Certificate]:
-    raise UnavailableError("peer.unattested", f"nobody can say what {role} {node} shows")
+    raise UnavailableError(
+        "peer.unattested", f"the certificate of {role} {node} can't be looked up without a broker"
+    )
 
 
 def _is_refusal(error: Error) -> bool:

@@ -42,7 +42,7 @@ class TrustClient:
         )
         leaves = [_parse(pem) for pem in answer.certificate_pem[:_LEAVES_MAX]]
         if not leaves:
-            raise UnavailableError(UNATTESTED, f"the broker knows no certificate of {name}")
+            raise UnavailableError(UNATTESTED, f"the broker knows no certificate for {name}")
         for leaf in leaves:
             subject = verify_leaf(leaf, anchor=self._identity.anchor, now=utc_now())
             if subject.spiffe_id != name:
@@ -86,7 +86,7 @@ class TrustClient:
             verdict.peer for verdict in answer.verdicts
         ] != asked:
             raise VerificationError(
-                "authorization.mismatch", "the authorization doesn't answer the question asked"
+                "authorization.mismatch", "the authorization does not answer this request"
             )
         return [verdict.refusal for verdict in answer.verdicts]
 

@@ -53,7 +53,7 @@ class Command:
     def decode(cls, entry: bytes, data: bytes) -> Self:
         """Split an entry into its fields; ProtocolError for another length."""
         if len(entry) != SUBMISSION_BYTES:
-            raise ProtocolError("pdu.malformed", f"a submission entry has {len(entry)} bytes")
+            raise ProtocolError("pdu.malformed", f"a submission queue entry of {len(entry)} bytes")
         opcode, flags, command_id, nsid, offset, length, kind, *words = _ENTRY.unpack(entry)
         return cls(
             opcode=opcode,

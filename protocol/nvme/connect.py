@@ -114,7 +114,7 @@ def decode_connect(entry: bytes, data: bytes) -> Connect:
 def _name(field: bytes) -> str:
     name, end, rest = field.partition(b"\0")
     if not end or rest.strip(b"\0"):
-        raise ProtocolError("connect.malformed", "a name in the Connect data doesn't end")
+        raise ProtocolError("connect.malformed", "a name in the Connect data is not NUL-terminated")
     try:
         return name.decode()
     except UnicodeDecodeError as error:

@@ -96,7 +96,9 @@ def decode_active_namespaces(data: bytes) -> list[int]:
         if nsid == 0:
             break
         if ids and nsid <= ids[-1]:
-            raise ProtocolError("identify.malformed", "active namespaces aren't in order")
+            raise ProtocolError(
+                "identify.malformed", "active namespace ids are not in ascending order"
+            )
         ids.append(nsid)
     return ids
 

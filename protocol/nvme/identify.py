@@ -262,7 +262,7 @@ def identify(request: IdentifyRequest, subsystem: Subsystem, *, controller_id: i
     if answer is None:
         return None
     if request.command_set and request.structure in _COMMAND_SET_STRUCTURES:
-        raise ValueError("only the NVM command set is offered")
+        raise ValueError("only the NVM command set is supported")
     return answer(request, subsystem, controller_id)
 
 
@@ -289,13 +289,13 @@ def _or_inactive(
 
 def _list(request: IdentifyRequest, subsystem: Subsystem, _: int) -> bytes:
     if request.nsid >= BROADCAST_NSID - 1:
-        raise LookupError("no namespace id can follow")
+        raise LookupError("no valid namespace id can follow")
     return encode_active_namespaces(subsystem, request.nsid)
 
 
 def _command_sets(request: IdentifyRequest, _: Subsystem, controller_id: int) -> bytes:
     if request.controller_id not in {0xFFFF, controller_id}:
-        raise ValueError("another controller")
+        raise ValueError("another controller's id")
     return encode_command_sets()
 
 

@@ -18,7 +18,7 @@ def check_nqn(text: str) -> str:
     if len(text.encode()) > NQN_BYTES_MAX or not printable or not _DATED.fullmatch(text):
         raise UsageError(
             "nqn.malformed",
-            f"{text!r} is no NVMe qualified name; allowed: nqn.yyyy-mm.reverse.domain:name, "
+            f"{text!r} is not an NVMe qualified name; allowed: nqn.yyyy-mm.reverse.domain:name, "
             f"at most {NQN_BYTES_MAX} bytes",
         )
     return text

@@ -71,7 +71,7 @@ class AuditPart(message.Message):
     HEAD_DIGEST_FIELD_NUMBER: builtins.int
     lines: builtins.bytes
     head_sequence: builtins.int
-    """The log's head; in the last part only."""
+    """Head of the log when the call arrived; in every part. The last part has no lines."""
     head_digest: builtins.bytes
     def __init__(
         self,

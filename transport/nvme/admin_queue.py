@@ -93,7 +93,11 @@ class AdminQueue:
             self._fail(error)
         except BaseException:
             # A part of the capsule may be out: nothing can follow it.
-            self._fail(UnavailableError("connection.lost", "a command was cut off"))
+            self._fail(
+                UnavailableError(
+                    "connection.lost", "the admin queue ended while a command was being sent"
+                )
+            )
             raise
 
     async def _receive(self) -> None:
@@ -122,7 +126,9 @@ class AdminQueue:
             # Where a completion entry, or a data header, has its command id.
             offset = 20 if header.kind == PduKind.CAPSULE_RESP else 8
             raise PduFaultError(
-                f"an answer to no command: {command_id}", fatal_status=HEADER_FIELD, offset=offset
+                f"a completion for unknown command id {command_id}",
+                fatal_status=HEADER_FIELD,
+                offset=offset,
             )
         try:
             is_complete = pending.answer.take(header, payload)
@@ -158,4 +164,4 @@ class AdminQueue:
             self._last_id = (self._last_id + 1) & 0x7FFF
             if self._last_id not in self._pending:
                 return self._last_id
-        raise UnavailableError("connection.busy", "every command id is in flight")
+        raise UnavailableError("connection.busy", "all command ids are in flight")

@@ -49,7 +49,7 @@ async def authenticate(
             try:
                 await _send(submit, machine.take())
             except Error as error:
-                failure.add_note(f"and the controller couldn't be told: {error}")
+                failure.add_note(f"the controller could not be notified of the failure: {error}")
         raise
 
 

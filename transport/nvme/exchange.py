@@ -35,9 +35,9 @@ class Answer:
             if header.cid != self.command_id:
                 raise PduFaultError("data for another command", fatal_status=HEADER_FIELD, offset=8)
             if header.offset != len(self.data):
-                raise PduFaultError("data for another place", fatal_status=SEQUENCE)
+                raise PduFaultError("data at an unexpected offset", fatal_status=SEQUENCE)
             if len(self.data) + len(payload) > self.room:
-                raise PduFaultError("more data than was asked for", fatal_status=OUT_OF_RANGE)
+                raise PduFaultError("more data than requested", fatal_status=OUT_OF_RANGE)
             self.data += payload
             if header.flags & _SUCCESS and not header.flags & _LAST:
                 raise PduFaultError(

@@ -93,7 +93,7 @@ async def _open(
     usable = response.kind == PduKind.IC_RESP and response.version == response.alignment == 0
     refused = response.digests & ~(offered.header * _HEADER_DIGEST | offered.data * _DATA_DIGEST)
     if not usable or refused or response.limit < IDENTIFY_BYTES:
-        raise ProtocolError("pdu.malformed", "ICResp isn't usable")
+        raise ProtocolError("pdu.malformed", "ICResp has unusable values")
     stream.use_digests(
         header=bool(response.digests & _HEADER_DIGEST), data=bool(response.digests & _DATA_DIGEST)
     )
@@ -101,7 +101,8 @@ async def _open(
     _, result = await exchange(stream, entry, data=data)
     if result & CHANNEL_REQUIRED:
         raise UnavailableError(
-            "authentication.channel", "the controller wants a secure channel, which isn't offered"
+            "authentication.channel",
+            "the controller requires a secure channel, which is not supported",
         )
     is_asked = bool(result & AUTHENTICATION_REQUIRED)
     # A host that can check the controller insists on it, once per association.
@@ -110,7 +111,8 @@ async def _open(
         if credentials is None:
             raise VerificationError(
                 "authentication.required",
-                f"{connect.subsystem_nqn} wants {connect.host_nqn} to authenticate; give a secret",
+                f"{connect.subsystem_nqn} requires {connect.host_nqn} to authenticate: a secret "
+                "is needed",
             )
         await authenticate(
             lambda entry, data, room: exchange(stream, entry, data=data, room=room),

@@ -167,7 +167,7 @@ class HostController:
     def identity(self) -> ControllerIdentity:
         """What the controller says of itself."""
         if self._identity is None:
-            raise UnavailableError("connection.lost", "the controller isn't connected")
+            raise UnavailableError("connection.lost", "the controller is not connected")
         return self._identity
 
     # Life.
@@ -210,7 +210,10 @@ class HostController:
     async def authenticate(self) -> None:
         """Prove the host's name again, and check the controller's. AuthenticationError ends it."""
         if self._credentials is None:
-            raise UnavailableError("authentication.required", "no credentials are configured")
+            raise UnavailableError(
+                "authentication.required",
+                "the controller requires authentication, and no credentials are configured",
+            )
         try:
             await authenticate(
                 lambda entry, data, room: self._submit(entry, data=data, room=room),
@@ -295,7 +298,9 @@ class HostController:
                 await self._identify(IdentifyStructure.ACTIVE_NAMESPACES, ids[-1] if ids else 0)
             )
             if page and ids and page[0] <= ids[-1]:
-                raise ProtocolError("identify.malformed", "active namespaces aren't in order")
+                raise ProtocolError(
+                    "identify.malformed", "active namespace ids are not in ascending order"
+                )
             ids += page
             if len(page) < IDENTIFY_BYTES // 4:
                 return ids
@@ -378,7 +383,7 @@ class HostController:
         if not identity.is_discovery and identity.subsystem_nqn != self._subsystem_nqn:
             raise ProtocolError(
                 "identify.subsystem",
-                f"connected to {self._subsystem_nqn}, but {identity.subsystem_nqn!r} answers",
+                f"connected to {self._subsystem_nqn}, but {identity.subsystem_nqn!r} answered",
             )
         self._identity = identity
 
@@ -462,14 +467,14 @@ class HostController:
         entry = _ENTRY.pack(opcode, _SGL, 0, nsid, 0, length, _SGL_TRANSPORT, *padded)
         data, result = await self._submit(entry, room=length)
         if len(data) != length:
-            raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes answered")
+            raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes returned")
         return data, result
 
     async def _submit(
         self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
     ) -> tuple[bytes, int]:
         if self._admin is None:
-            raise UnavailableError("connection.lost", "the controller isn't connected")
+            raise UnavailableError("connection.lost", "the controller is not connected")
         return await self._admin.submit(entry, data=data, room=room, is_bounded=is_bounded)
 
 

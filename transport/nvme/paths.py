@@ -34,8 +34,8 @@ class ReconnectPolicy:
         if not 0 < self.first_seconds <= self.most_seconds:
             raise UsageError(
                 "paths.delay",
-                f"delays from {self.first_seconds} to {self.most_seconds} s; "
-                "allowed: above 0, not falling",
+                f"delays from {self.first_seconds} to {self.most_seconds} s; allowed: above 0, "
+                "the last not below the first",
             )
 
 

@@ -46,7 +46,7 @@ class DataDigestFaultError(ProtocolError):
     """The data of a command doesn't match its digest; the connection is sound."""
 
     def __init__(self, header: _native.PduHeader) -> None:
-        super().__init__("pdu.data_digest", "data doesn't match its digest")
+        super().__init__("pdu.data_digest", "the data does not match its digest")
         self.header = header
 
 

@@ -215,7 +215,7 @@ class CheckedStore:
         puts = dict(puts or {})
         check_commit(compares, puts, deletes)
         if STATE_KEY in puts or STATE_KEY in deletes:
-            raise UsageError("broker.store.key", f"{STATE_KEY} is the store's own")
+            raise UsageError("broker.store.key", f"{STATE_KEY} is reserved for the store")
         self._check()
         outcome = asyncio.get_running_loop().create_future()
         self._waiting.append(_Commit(tuple(compares), puts, tuple(deletes), outcome))
@@ -299,7 +299,7 @@ class CheckedStore:
         except TimeoutError:
             raise UnavailableError(
                 "broker.store.timeout",
-                f"the store is at revision {revision}, and its watch shows nothing behind "
+                f"the store is at revision {revision}, but its watch has shown nothing after "
                 f"{self._state.revision} for {FOLLOW_SECONDS:.0f} s",
             ) from None
         self._check()
@@ -504,7 +504,7 @@ class CheckedStore:
         if sealed is None:
             raise VerificationError(
                 "broker.store.rolled_back",
-                f"the store has {len(known)} records and no state record: it was removed, or the "
+                f"the store has {len(known)} records but no state record: it was removed, or the "
                 "store is of an earlier version",
             )
         return (
@@ -553,6 +553,6 @@ def _answer(commit: _Commit, revision: int | None) -> None:
 def _rolled_back(what: str) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"{what}: not as the store's brokers left it: it was replaced by an older record, removed "
-        "or added by somebody who is no broker",
+        f"{what}: not as the brokers left it: it was added, removed or replaced by an older "
+        "record, and not by a broker",
     )

@@ -143,17 +143,18 @@ def check_commit(
     if len(compares) > COMMIT_CHANGES_MAX + extra:
         raise UsageError(
             "broker.store.commit",
-            f"a commit with {len(compares)} compares; allowed: {COMMIT_CHANGES_MAX}",
+            f"a commit with {len(compares)} compares; allowed: at most {COMMIT_CHANGES_MAX}",
         )
     for key, value in puts.items():
         if len(value) > VALUE_BYTES_MAX:
             raise UsageError(
-                "broker.store.value", f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
+                "broker.store.value",
+                f"{key}: {len(value)} bytes; allowed: at most {VALUE_BYTES_MAX}",
             )
     total = sum(map(len, puts.values()))
     if total > COMMIT_BYTES_MAX + extra * STATE_BYTES_MAX:
         raise UsageError(
-            "broker.store.commit", f"a commit of {total} bytes; allowed: {COMMIT_BYTES_MAX}"
+            "broker.store.commit", f"a commit of {total} bytes; allowed: at most {COMMIT_BYTES_MAX}"
         )
 
 
@@ -163,7 +164,9 @@ def check_page(prefix: str, after: str, limit: int) -> None:
         if key:
             check_key(key)
     if not 1 <= limit <= PAGE_ENTRIES_MAX:
-        raise UsageError("broker.store.page", f"{limit} entries; allowed: 1…{PAGE_ENTRIES_MAX}")
+        raise UsageError(
+            "broker.store.page", f"a page of {limit} entries; allowed: 1…{PAGE_ENTRIES_MAX}"
+        )
 
 
 def end_of(prefix: str) -> str:

@@ -172,7 +172,8 @@ class EtcdStore:
                 if answer.compact_revision:
                     raise UnavailableError(
                         "broker.store.compacted",
-                        f"etcd: changes before revision {answer.compact_revision} are forgotten",
+                        f"etcd: changes before revision {answer.compact_revision} have been "
+                        "compacted",
                     )
                 if answer.canceled:
                     self._cluster.leave(member)
@@ -280,7 +281,7 @@ class EtcdStore:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise UnavailableError(
                         "broker.store.outcome_unknown",
-                        f"a commit may have been executed, and etcd does not answer: {error}",
+                        f"a commit may have been executed, but etcd does not answer: {error}",
                     ) from error
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -298,8 +299,8 @@ class EtcdStore:
             raise self._cluster.fail(
                 UnavailableError(
                     "broker.store.fenced",
-                    f"etcd: {slot.key.decode()} is another process's: a broker with this instance "
-                    "number was started after this one, or the store was put back",
+                    f"etcd: {slot.key.decode()} belongs to another process: a broker with this "
+                    "instance number was started after this one, or the store was rolled back",
                 )
             )
 
@@ -368,5 +369,5 @@ def _get(key: bytes) -> rpc_pb2.RequestOp:
 def _put_back(slot: _Slot) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"etcd: {slot.key.decode()} is not as this broker left it: the store was put back",
+        f"etcd: {slot.key.decode()} is not as this broker left it: the store was rolled back",
     )

@@ -159,14 +159,15 @@ class Cluster:
             raise self.fail(
                 VerificationError(
                     "broker.store.rolled_back",
-                    f"etcd cluster {header.cluster_id:x} answers in place of {self._cluster_id:x}",
+                    f"etcd cluster {header.cluster_id:x} answers instead of {self._cluster_id:x}",
                 )
             )
         if header.revision < known:
             raise self.fail(
                 VerificationError(
                     "broker.store.rolled_back",
-                    f"etcd is at revision {header.revision}, it was at {known}: it was put back",
+                    f"etcd is at revision {header.revision}, but was at {known}: it was rolled "
+                    "back",
                 )
             )
         self._cluster_id = header.cluster_id

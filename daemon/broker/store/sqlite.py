@@ -93,7 +93,7 @@ class SqliteStore:
         if version != SCHEMA_VERSION and version not in LEGACY_VERSIONS:
             raise UsageError(
                 "broker.store.version",
-                f"{self.path}: schema version {version}, allowed is {SCHEMA_VERSION}",
+                f"{self.path}: schema version {version}; allowed: {SCHEMA_VERSION}",
             )
         return version
 
@@ -141,7 +141,7 @@ class SqliteStore:
             page = await self.range("", after=page.entries[-1].key)
             if page.revision != revision:
                 raise UnavailableError(
-                    "broker.store.compacted", f"{self.path}: changed while it was read"
+                    "broker.store.compacted", f"{self.path}: changed while being read"
                 )
             yield page
 
@@ -177,7 +177,7 @@ class SqliteStore:
                 if start <= revision and (oldest is None or start < oldest):
                     raise UnavailableError(
                         "broker.store.compacted",
-                        f"{self.path}: changes before revision {oldest} are forgotten",
+                        f"{self.path}: changes before revision {oldest} have been compacted",
                     )
                 rows = db.execute(
                     "SELECT key, value, revision FROM changes "

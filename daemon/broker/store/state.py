@@ -96,11 +96,11 @@ class SetHash:
         total = sum(digests) % _MODULUS
         record = _parsed(sealed)
         if record is None or not hmac.compare_digest(sealed, self._sealed(record, total)):
-            counted = "" if record is None else f"; {record.count} were counted last"
+            counted = "" if record is None else f"; at the last change there were {record.count}"
             raise VerificationError(
                 "broker.store.rolled_back",
                 f"the store's {len(digests)} records are not what its brokers left{counted}: a "
-                "record was replaced by an older one, removed or added",
+                "record was added, removed or replaced by an older one",
             )
         return _state(record, sealed, total, revision=revision)
 

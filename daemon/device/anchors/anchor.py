@@ -77,7 +77,7 @@ class Change:
             )
         newest = U64_MAX if self.record is None else self.record.number - 1
         if not 0 <= self.expected <= newest:
-            raise UsageError("anchor.order", f"{self.name}: the number has to grow")
+            raise UsageError("anchor.order", f"{self.name}: the record's number must grow")
 
     def is_due(self, found: Anchored | None, *, floor: int) -> bool:
         """Whether the change has to be made yet: not if it was made, and this is its repetition.
@@ -91,21 +91,21 @@ class Change:
         if number != self.expected:
             raise UsageError(
                 "anchor.order",
-                f"{self.name} has number {number}; the change is one of number {self.expected}",
+                f"{self.name} has number {number}; the change expects number {self.expected}",
             )
         if self.record is not None:
             last = self.expected or floor
             if self.record.number <= last:
                 raise UsageError(
                     "anchor.order",
-                    f"{self.name}: number {self.record.number}; a new record begins above {last}, "
-                    "because records of the device had these numbers",
+                    f"{self.name}: number {self.record.number}; allowed: above {last}, the "
+                    "highest number used so far",
                 )
             if self.record.number - last > NUMBER_STEP_MAX:
                 raise UsageError(
                     "anchor.range",
                     f"{self.name}: number {self.record.number} after {last}; allowed: at most "
-                    f"{NUMBER_STEP_MAX} more",
+                    f"{last + NUMBER_STEP_MAX}",
                 )
         return True
 
@@ -139,7 +139,7 @@ def check_changes(changes: Sequence[Change]) -> None:
     if not 1 <= len(changes) <= CHANGES_MAX or len({c.name for c in changes}) != len(changes):
         raise UsageError(
             "anchor.range",
-            f"{len(changes)} changes; allowed: 1…{CHANGES_MAX}, each of another record",
+            f"{len(changes)} changes; allowed: 1…{CHANGES_MAX}, each to a different record",
         )
 
 
@@ -160,7 +160,7 @@ def changed(
         else:
             after[change.name] = change.record
     if len(after) > RECORDS_MAX:
-        raise UsageError("anchor.range", f"{len(after)} records; allowed: {RECORDS_MAX}")
+        raise UsageError("anchor.range", f"{len(after)} records; allowed: at most {RECORDS_MAX}")
     return after, after_floor
 
 

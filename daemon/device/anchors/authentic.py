@@ -73,7 +73,7 @@ class AuthenticAnchor:
             raise VerificationError(
                 FORGED,
                 f"record {name} of device {self._device_id} was not made by the device's owner: "
-                "whoever could write to its anchor put it there",
+                "someone else wrote it to the anchor",
             )
 
     def _mac(self, name: str, record: Anchored) -> bytes:

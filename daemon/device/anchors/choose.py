@@ -19,8 +19,8 @@ def open_counter(*, tpm: "Tpm | None", index: int, path: Path) -> MonotonicCount
         get_logger().warning(
             "development_counter",
             path=str(path),
-            message="a counter is kept in a file: who can put back an older copy of it rolls it "
-            "back; for development only",
+            message="a counter is kept in a file: anyone who can restore an older copy of it rolls "
+            "it back; for development only",
         )
         return FileCounter(path)
     from sealane.daemon.device.anchors.tpm_counter import TpmCounter  # noqa: PLC0415 - an extra

@@ -52,7 +52,8 @@ class FileCounter:
         match = _TEXT.fullmatch(content)
         if match is None or int(match[1]) > COUNTER_MAX:
             raise VerificationError(
-                "counter.malformed", f"{self._path}: not a counter: restore it to a higher value"
+                "counter.malformed",
+                f"{self._path}: not a counter: write a higher value than its last one",
             )
         return int(match[1])
 
@@ -61,7 +62,10 @@ class FileCounter:
         with self._locked():
             value = self.read() + 1
             if value > COUNTER_MAX:
-                raise UnavailableError("counter.exhausted", f"{self._path}: at {COUNTER_MAX}")
+                raise UnavailableError(
+                    "counter.exhausted",
+                    f"{self._path}: the counter has reached its maximum, {COUNTER_MAX}",
+                )
             try:
                 write_durably(self._path, b"%d\n" % value)
             except OSError as error:

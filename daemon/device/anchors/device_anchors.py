@@ -154,7 +154,7 @@ class DeviceAnchors:
             if self._is_ending:
                 self._timeout_seconds = 0.0
             raise UnavailableError(
-                "anchor.timeout", f"not anchored within {seconds:g} s"
+                "anchor.timeout", f"the anchor was not updated within {seconds:g} s"
             ) from error
 
     async def _work(self) -> None:
@@ -171,7 +171,7 @@ class DeviceAnchors:
         finally:
             self._is_working = False
             if self._sending:
-                self._end(UnavailableError(FAILED, "anchoring was broken off"))
+                self._end(UnavailableError(FAILED, "the update of the anchor was interrupted"))
 
     async def _pause(self) -> None:
         if self._spacing_seconds:

@@ -27,8 +27,8 @@ class FileAnchor:
         get_logger().warning(
             "development_anchor",
             path=str(path),
-            message="an anchor is kept in a file: who can put back an older copy of it and of the "
-            "device rolls the device back; for development only",
+            message="an anchor is kept in a file: anyone who can restore older copies of it and of "
+            "the device rolls the device back; for development only",
         )
 
     @classmethod
@@ -38,7 +38,9 @@ class FileAnchor:
         with contextlib.ExitStack() as stack:
             stack.callback(anchor.release)
             if anchor._file.read() is not None:
-                raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
+                raise UsageError(
+                    "anchor.exists", f"{path}: device {device_id} already has an anchor"
+                )
             anchor._write(Content(count=1, records={}))
             stack.pop_all()
         return anchor

@@ -20,7 +20,7 @@ class OwnerLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._descriptor)
-            raise UnavailableError("anchor.in_use", f"{path}: another process has it") from error
+            raise UnavailableError("anchor.in_use", f"{path}: in use by another process") from error
 
     def release(self) -> None:
         """Let the next one have it."""

@@ -70,8 +70,8 @@ class RecordFile:
     def _refused(self) -> VerificationError:
         return VerificationError(
             "anchor.record",
-            f"{self.path}: not a record of device {self._device_id} by this machine: it was "
-            "changed, or its TPM was cleared or is another",
+            f"{self.path}: not a record that this machine wrote for device {self._device_id}: the "
+            "file was changed, or the TPM was cleared or replaced",
         )
 
     def _failed(self, error: OSError) -> UnavailableError:
@@ -94,7 +94,7 @@ def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
     content = Content(count=count, records=records, floor=floor)
     is_long = max(count, floor) > U64_MAX
     if is_long or encode_content(content, device_id=device_id) != encoded:
-        raise ValueError("another device's, or not the one encoding of its content")
+        raise ValueError("for another device, or not in canonical encoding")
     return content
 
 

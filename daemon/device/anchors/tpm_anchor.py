@@ -67,7 +67,9 @@ class TpmAnchor:
         with contextlib.ExitStack() as stack:
             stack.callback(anchor.release)
             if path.exists():
-                raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
+                raise UsageError(
+                    "anchor.exists", f"{path}: device {device_id} already has an anchor"
+                )
             anchor._commit({}, count=anchor._counter.increment() + 1, floor=0)
             stack.pop_all()
         return anchor
@@ -120,14 +122,14 @@ class TpmAnchor:
         if content.count < count:
             raise VerificationError(
                 "anchor.rolled_back",
-                f"the record of device {self._device_id} is the {content.count}th, the counter is "
-                f"at {count}: an older record was put in place",
+                f"the record of device {self._device_id} has count {content.count}, but the TPM "
+                f"counter is at {count}: the record was replaced by an older one",
             )
         if content.count > count + 1:
             raise VerificationError(
                 "anchor.counter",
-                f"the record of device {self._device_id} is the {content.count}th, the counter is "
-                f"at {count}: it is not the counter of this record",
+                f"the record of device {self._device_id} has count {content.count}, but the TPM "
+                f"counter is at {count}: it is not this record's counter",
             )
         if content.count == count + 1:
             self._increment_to(content.count)
@@ -147,7 +149,7 @@ class TpmAnchor:
             raise VerificationError(
                 "anchor.counter",
                 f"the counter of device {self._device_id} went to {found} instead of {count}: "
-                "somebody else increments it",
+                "another process increments it",
             )
 
     def _current(self) -> Content:

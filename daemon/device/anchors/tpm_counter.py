@@ -46,8 +46,7 @@ class TpmCounter:
         if handle is None:
             raise VerificationError(
                 "counter.missing",
-                f"the TPM has no counter at {self.index:#010x}: it is another TPM, or it was "
-                "cleared",
+                f"the TPM has no counter at {self.index:#010x}: it was cleared, or is another TPM",
             )
         return _value(esapi, handle)
 
@@ -72,7 +71,7 @@ class TpmCounter:
             if after == before + 1:
                 return after
         raise UnavailableError(
-            "counter.contended", f"counter {self.index:#010x}: others increment it all the time"
+            "counter.contended", f"counter {self.index:#010x}: other processes keep incrementing it"
         )
 
     def _find(self, esapi: ESAPI) -> Any:
@@ -90,7 +89,7 @@ class TpmCounter:
             raise VerificationError(
                 "counter.kind",
                 f"NV index {self.index:#010x} has attributes {found.attributes}; allowed: "
-                f"{_ATTRIBUTES}, a counter of ours",
+                f"{_ATTRIBUTES}, those of a Sealane counter",
             )
         self._handle = handle
         return handle

@@ -70,6 +70,7 @@ def endorsement_certificates(path: str | None) -> list[bytes]:
         certificates = x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise UsageError(
-            "config.value", f"{key} {path}: allowed: certificates in PEM, the EK's first"
+            "config.value",
+            f"{key} {path}: allowed: certificates in PEM, the EK's certificate first",
         ) from error
     return [certificate.public_bytes(Encoding.DER) for certificate in certificates]

@@ -76,7 +76,8 @@ class Tpm2Driver:
         key = self._kem_keys.get(runtime_data.kem_public_key)
         if key is None:
             raise UsageError(
-                "evidence.key.foreign", "the runtime data name a KEM key that this TPM didn't make"
+                "evidence.key.foreign",
+                "the runtime data names a KEM key that this TPM did not create",
             )
         data = runtime_data.binding().qualifying_data
         return await self._tpm.run(lambda esapi: self._collect(esapi, key, data, activation))
@@ -113,7 +114,7 @@ class Tpm2Driver:
         if len(content) > LOG_BYTES_MAX:
             raise UnavailableError(
                 "evidence.event_log",
-                f"event log {self._event_log}: more than the {LOG_BYTES_MAX} bytes that verifiers "
-                "take",
+                f"event log {self._event_log}: more than {LOG_BYTES_MAX} bytes, the most that "
+                "verifiers accept",
             )
         return content

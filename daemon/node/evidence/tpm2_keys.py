@@ -126,7 +126,7 @@ class TpmKeys:
                 if before == _pcr_values(esapi, indices):
                     return bytes(quote), bytes(signature.marshal()), before
         raise UnavailableError(
-            "evidence.pcrs.changing", "the PCRs change faster than they can be quoted"
+            "evidence.pcrs.changing", "the PCRs change faster than the TPM can quote them"
         )
 
     def certify(self, esapi: ESAPI, key: TpmKemKey, qualifying_data: bytes) -> tuple[bytes, bytes]:

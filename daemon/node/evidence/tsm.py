@@ -136,7 +136,8 @@ class TsmDriver:
             if report is not None:
                 return report
         raise UnavailableError(
-            "evidence.tsm.raced", f"{self._tree.root}: somebody else writes to our reports"
+            "evidence.tsm.raced",
+            f"{self._tree.root}: another process writes to this daemon's report entries",
         )
 
     def _take(self, directory: Path, report_data: bytes) -> Report | None:

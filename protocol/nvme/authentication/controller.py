@@ -126,7 +126,7 @@ class ControllerAuthentication:
         says so; empty if not even that fits.
         """
         if self._message is None and self._failure is None:
-            text = "the host fetched a message before it sent one"
+            text = "the host asked for a message before it sent one"
             error = AuthenticationError(Explanation.INCORRECT_MESSAGE, text)
             self._fail(error, self._transaction)
         elif self._message is not None and len(self._message) > length:
@@ -147,7 +147,7 @@ class ControllerAuthentication:
             explanation = Failure.decode(data).explanation
             raise AuthenticationError(
                 Explanation.FAILED,
-                f"the host gave up with explanation {explanation:#04x}",
+                f"the host aborted authentication with explanation {explanation:#04x}",
                 reason=REFUSED_BY_PEER,
             )
         expected = {
@@ -158,7 +158,7 @@ class ControllerAuthentication:
         if expected is None or expected[0] != kind:
             raise AuthenticationError(
                 Explanation.INCORRECT_MESSAGE,
-                f"message {kind} doesn't belong here ({self._step.name.lower()})",
+                f"message {kind} is not expected in step {self._step.name.lower()}",
             )
         expected[1](data)
 
@@ -185,7 +185,7 @@ class ControllerAuthentication:
         sent, self._sent = self._sent, None
         ephemeral, self._ephemeral = self._ephemeral, None
         if sent is None or ephemeral is None:
-            raise AuthenticationError(Explanation.INCORRECT_MESSAGE, "a reply to nothing")
+            raise AuthenticationError(Explanation.INCORRECT_MESSAGE, "a Reply without a challenge")
         reply = Reply.decode(data, sent.hash_function)
         self._check_transaction(reply.transaction)
         exchange = Exchange(
@@ -211,10 +211,13 @@ class ControllerAuthentication:
             return None
         if self._own_key is None:
             raise AuthenticationError(
-                Explanation.FAILED, "the host wants proof, and the controller has no secret"
+                Explanation.FAILED,
+                "the host wants the controller to authenticate, but the controller has no secret",
             )
         if reply.challenge == sent.challenge:
-            raise AuthenticationError(Explanation.FAILED, "the host reflected the challenge")
+            raise AuthenticationError(
+                Explanation.FAILED, "the host sent the controller's own challenge back"
+            )
         return exchange.controller_response(
             self._own_key, challenge=reply.challenge, sequence=reply.sequence
         )

@@ -69,7 +69,7 @@ class EphemeralKey:
         """
         exponent, self._exponent = self._exponent, None
         if exponent is None:
-            raise ValueError("an ephemeral key is used once")
+            raise ValueError("an ephemeral key can be used only once")
         if len(public_value) != self._group.value_bytes:
             raise AuthenticationError(
                 Explanation.INCORRECT_PAYLOAD,
@@ -81,7 +81,8 @@ class EphemeralKey:
         value, modulus = int.from_bytes(public_value), prime(self._group)
         if not 1 < value < modulus - 1:
             raise AuthenticationError(
-                Explanation.INCORRECT_PAYLOAD, "a public value makes the shared one predictable"
+                Explanation.INCORRECT_PAYLOAD,
+                "the peer's public value makes the shared secret predictable",
             )
         return pow(value, exponent, modulus).to_bytes(self._group.value_bytes)
 

@@ -132,7 +132,7 @@ class HostAuthentication:
             explanation = Failure.decode(data).explanation
             raise AuthenticationError(
                 Explanation.FAILED,
-                f"the controller refused the host with explanation {explanation:#04x}",
+                f"the controller refused authentication with explanation {explanation:#04x}",
                 reason=REFUSED_BY_PEER,
             )
         expected = {
@@ -142,7 +142,7 @@ class HostAuthentication:
         if expected is None or expected[0] != kind:
             raise AuthenticationError(
                 Explanation.INCORRECT_MESSAGE,
-                f"message {kind} doesn't belong here ({self._step.name.lower()})",
+                f"message {kind} is not expected in step {self._step.name.lower()}",
             )
         if transaction_of(data) != self._offer.transaction:
             raise AuthenticationError(
@@ -185,7 +185,8 @@ class HostAuthentication:
         if self._peer_key is None:
             if success.response is not None:
                 raise AuthenticationError(
-                    Explanation.INCORRECT_PAYLOAD, "a response that nobody asked for"
+                    Explanation.INCORRECT_PAYLOAD,
+                    "the controller sent a response that was not requested",
                 )
             self._step = _Step.DONE
             return

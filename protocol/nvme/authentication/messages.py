@@ -152,7 +152,7 @@ class Reply:
             _check_sequence(sequence)
         challenge = data[_REPLY.size + length : _REPLY.size + 2 * length]
         if not is_mutual and any(challenge):
-            raise _incorrect("a challenge that isn't valid isn't zero either")
+            raise _incorrect("an invalid challenge (CVALID 0) has a nonzero value")
         return cls(
             transaction=transaction,
             response=data[_REPLY.size : _REPLY.size + length],
@@ -271,9 +271,9 @@ def known_group(offered: Sequence[int], allowed: Sequence[DhGroup] = tuple(DhGro
 
 def _need(data: bytes, length: int, *, exact: bool = False) -> None:
     if len(data) < length:
-        raise _incorrect(f"a message has {len(data)} bytes; needed: {length}")
+        raise _incorrect(f"a message of {len(data)} bytes; needed: {length}")
     if exact and any(data[length:]):
-        raise _incorrect(f"a message of {length} bytes has more behind it")
+        raise _incorrect(f"a message of {length} bytes is followed by more data")
 
 
 def _check_length(hash_function: HashFunction, length: int) -> None:

@@ -46,7 +46,7 @@ class HostSecret:
     def __init__(self, secret: bytes, *, transform: HashFunction | None = None) -> None:
         if len(secret) not in _LENGTHS:
             raise UsageError(
-                "secret.length", f"a secret has {len(secret)} bytes; allowed: 32, 48 or 64"
+                "secret.length", f"a secret of {len(secret)} bytes; allowed: 32, 48 or 64"
             )
         self._secret = bytes(secret)
         self._transform = transform
@@ -56,18 +56,24 @@ class HostSecret:
         """Read the standard form. UsageError, which never holds the secret."""
         parts = text.split(":")
         if len(parts) != 4 or parts[0] != _VERSION or parts[3]:
-            raise UsageError("secret.format", f"a secret has the form {_VERSION}:hh:base64:")
+            raise UsageError(
+                "secret.format", f"the secret does not have the form {_VERSION}:hh:base64:"
+            )
         if parts[1] not in {"00", "01", "02", "03"}:
-            raise UsageError("secret.hash", "a secret's hash is none of 00, 01, 02 and 03")
+            raise UsageError(
+                "secret.hash", "the secret names an unknown hash; allowed: 00, 01, 02, 03"
+            )
         try:
             content = base64.b64decode(parts[2], validate=True)
         except (binascii.Error, ValueError):
-            raise UsageError("secret.format", "a secret isn't base64") from None
+            raise UsageError("secret.format", "the secret is not base64") from None
         secret, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
         identifier = int(parts[1])
         made = cls(secret, transform=HashFunction(identifier) if identifier else None)
         if zlib.crc32(secret).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
-            raise UsageError("secret.checksum", "a secret's checksum is wrong: is it complete?")
+            raise UsageError(
+                "secret.checksum", "the secret's checksum is wrong: is the secret complete?"
+            )
         return made
 
     @classmethod
@@ -105,4 +111,4 @@ class HostSecret:
         return format(repr(self), specification)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("a secret isn't pickled")
+        raise TypeError("a secret can't be pickled")
