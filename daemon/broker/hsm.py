@@ -1,7 +1,8 @@
-"""The key encryption key in a hardware security module, by PKCS #11 (extra `hsm`).
+"""The key encryption key in a hardware security module, through PKCS #11 (extra `hsm`).
 
-The key is made in the token and can't leave it; the token runs AES-256-GCM over every key that is
-wrapped, with the associated data of `sealane.crypto.keys`. Wrapped keys look as under a key file.
+The key is generated in the token and can't be extracted. The token itself runs AES-256-GCM over
+each key to be wrapped, with the associated data of `sealane.crypto.keys`. Wrapped keys have the
+same form as under a key file.
 """
 
 import secrets
@@ -25,7 +26,7 @@ from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 PIN_BYTES_MAX: Final = 255
-# SoftHSM says of a wrong tag that something is wrong in general.
+# SoftHSM reports a wrong tag as a general error.
 _NOT_OPENED: Final = (
     exceptions.EncryptedDataInvalid,
     exceptions.EncryptedDataLenRange,
@@ -34,13 +35,13 @@ _NOT_OPENED: Final = (
 
 
 class HsmKey:
-    """A key encryption key in a token. One session; calls take turns and block.
+    """A key encryption key in a token. It has one session; calls take turns and block.
 
     UnavailableError `hsm.failed` while the token doesn't answer; the next call logs in again.
     """
 
     def __init__(self, place: HsmConfig) -> None:
-        """Log in and find the key; refuses one that could leave the token."""
+        """Log in and find the key; refuses a key that could be extracted."""
         self._place = place
         self._lock = threading.Lock()
         self._session: pkcs11.Session | None = None
@@ -53,7 +54,7 @@ class HsmKey:
 
     @classmethod
     def create(cls, place: HsmConfig) -> "HsmKey":
-        """Make the key in the token; UsageError `hsm.key.exists` if the label is taken."""
+        """Generate the key in the token; UsageError `hsm.key.exists` if the label is taken."""
         with _failures(place), _login(place, writable=True) as session:
             wanted = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: place.label}
             if any(True for _ in session.get_objects(wanted)):
@@ -77,7 +78,7 @@ class HsmKey:
         return nonce + bytes(sealed)
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
-        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
         nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
         if len(nonce) < WRAP_NONCE_BYTES or len(sealed) < WRAP_TAG_BYTES:
             raise not_opened(purpose, owner)
@@ -106,7 +107,7 @@ class HsmKey:
 
     def _log_out(self) -> None:
         if self._session is not None:
-            # A token that went away has logged us out itself.
+            # A token that was removed has already logged out.
             with suppress(exceptions.PKCS11Error):
                 self._session.close()
             self._session = None
@@ -142,7 +143,7 @@ def _gcm(nonce: bytes, purpose: str, owner: str) -> dict[str, Any]:
 
 @contextmanager
 def _failures(place: HsmConfig) -> Iterator[None]:
-    """Turn what PKCS #11 says into errors that name token and key."""
+    """Convert PKCS #11 errors to errors that name token and key."""
     try:
         yield
     except exceptions.NoSuchToken as error:
