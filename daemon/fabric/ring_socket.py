@@ -1,8 +1,9 @@
-"""The Unix socket where a job fetches the rings of a session it was granted (ring-abi.md).
+"""The Unix socket from which a job fetches the rings of a granted session (ring-abi.md).
 
-The job connects, sends the 16-byte token of its grant and gets four descriptors by SCM_RIGHTS.
-A token works once and for a short time; the peer must run as our own user. Before that it has
-introduced itself, with 16 zero bytes, and got the token that names its process in calls.
+The job connects, sends the 16-byte token of its grant and receives four descriptors by SCM_RIGHTS.
+A token is single-use and short-lived; the peer must run as the daemon's user. Before that the job
+has introduced itself with 16 zero bytes, and received the token that identifies its process in
+calls.
 """
 
 import asyncio
@@ -21,17 +22,17 @@ from sealane.errors import UnavailableError, UsageError
 
 TOKEN_BYTES = 16
 INTRODUCTION = bytes(TOKEN_BYTES)
-"""Sent instead of a token by who has none."""
+"""Sent instead of a token by a process that has none."""
 INTRODUCED = b"\x02"
-"""Followed by the job's token."""
+"""Followed by the job token."""
 GRANTED = b"\x01"
-"""Followed by nothing; the descriptors come with it: region, submission, completion, doorbell."""
+"""Followed by nothing; sent with the descriptors: region, submission, completion, doorbell."""
 REFUSED = b"\x00"
 
 HELLO_TIMEOUT_SECONDS = 5.0
-"""A job that connects and says nothing holds a descriptor of ours."""
+"""Time limit for a job that connects and sends nothing, because it occupies a descriptor."""
 CONNECTIONS_MAX = 64
-"""Connections that wait for their answer; one more has room made for it."""
+"""Connections that may wait for their answer; for a further one, an older one is closed."""
 ACCEPT_PAUSE_SECONDS = 0.1
 PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
@@ -43,12 +44,12 @@ Introduce = Callable[[socket.socket], bytes]
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, claim: Claim, introduce: Introduce) -> AsyncIterator[None]:
-    """Answer at `path` until the block is left.
+    """Serve `path` for the duration of the block.
 
     `claim` redeems a token or returns None; `introduce` gives the process that made a connection
     its job token, or raises UnavailableError.
 
-    Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
+    Raises UsageError for a path that can't be a socket's, UnavailableError for one that is in use.
     """
     listener = _bind(path)
     try:
@@ -105,7 +106,7 @@ async def _accept(listener: socket.socket, claim: Claim, introduce: Introduce) -
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError:
-                # Out of descriptors, or the job is gone already: neither may end the fabric.
+                # Out of descriptors, or the job has already ended: neither may end the fabric.
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if len(open_ones) >= CONNECTIONS_MAX:
@@ -115,15 +116,15 @@ async def _accept(listener: socket.socket, claim: Claim, introduce: Introduce) -
             task = tasks.create_task(_answer(connection, claim, introduce), name="ring hand-over")
             open_ones[task] = _peer(connection)[0]
             task.add_done_callback(lambda task: open_ones.pop(task, None))
-            # Whoever connects and connects takes turns with everything else.
+            # Yield, so that a process that connects in a loop doesn't starve other tasks.
             await asyncio.sleep(0)
 
 
 def first_to_go(open_ones: Mapping[Key, int]) -> Key:
-    """Choose who makes room: the oldest connection of the process that has most of them.
+    """Choose the connection to close: the oldest one of the process that has most of them.
 
-    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
-    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
+    `open_ones` are connections, oldest first, with the process id of each. So a job that keeps
+    connections open displaces only its own; others are answered within a turn of the loop.
     """
     counts = Counter(open_ones.values())
     most = max(counts.values())
@@ -131,7 +132,7 @@ def first_to_go(open_ones: Mapping[Key, int]) -> Key:
 
 
 async def _answer(connection: socket.socket, claim: Claim, introduce: Introduce) -> None:
-    # A job that goes away or stays silent in the middle harms only itself.
+    # A job that disconnects or stalls halfway harms only itself.
     with connection, contextlib.suppress(OSError, TimeoutError):
         connection.setblocking(False)
         if _peer(connection)[1] != os.geteuid():
@@ -172,7 +173,7 @@ async def _read_token(connection: socket.socket) -> bytes:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return process number and user of who made the connection."""
+    """Return process id and user id of the connection's peer."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     process, user, _ = _PEER_CREDENTIALS.unpack(packed)
     return process, user
