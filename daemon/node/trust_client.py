@@ -1,4 +1,4 @@
-"""A node's questions to the broker about its peers: what they show, and whether they may act."""
+"""A node's requests to the broker about its peers: their leaves, and whether they may act."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,13 +18,13 @@ from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import trust_pb2
 from sealane.protocol.v1.trust_pb2_grpc import TrustStub
 
-# An answer that takes longer would count for little of its time.
+# Authorizations count from the request, so a slower answer would be of little use.
 _CALL_SECONDS: Final = 5.0
 _LEAVES_MAX: Final = 2
 
 
 class TrustClient:
-    """Asks the broker in the name of one role of this node; verifies all it gets."""
+    """Calls the broker for one role of this node; verifies every answer."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = Brokers(config, identity)
@@ -58,11 +58,11 @@ class TrustClient:
         *,
         device: ServedDevice | None = None,
     ) -> Sequence[str]:
-        """Return for each peer why it may not act, empty if it may.
+        """Return for each peer the reason why it may not act; empty if it may.
 
-        VerificationError `device.…` if `device`, which we serve them from, isn't ours any more;
-        `authorization.signature` or `authorization.mismatch` for an answer that the broker didn't
-        give, or not to this question.
+        VerificationError `device.…` if `device`, which this node serves them from, no longer
+        belongs to it; `authorization.signature` or `authorization.mismatch` if the broker did not
+        give this answer, or not to this request.
         """
         asked = [*map(peer_message, peers)]
         request = trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked)

@@ -1,4 +1,4 @@
-"""Which counter a configuration means. TPM modules are imported only where one is configured."""
+"""Chooses the configured counter. TPM modules are imported only if one is configured."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_counter(*, tpm: "Tpm | None", index: int, path: Path) -> MonotonicCounter:
-    """Return the counter at NV `index` of `tpm`; without a TPM the one in `path`, with a warning.
+    """Return the counter at NV `index` of `tpm`; without a TPM, the file `path`, with a warning.
 
     The caller closes `tpm`.
     """

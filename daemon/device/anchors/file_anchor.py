@@ -1,4 +1,4 @@
-"""The `file` anchor: durable, and rolled back by whoever puts an older file back. Development."""
+"""The `file` anchor: durable, but restoring an older file rolls it back. Development only."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from sealane.daemon.device.anchors.record_file import Content, RecordFile
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
-# Nothing secret: it tells a torn or foreign file, not a forged one.
+# Not secret: it detects a torn or foreign file, not a forged one.
 _KEY = b"sealane file anchor"
 
 
@@ -33,7 +33,7 @@ class FileAnchor:
 
     @classmethod
     def initialise(cls, path: Path, *, device_id: UUID) -> "FileAnchor":
-        """Begin without records; UsageError `anchor.exists` if there is a file."""
+        """Create it without records; UsageError `anchor.exists` if there is a file."""
         anchor = cls(path, device_id=device_id)
         with contextlib.ExitStack() as stack:
             stack.callback(anchor.release)
@@ -75,11 +75,11 @@ class FileAnchor:
         await asyncio.to_thread(self._write, after)
 
     async def close(self) -> None:
-        """Let the next owner have it."""
+        """Release the anchor for its next owner."""
         self.release()
 
     def release(self) -> None:
-        """Let the next owner have it."""
+        """Release the anchor for its next owner."""
         self._lock.release()
 
     def _current(self) -> Content:
