@@ -1,10 +1,10 @@
 """Evidence on the wire: one collection of labelled items (RFC 9999, CMW collection in CBOR).
 
 A map from label to a record of media type and value, in the deterministic encoding of RFC 8949,
-section 4.2.1: definite lengths, shortest heads, keys in bytewise order, none twice. Only this shape
-is read, and read here rather than by a general decoder, which would act on tags before the shape
-could be looked at. The primary item speaks for the node; further ones are devices (`gpu0`) and what
-helps to verify (`collateral`).
+section 4.2.1: definite lengths, shortest heads, keys in bytewise order, no duplicates. Only this
+form is accepted. It is parsed here because a general decoder would act on tags before the form
+could be checked. The primary item speaks for the node; further ones are devices (`gpu0`) and data
+for verification (`collateral`).
 """
 
 import hashlib
@@ -29,14 +29,14 @@ _BYTES, _TEXT, _ARRAY, _MAP = 2, 3, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of evidence: what it is, and its bytes."""
+    """One item of evidence: its media type and its bytes."""
 
     media_type: str
     value: bytes
 
 
 def encode_collection(items: Mapping[str, Item]) -> bytes:
-    """Return the deterministic encoding; the caller's labels and types must be allowed ones."""
+    """Return the deterministic encoding; labels and types must be valid."""
     entries = sorted((_text(label), item) for label, item in items.items())
     return _head(_MAP, len(entries)) + b"".join(
         label
@@ -49,10 +49,10 @@ def encode_collection(items: Mapping[str, Item]) -> bytes:
 
 
 def decode_collection(encoded: bytes) -> dict[str, Item]:
-    """Parse a collection, labels in their order.
+    """Parse a collection, keeping the order of labels.
 
-    VerificationError `attestation.evidence.size` or `attestation.evidence.malformed`: also at
-    trailing bytes, another encoding of the same items, no primary item, an empty value.
+    VerificationError `attestation.evidence.size` or `attestation.evidence.malformed`; also for
+    trailing bytes, a non-deterministic encoding, no primary item, or an empty value.
     """
     if len(encoded) > EVIDENCE_BYTES_MAX:
         raise VerificationError(
@@ -87,7 +87,7 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
 def secondary_digests(items: Mapping[str, Item]) -> tuple[bytes, ...]:
     """Return SHA-256 of every item but the primary, in the order of their labels.
 
-    An item's digest covers its label and its media type: it is over the entry's encoding.
+    A digest covers the whole encoded entry, including label and media type.
     """
     labels = sorted((_text(label), label) for label in items if label != PRIMARY)
     return tuple(
@@ -107,7 +107,7 @@ def _text(text: str) -> bytes:
 
 
 class _Reader:
-    """Reads heads and strings, never past the end and never more than asked for."""
+    """Reads heads and strings; never past the end, and never more than requested."""
 
     def __init__(self, encoded: bytes) -> None:
         self._encoded = encoded

@@ -1,7 +1,7 @@
-"""What Intel publishes about platforms: TCB information and QE identity, signed JSON.
+"""Intel's documents about platforms: TCB information and QE identity, signed JSON.
 
 Intel SGX and TDX Provisioning Certification Service, API version 4. A bundle is the JSON object in
-which dcap-qvl and Intel's quote verification library hold all of it for one FMSPC.
+which dcap-qvl and Intel's quote verification library keep all documents for one FMSPC.
 """
 
 import datetime as dt
@@ -38,14 +38,14 @@ _FIELDS: Final = {
     "qe_identity",
     "qe_identity_signature",
 }
-# What whoever fetched a bundle may have left in it: quotes bring their own.
+# May remain in a bundle from the tool that fetched it; not needed, because quotes carry their own.
 _IGNORED: Final = {"pck_certificate_chain"}
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnverifiedDocument:
-    """A text, what claims to be Intel's signature of it, and its issuer chain in PEM."""
+    """A text, its claimed signature by Intel, and its issuer chain in PEM."""
 
     text: str
     signature: bytes
@@ -54,7 +54,7 @@ class UnverifiedDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle taken apart; nothing in it is verified. Lists are DER."""
+    """The parts of a bundle, unverified. Lists are DER."""
 
     tcb_info: UnverifiedDocument
     qe_identity: UnverifiedDocument
@@ -64,7 +64,7 @@ class Bundle:
 
 
 def parse_bundle(encoded: bytes) -> Bundle:
-    """Take a bundle apart; VerificationError `attestation.collateral.malformed`."""
+    """Split a bundle into its parts; VerificationError `attestation.collateral.malformed`."""
     values = _parse_object(encoded)
     if values.keys() - _IGNORED != _FIELDS or not all(
         isinstance(each, str) for each in values.values()
@@ -137,7 +137,7 @@ def _verify_signature(
     verified = verify_chain(
         [signer], root=root, revocation_lists=revocation_lists, kind=_KIND, now=now
     )
-    # The authorities of PCK certificates are below the same root.
+    # The same root also issues the authorities of PCK certificates.
     if common_name(signer.subject) != _SIGNER:
         raise _fault("chain", f"{common_name(signer.subject)} does not sign TCB data")
     if not verified.revocation_checked:
@@ -182,7 +182,7 @@ def _parse_object(encoded: bytes) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Which of two would count is a matter of the parser.
+    # Parsers differ in which of two duplicates they use.
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("a name appears twice in one object")
     return dict(pairs)

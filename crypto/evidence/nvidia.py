@@ -2,7 +2,7 @@
 
 A report is the GET_MEASUREMENTS request and its response, signed together by the GPU's attestation
 key. Chain: device identity CA (pinned) → identity → provisioner → the chip's boot ROM → attestation
-key, whose certificate names the firmware that got it (DICE, TCG composite device id).
+key. Its certificate names the firmware that it was derived for (DICE, TCG composite device id).
 """
 
 import datetime as dt
@@ -39,7 +39,7 @@ TRAILING_ZEROS_MAX: Final = 64
 
 _SPDM_1_1: Final = 0x11
 _GET_MEASUREMENTS, _MEASUREMENTS = 0xE0, 0x60
-# Signature wanted; all measurements.
+# Requests a signature, and all measurements.
 _REQUEST_HEAD: Final = bytes([_SPDM_1_1, _GET_MEASUREMENTS, 0x01, 0xFF])
 _SLOTS: Final = 8
 _NONCE_BYTES: Final = 32
@@ -55,7 +55,7 @@ _SHA384: Final = x509.ObjectIdentifier("2.16.840.1.101.3.4.2.2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A parsed report. `signed` is what `signature` (P-384, r ‖ s, big-endian) is over."""
+    """A parsed report. `signature` (P-384, r ‖ s, big-endian) covers `signed`."""
 
     nonce: bytes
     blocks: Mapping[int, bytes]
@@ -85,7 +85,7 @@ def encode_evidence(report: bytes, certificates: bytes) -> bytes:
 def parse_report(encoded: bytes) -> Report:
     """Parse request and response; VerificationError `attestation.nvidia.malformed`.
 
-    The length is computed, not taken from the end: at most TRAILING_ZEROS_MAX zeros may follow.
+    The length is computed from the fields; at most TRAILING_ZEROS_MAX zeros may follow.
     """
     if len(encoded) > REPORT_BYTES_MAX:
         raise _malformed(f"it has {len(encoded)} bytes; allowed: {REPORT_BYTES_MAX}")
@@ -165,9 +165,9 @@ def verify(
     now: dt.datetime,
     endorsements: bytes = b"",  # noqa: ARG001 - a report comes with its chain
 ) -> Claims:
-    """Return what a genuine report says; VerificationError `attestation.nvidia.<fault>`.
+    """Return the claims of a genuine report; VerificationError `attestation.nvidia.<fault>`.
 
-    `evidence` is what `encode_evidence` gives; the chain may have the root or not.
+    `evidence` is a result of `encode_evidence`; its chain may include the root.
     """
     parts = parse_fields(EVIDENCE_LABEL, evidence, count_max=2)
     if parts is None or len(parts) != 2:

@@ -1,7 +1,7 @@
 """Intel TDX quotes, versions 4 and 5, with ECDSA P-256: an independent, bounded parser.
 
-Intel TDX DCAP Quoting Library API, appendix 3 (little-endian). The engine that verifies parses
-quotes itself; the verifier compares what both read. Parsing only: nothing here is verified.
+Intel TDX DCAP Quoting Library API, appendix 3 (little-endian). The engine that verifies quotes has
+its own parser; the verifier compares both results. Parsing only: nothing is verified here.
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import Final
 
 from sealane.errors import VerificationError
 
-# Some hosts hand out their whole buffer: up to 3065 zero bytes were seen after a quote.
+# Some hosts return their whole buffer: up to 3065 zero bytes were seen after a quote.
 TRAILING_ZEROS_MAX: Final = 16 << 10
 _CHAIN_BYTES_MAX: Final = 16 << 10
 _QE_DATA_BYTES_MAX: Final = 1 << 10
@@ -24,7 +24,7 @@ _TD_1_0, _TD_1_5 = 2, 3
 _BODY_BYTES: Final = {_TD_1_0: 584, _TD_1_5: 648}
 _QE_REPORT_CERTIFICATION, _PCK_CHAIN = 6, 5
 
-# Fields of the TD report: name, offset, length. The last ones are in TD 1.5's only.
+# Fields of the TD report: name, offset, length. The last ones exist only in TD 1.5.
 _FIELDS: Final = (
     ("tee_tcb_svn", 0x000, 16),
     ("mrseam", 0x010, 48),
@@ -59,8 +59,8 @@ ATTRIBUTE_BITS: Final[Mapping[str, int]] = {
 class Quote:
     """A parsed quote: `body` holds the TD report's fields by name.
 
-    `unpadded` is the quote without trailing zeros, `certificates` the PCK chain in PEM. Both reach
-    beyond what is signed: what names a quote must come from `signed`.
+    `unpadded` is the quote without trailing zeros, `certificates` the PCK chain in PEM. Both
+    include bytes that aren't signed: identify a quote by `signed` only.
     """
 
     version: int
@@ -71,7 +71,7 @@ class Quote:
 
     @property
     def attributes(self) -> dict[str, bool]:
-        """TDATTRIBUTES by name of the bit."""
+        """Bits of TDATTRIBUTES by name."""
         value = int.from_bytes(self.body["td_attributes"], "little")
         return {name: bool(value >> bit & 1) for name, bit in ATTRIBUTE_BITS.items()}
 

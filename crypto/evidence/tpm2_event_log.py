@@ -1,8 +1,8 @@
 """The firmware's event log (TCG PC Client Platform Firmware Profile, section 10), replayed.
 
-A log proves nothing by itself: anyone can write one. Replayed, it must give the quoted PCRs; then
-its digests are what was extended into them, one by one, and a policy can name components instead
-of whole machines. Little-endian. Only the SHA-256 digests are read.
+A log alone proves nothing: anyone can write one. Its replay must give the quoted PCRs. Then its
+digests are what was extended into them, one by one, and a policy can name components instead of
+whole machines. Little-endian. Only the SHA-256 digests are read.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _EV_NO_ACTION: Final = 3
 _SPEC_ID: Final = b"Spec ID Event03\0"
 _STARTUP_LOCALITY: Final = b"StartupLocality\0"
 
-# The firmware's PCRs. Into later ones an operating system may extend what no firmware log has.
+# The firmware's PCRs. An operating system may extend later ones without the firmware's log.
 _FIRMWARE_PCR_MAX: Final = 7
 
 
@@ -37,10 +37,10 @@ class _Register:
 
 
 def explain(log: bytes, quoted: Mapping[int, bytes]) -> dict[int, tuple[bytes, ...]]:
-    """Return the digests that were extended into each quoted PCR that `log` accounts for.
+    """Return the digests that were extended into each quoted PCR that `log` explains.
 
     `quoted` are the values of the quote by index. VerificationError `attestation.tpm2.malformed`,
-    or `attestation.tpm2.event_log` if the log gives another value for one of PCRs 0…7.
+    or `attestation.tpm2.event_log` if the log gives a different value for one of PCRs 0…7.
     """
     registers = _replay(log)
     explained: dict[int, tuple[bytes, ...]] = {}
@@ -79,7 +79,7 @@ def _replay(log: bytes) -> dict[int, _Register]:
 
 
 def _read_header(reader: "_Reader") -> dict[int, int]:
-    """Read the first event, in the old format, and return digest sizes by algorithm."""
+    """Read the first event, in the old format; return digest sizes by algorithm."""
     index, kind = reader.integer(4), reader.integer(4)
     reader.take(hashlib.sha1().digest_size)  # noqa: S324 - skips a field of that size
     header = _Reader(reader.take(reader.integer(4)))
@@ -99,7 +99,7 @@ def _read_header(reader: "_Reader") -> dict[int, int]:
 
 
 def _read_digests(reader: "_Reader", sizes: Mapping[int, int]) -> bytes:
-    """Read the digests of one event and return that of SHA-256."""
+    """Read the digests of one event and return the SHA-256 digest."""
     digests: dict[int, bytes] = {}
     for _ in range(reader.integer(4)):
         algorithm = reader.integer(2)
@@ -114,14 +114,14 @@ def _read_digests(reader: "_Reader", sizes: Mapping[int, int]) -> bytes:
 
 
 def _start_at_locality(registers: dict[int, _Register], event: bytes) -> None:
-    """PCR 0 starts with the locality of TPM2_Startup in its last byte (section 10.4.5.3)."""
+    """Start PCR 0 with the locality of TPM2_Startup in its last byte (section 10.4.5.3)."""
     if len(event) != len(_STARTUP_LOCALITY) + 1 or 0 in registers:
         raise malformed("a startup locality event at the wrong place")
     registers[0] = _Register(value=event[-1:].rjust(PCR_BYTES, b"\0"))
 
 
 class _Reader:
-    """Takes little-endian integers and bytes off the front."""
+    """Reads little-endian integers and bytes from the front."""
 
     def __init__(self, encoded: bytes) -> None:
         self._rest = memoryview(encoded)

@@ -100,7 +100,7 @@ class VolumeRecord(Record):
     growing_to: Annotated[int, Field(ge=0)] = 0
 
     def allows(self, tenant: str, *, writing: bool = False) -> bool:
-        """Return whether gateways of `tenant` may use it: the owner's, and sharing tenants'."""
+        """Return whether `tenant` owns it, or has a share that allows the use."""
         share = self.share_of(tenant)
         return tenant == self.tenant or (share is not None and not (writing and share.read_only))
 

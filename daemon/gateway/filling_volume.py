@@ -1,4 +1,4 @@
-"""A volume that is being filled: attached to its back end, exported to nobody."""
+"""A volume that is being filled: attached to its back end, but not exported."""
 
 import asyncio
 import contextlib

@@ -563,8 +563,7 @@ class VolumeService:
 
     async def _settle(self, volume_id: str, attached: Attached) -> None:
         """Save which target process may hold unflushed writes."""
-        # Not a change of its own, so that it doesn't cause a caller who changes the volume to be
-        # refused.
+        # Not counted as a change: it must not cause a concurrent caller to be refused.
         if volume_id in self._changing or self._attached.get(volume_id) is not attached:
             return
         try:
