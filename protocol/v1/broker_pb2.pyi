@@ -337,7 +337,9 @@ class ListVolumeDescriptorsRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -357,6 +359,7 @@ class ListVolumeDescriptorsResponse(message.Message):
     VOLUMES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def volumes(self) -> containers.RepeatedCompositeFieldContainer[SignedVolumeDescriptor]: ...
     def __init__(

@@ -112,13 +112,15 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVolumeDescriptor(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a volume's descriptor to its target, or to a gateway that may use the volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVolumeDescriptors(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the volumes that the calling gateway may use, or that the calling target stores, by id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

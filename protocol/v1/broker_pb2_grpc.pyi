@@ -39,7 +39,9 @@ class BrokerStub:
     RegisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]
     """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolumeDescriptor: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
     ListVolumeDescriptors: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]
+    """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
     """Deletes a volume: its keys are never released again."""
     FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
@@ -76,7 +78,9 @@ class BrokerAsyncStub(BrokerStub):
     RegisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]  # type: ignore[assignment]
     """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolumeDescriptor: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
     ListVolumeDescriptors: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]  # type: ignore[assignment]
+    """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Deletes a volume: its keys are never released again."""
     FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
@@ -121,14 +125,16 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _broker_pb2.GetVolumeDescriptorRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]: ...
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
 
     @_abc_1.abstractmethod
     def ListVolumeDescriptors(
         self,
         request: _broker_pb2.ListVolumeDescriptorsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.ListVolumeDescriptorsResponse, _abc.Awaitable[_broker_pb2.ListVolumeDescriptorsResponse]]: ...
+    ) -> _typing.Union[_broker_pb2.ListVolumeDescriptorsResponse, _abc.Awaitable[_broker_pb2.ListVolumeDescriptorsResponse]]:
+        """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
 
     @_abc_1.abstractmethod
     def UnregisterVolume(

@@ -324,13 +324,15 @@ class DeviceRegistryServicer:
     """
 
     def ListDevices(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists devices, then nodes that ask for the authorization of one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDevice(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a device, the records of its anchor that brokers keep, and its volumes.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -126,7 +126,9 @@ class DeviceRegistryStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeviceRegistryAsyncStub: ...
     ListDevices: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]
+    """Lists devices, then nodes that ask for the authorization of one."""
     GetDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.DeviceDetails]
+    """Returns a device, the records of its anchor that brokers keep, and its volumes."""
     InitializeDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.InitializeDeviceRequest, _empty_pb2.Empty]
     """Authorizes a device that asks for it, a known one again, or the next one that a node shows."""
     MoveDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.MoveDeviceRequest, _empty_pb2.Empty]
@@ -140,7 +142,9 @@ class DeviceRegistryAsyncStub(DeviceRegistryStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListDevices: _aio.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]  # type: ignore[assignment]
+    """Lists devices, then nodes that ask for the authorization of one."""
     GetDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.DeviceDetails]  # type: ignore[assignment]
+    """Returns a device, the records of its anchor that brokers keep, and its volumes."""
     InitializeDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.InitializeDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Authorizes a device that asks for it, a known one again, or the next one that a node shows."""
     MoveDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.MoveDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
@@ -156,14 +160,16 @@ class DeviceRegistryServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _devices_pb2.ListDevicesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_devices_pb2.ListDevicesResponse, _abc.Awaitable[_devices_pb2.ListDevicesResponse]]: ...
+    ) -> _typing.Union[_devices_pb2.ListDevicesResponse, _abc.Awaitable[_devices_pb2.ListDevicesResponse]]:
+        """Lists devices, then nodes that ask for the authorization of one."""
 
     @_abc_1.abstractmethod
     def GetDevice(
         self,
         request: _devices_pb2.GetDeviceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_devices_pb2.DeviceDetails, _abc.Awaitable[_devices_pb2.DeviceDetails]]: ...
+    ) -> _typing.Union[_devices_pb2.DeviceDetails, _abc.Awaitable[_devices_pb2.DeviceDetails]]:
+        """Returns a device, the records of its anchor that brokers keep, and its volumes."""
 
     @_abc_1.abstractmethod
     def InitializeDevice(

@@ -47,7 +47,8 @@ class NodesServicer:
     """
 
     def GetNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the node's name, roles, certificates and addresses.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -69,7 +69,9 @@ class ListLeasesRequest(message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     VOLUME_ID_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     volume_id: builtins.str
     """empty: all volumes"""
     def __init__(
@@ -92,6 +94,7 @@ class ListLeasesResponse(message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def leases(self) -> containers.RepeatedCompositeFieldContainer[LeaseEntry]: ...
     def __init__(

@@ -53,7 +53,8 @@ class PoliciesServicer:
     """
 
     def GetPolicy(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the policy in force.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

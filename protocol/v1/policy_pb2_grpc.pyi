@@ -35,6 +35,7 @@ class PoliciesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PoliciesAsyncStub: ...
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]
+    """Returns the policy in force."""
     ApplyPolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]
     """Puts a newer policy, signed by its owner, into force; every node attests again."""
 
@@ -44,6 +45,7 @@ class PoliciesAsyncStub(PoliciesStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPolicy: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
+    """Returns the policy in force."""
     ApplyPolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
     """Puts a newer policy, signed by its owner, into force; every node attests again."""
 
@@ -55,7 +57,8 @@ class PoliciesServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_policy_pb2.PolicyInForce, _abc.Awaitable[_policy_pb2.PolicyInForce]]: ...
+    ) -> _typing.Union[_policy_pb2.PolicyInForce, _abc.Awaitable[_policy_pb2.PolicyInForce]]:
+        """Returns the policy in force."""
 
     @_abc_1.abstractmethod
     def ApplyPolicy(

@@ -619,7 +619,9 @@ class ListSessionsRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 50; the maximum is 1000"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -639,6 +641,7 @@ class ListSessionsResponse(message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def sessions(self) -> containers.RepeatedCompositeFieldContainer[Session]: ...
     def __init__(

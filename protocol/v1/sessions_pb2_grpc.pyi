@@ -41,12 +41,15 @@ class SessionsStub:
     OpenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]
     """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
+    """Returns a session; also a recently closed one."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
+    """Lists sessions by name, including recently closed ones."""
     WatchSession: _grpc.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]
     """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
     may be skipped.
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
+    """Closes this end of a session, and notifies the peer. Idempotent."""
     GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
     """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]
@@ -66,12 +69,15 @@ class SessionsAsyncStub(SessionsStub):
     OpenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
     """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
+    """Returns a session; also a recently closed one."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists sessions by name, including recently closed ones."""
     WatchSession: _aio.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
     may be skipped.
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Closes this end of a session, and notifies the peer. Idempotent."""
     GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
     """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
@@ -105,14 +111,16 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _sessions_pb2.GetSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.Session, _abc.Awaitable[_sessions_pb2.Session]]: ...
+    ) -> _typing.Union[_sessions_pb2.Session, _abc.Awaitable[_sessions_pb2.Session]]:
+        """Returns a session; also a recently closed one."""
 
     @_abc_1.abstractmethod
     def ListSessions(
         self,
         request: _sessions_pb2.ListSessionsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.ListSessionsResponse, _abc.Awaitable[_sessions_pb2.ListSessionsResponse]]: ...
+    ) -> _typing.Union[_sessions_pb2.ListSessionsResponse, _abc.Awaitable[_sessions_pb2.ListSessionsResponse]]:
+        """Lists sessions by name, including recently closed ones."""
 
     @_abc_1.abstractmethod
     def WatchSession(
@@ -129,7 +137,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _sessions_pb2.CloseSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Closes this end of a session, and notifies the peer. Idempotent."""
 
     @_abc_1.abstractmethod
     def GetFabric(
@@ -159,6 +168,7 @@ class SessionPeerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionPeerAsyncStub: ...
     Establish: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.EstablishRequest, _sessions_pb2.EstablishResponse]
+    """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 @_typing.type_check_only
 class SessionPeerAsyncStub(SessionPeerStub):
@@ -166,6 +176,7 @@ class SessionPeerAsyncStub(SessionPeerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Establish: _aio.UnaryUnaryMultiCallable[_sessions_pb2.EstablishRequest, _sessions_pb2.EstablishResponse]  # type: ignore[assignment]
+    """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 class SessionPeerServicer(metaclass=_abc_1.ABCMeta):
     """Between fabrics, mutual TLS (docs/formats/session-wire.md)."""
@@ -175,6 +186,7 @@ class SessionPeerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _sessions_pb2.EstablishRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.EstablishResponse, _abc.Awaitable[_sessions_pb2.EstablishResponse]]: ...
+    ) -> _typing.Union[_sessions_pb2.EstablishResponse, _abc.Awaitable[_sessions_pb2.EstablishResponse]]:
+        """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 def add_SessionPeerServicer_to_server(servicer: SessionPeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

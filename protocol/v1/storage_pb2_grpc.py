@@ -112,26 +112,29 @@ class StorageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetNamespace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a namespace with its counters.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Streams the volume's events from now on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartJob(self, request, context):
-        """Background jobs of a volume of the caller's tenant, one of each kind at a time.
+        """Starts a background job on a volume of the caller's tenant, one of each kind at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Pauses, resumes or cancels a job, or changes its rate.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -45,10 +45,13 @@ class StorageStub:
     OpenQueue: _grpc.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
+    """Returns a namespace with its counters."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]
+    """Streams the volume's events from now on."""
     StartJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]
-    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
     ChangeJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]
+    """Pauses, resumes or cancels a job, or changes its rate."""
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -66,10 +69,13 @@ class StorageAsyncStub(StorageStub):
     OpenQueue: _aio.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]  # type: ignore[assignment]
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
+    """Returns a namespace with its counters."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
+    """Streams the volume's events from now on."""
     StartJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
-    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
     ChangeJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    """Pauses, resumes or cancels a job, or changes its rate."""
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     """Control plane of a target. Served to attested gateways over mutual TLS."""
@@ -113,14 +119,16 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _storage_pb2.GetNamespaceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.Namespace, _abc.Awaitable[_storage_pb2.Namespace]]: ...
+    ) -> _typing.Union[_storage_pb2.Namespace, _abc.Awaitable[_storage_pb2.Namespace]]:
+        """Returns a namespace with its counters."""
 
     @_abc_1.abstractmethod
     def WatchEvents(
         self,
         request: _storage_pb2.WatchEventsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]: ...
+    ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]:
+        """Streams the volume's events from now on."""
 
     @_abc_1.abstractmethod
     def StartJob(
@@ -128,13 +136,14 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.StartJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
-        """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+        """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
 
     @_abc_1.abstractmethod
     def ChangeJob(
         self,
         request: _storage_pb2.ChangeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]: ...
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
+        """Pauses, resumes or cancels a job, or changes its rate."""
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -52,13 +52,15 @@ class SubsystemsServicer:
     """
 
     def ListSubsystems(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists all subsystems.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSubsystem(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a subsystem by its NQN.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

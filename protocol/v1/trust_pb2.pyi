@@ -221,7 +221,9 @@ class ListNodesRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -241,6 +243,7 @@ class ListNodesResponse(message.Message):
     NODES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def nodes(self) -> containers.RepeatedCompositeFieldContainer[Member]: ...
     def __init__(

@@ -182,7 +182,8 @@ class MembershipServicer:
     """
 
     def ListNodes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the roles of nodes that have attested, by role and name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

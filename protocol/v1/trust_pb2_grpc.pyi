@@ -90,6 +90,7 @@ class MembershipStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MembershipAsyncStub: ...
     ListNodes: _grpc.UnaryUnaryMultiCallable[_trust_pb2.ListNodesRequest, _trust_pb2.ListNodesResponse]
+    """Lists the roles of nodes that have attested, by role and name."""
     RevokeNode: _grpc.UnaryUnaryMultiCallable[_trust_pb2.RevokeNodeRequest, _empty_pb2.Empty]
     """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
     attest.
@@ -103,6 +104,7 @@ class MembershipAsyncStub(MembershipStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNodes: _aio.UnaryUnaryMultiCallable[_trust_pb2.ListNodesRequest, _trust_pb2.ListNodesResponse]  # type: ignore[assignment]
+    """Lists the roles of nodes that have attested, by role and name."""
     RevokeNode: _aio.UnaryUnaryMultiCallable[_trust_pb2.RevokeNodeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
     attest.
@@ -118,7 +120,8 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _trust_pb2.ListNodesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_trust_pb2.ListNodesResponse, _abc.Awaitable[_trust_pb2.ListNodesResponse]]: ...
+    ) -> _typing.Union[_trust_pb2.ListNodesResponse, _abc.Awaitable[_trust_pb2.ListNodesResponse]]:
+        """Lists the roles of nodes that have attested, by role and name."""
 
     @_abc_1.abstractmethod
     def RevokeNode(

@@ -250,7 +250,9 @@ class ListVolumesRequest(message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     WITH_STORE_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     with_store: builtins.bool
     """include the status of the stores"""
     def __init__(
@@ -273,6 +275,7 @@ class ListVolumesResponse(message.Message):
     VOLUMES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def volumes(self) -> containers.RepeatedCompositeFieldContainer[Volume]: ...
     def __init__(

@@ -116,13 +116,15 @@ class VolumesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVolumes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the volumes that this gateway's tenant may use, by id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -38,7 +38,9 @@ class VolumesStub:
     CreateVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.CreateVolumeRequest, _volumes_pb2.Volume]
     """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.GetVolumeRequest, _volumes_pb2.Volume]
+    """Returns a volume."""
     ListVolumes: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]
+    """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]
     """Deletes a detached volume and its data."""
     AttachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]
@@ -72,7 +74,9 @@ class VolumesAsyncStub(VolumesStub):
     CreateVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.CreateVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
     """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.GetVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Returns a volume."""
     ListVolumes: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]  # type: ignore[assignment]
+    """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Deletes a detached volume and its data."""
     AttachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
@@ -114,14 +118,16 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _volumes_pb2.GetVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Returns a volume."""
 
     @_abc_1.abstractmethod
     def ListVolumes(
         self,
         request: _volumes_pb2.ListVolumesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.ListVolumesResponse, _abc.Awaitable[_volumes_pb2.ListVolumesResponse]]: ...
+    ) -> _typing.Union[_volumes_pb2.ListVolumesResponse, _abc.Awaitable[_volumes_pb2.ListVolumesResponse]]:
+        """Lists the volumes that this gateway's tenant may use, by id."""
 
     @_abc_1.abstractmethod
     def DeleteVolume(
