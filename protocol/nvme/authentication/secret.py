@@ -37,8 +37,8 @@ class HashFunction(IntEnum):
 class HostSecret:
     """Secret of a host or a controller: 32, 48 or 64 bytes, and the hash that binds it to a name.
 
-    `str()` gives the standard form, for whoever must configure it. `repr()` and formatting into
-    another string don't show it.
+    `str()` gives the standard form, for configuring a peer. `repr()` and formatting into another
+    string don't reveal it.
     """
 
     __slots__ = ("_secret", "_transform")
@@ -53,7 +53,7 @@ class HostSecret:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the standard form. UsageError, which never holds the secret."""
+        """Parse the standard form. UsageError, which never contains the secret."""
         parts = text.split(":")
         if len(parts) != 4 or parts[0] != _VERSION or parts[3]:
             raise UsageError(
@@ -80,12 +80,12 @@ class HostSecret:
     def generate(
         cls, random: Callable[[int], bytes], *, transform: HashFunction | None = HashFunction.SHA256
     ) -> Self:
-        """Make a secret as long as a digest of `transform`, 32 bytes for None."""
+        """Create a secret as long as a digest of `transform`, 32 bytes for None."""
         length = HashFunction.SHA256.digest_bytes if transform is None else transform.digest_bytes
         return cls(random(length), transform=transform)
 
     def transformed(self, nqn: str) -> bytes:
-        """Key of the one who is named `nqn`: useless to anyone with another name."""
+        """Return the key for the name `nqn`: useless under any other name."""
         if self._transform is None:
             return self._secret
         return hmac.digest(self._secret, nqn.encode() + _TRANSFORM_LABEL, self._transform.algorithm)
