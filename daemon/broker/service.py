@@ -180,7 +180,7 @@ class BrokerService:
         growing = await self.registry.change_volume(
             record.volume_id, lambda volume: volume.growing(sector_count)
         )
-        await self._resize_told(caller, growing, outcome="granted", sector_count=sector_count)
+        await self._record_resize(caller, growing, outcome="granted", sector_count=sector_count)
         return signed_descriptor(
             self.authority, growing.model_copy(update={"sector_count": sector_count}), caller
         )
@@ -200,10 +200,10 @@ class BrokerService:
         )
         # A rolled-back store must not cut off what the owner has written since.
         await self._instance.cover(await self.registry.store.revision())
-        await self._resize_told(caller, grown, outcome="done", sector_count=sector_count)
+        await self._record_resize(caller, grown, outcome="done", sector_count=sector_count)
         return signed_descriptor(self.authority, grown, caller)
 
-    async def _resize_told(
+    async def _record_resize(
         self,
         caller: Subject,
         volume: VolumeRecord,

@@ -153,7 +153,7 @@ class Session:
         self.data_addresses = tuple(self._endpoint.local_addresses)
         self._is_begun = True
         self._permit = start.permit
-        self._become(State.ESTABLISHING)
+        self._enter(State.ESTABLISHING)
 
     def statistics(self) -> dict[str, int]:
         """Return the counters; of a closed session, the last ones."""
@@ -226,11 +226,11 @@ class Session:
             self._finish(reason)
         elif state == "established":
             self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
-            self._become(State.ESTABLISHED)
+            self._enter(State.ESTABLISHED)
         elif state == "draining":
-            self._become(State.DRAINING)
+            self._enter(State.DRAINING)
 
-    def _become(self, state: State) -> None:
+    def _enter(self, state: State) -> None:
         if state is not self.state:
             self.state = state
             changed, self._changed = self._changed, asyncio.Event()
@@ -247,5 +247,5 @@ class Session:
         endpoint.close()
         self._permit = None
         self.close_reason = reason
-        self._become(State.CLOSED)
+        self._enter(State.CLOSED)
         self._on_closed(self)

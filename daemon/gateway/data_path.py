@@ -61,11 +61,12 @@ EXPECTED_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """Settings for all volumes; None stands for the engine's default.
+    """Settings for all volumes.
 
     `command_timeout_seconds`: time that the target may take for one command; `hold_seconds`: how
     long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
     `journals_bytes_max`: those of all volumes together, beyond the 1 MiB that each may have;
+    `commands_per_key_max`: commands on a queue before its keys are replaced;
     `nonce_ledgers`: directory with a record of every seal, one file per volume (tests only: it
     holds hashes of plaintext).
     """

@@ -166,7 +166,7 @@ class VolumeService:
     async def _abandon(self) -> None:
         # Hosts receive the status of their commands before their connections are closed.
         await asyncio.sleep(_STATUS_SECONDS)
-        await asyncio.gather(*map(self._forsake, [*self._attached, *self._returning]))
+        await asyncio.gather(*map(self._drop_unusable, [*self._attached, *self._returning]))
         await self._leases.close()
 
     async def create(
@@ -417,7 +417,7 @@ class VolumeService:
             try:
                 await self._files.put(attached.unflushed.kept)
             except BaseException:
-                await self._let_go(volume_id, attached)
+                await self._end_export(volume_id, attached)
                 raise
         _warn(descriptor)
         self._attached[volume_id] = attached
@@ -505,11 +505,11 @@ class VolumeService:
                 )
             await attached.unflushed.forget()
             del self._attached[volume_id]
-            await self._let_go(volume_id, attached)
+            await self._end_export(volume_id, attached)
             self.events.report(volume_id, "detached")
         return attached.descriptor
 
-    async def _let_go(self, volume_id: str, attached: Attached) -> bool:
+    async def _end_export(self, volume_id: str, attached: Attached) -> bool:
         """End an export; return whether all acknowledged data is durable.
 
         On return, all keys and buffers of the volume are gone.
@@ -533,10 +533,10 @@ class VolumeService:
             attached = self._attached.pop(volume_id, None)
             if attached is not None:
                 self._gateway.expect(volume_id)
-                if await self._let_go(volume_id, attached):
+                if await self._end_export(volume_id, attached):
                     await attached.unflushed.clear()
 
-    async def _forsake(self, volume_id: str) -> None:
+    async def _drop_unusable(self, volume_id: str) -> None:
         """Detach a volume that this gateway may no longer use."""
         try:
             await self.detach(volume_id)

@@ -53,7 +53,7 @@ class Brokers:
                 async with self._identity.channel(broker.address, broker.node, "broker") as channel:
                     made = call(channel)
                     answer = await made
-                    await self._heed(made)
+                    await self._attest_if_due(made)
             except UnavailableError as error:
                 failures.append(error)
                 continue
@@ -61,7 +61,7 @@ class Brokers:
             return answer
         raise failures[0]
 
-    async def _heed(self, made: object) -> None:
+    async def _attest_if_due(self, made: object) -> None:
         """Attest again if the broker reports that this will soon be necessary."""
         if isinstance(made, grpc.aio.Call):
             metadata = dict(await made.trailing_metadata() or ())

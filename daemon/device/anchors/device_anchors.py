@@ -75,8 +75,8 @@ class DeviceAnchors:
         record = self._records.get(name) if newest is None else newest.record
         if record is not None:
             return record.number
-        told = {**self._sending, **self._queued}
-        going = [self._reached(each) for each, wanted in told.items() if wanted.record is None]
+        requested = {**self._sending, **self._queued}
+        going = [self._reached(each) for each, wanted in requested.items() if wanted.record is None]
         return max(self._floor, *going, 0)
 
     async def advance(self, name: str, number: int, blob: bytes, *, at_once: bool = False) -> None:
@@ -87,30 +87,32 @@ class DeviceAnchors:
         be anchored, now or later, unless a newer state is requested before; `anchor.failed`, or the
         error that `lost` was called with: nothing is anchored any longer.
         """
-        await self._tell(name, Anchored(number=number, blob=blob), at_once=at_once)
+        await self._request(name, Anchored(number=number, blob=blob), at_once=at_once)
 
     async def reach(self, name: str, number: int, blob: bytes) -> None:
         """Anchor `blob` at once, as `advance`; after `anchor.timeout` a repeated call waits on.
 
         For callers that need to know whether exactly this state is anchored.
         """
-        told = self._queued.get(name) or self._sending.get(name)
+        requested = self._queued.get(name) or self._sending.get(name)
         record = Anchored(number=number, blob=blob)
-        if told is not None and told.record == record:
+        if requested is not None and requested.record == record:
             self._hurry.set()
-            await self._wait(_awaited(told))
+            await self._wait(_awaited(requested))
         elif self._records.get(name) != record:
-            await self._tell(name, record, at_once=True)
+            await self._request(name, record, at_once=True)
 
     async def forget(self, name: str) -> None:
         """Remove a record permanently; errors as `advance`. Idempotent."""
-        await self._tell(name, None, at_once=False)
+        await self._request(name, None, at_once=False)
 
     async def settle(self) -> None:
         """Wait until all requested states are anchored; errors as `advance`."""
-        told = [_awaited(wanted) for wanted in (*self._sending.values(), *self._queued.values())]
+        requested = [
+            _awaited(wanted) for wanted in (*self._sending.values(), *self._queued.values())
+        ]
         self._hurry.set()
-        for settled in told:
+        for settled in requested:
             await self._wait(settled)
 
     def begin_end(self) -> None:
@@ -130,7 +132,7 @@ class DeviceAnchors:
             self._fail(UnavailableError(FAILED, "the device is closed"))
             await self._anchor.close()
 
-    async def _tell(self, name: str, record: Anchored | None, *, at_once: bool) -> None:
+    async def _request(self, name: str, record: Anchored | None, *, at_once: bool) -> None:
         if self._failure is not None:
             raise self._failure
         newest = self._queued.get(name) or self._sending.get(name)
