@@ -130,7 +130,7 @@ class VolumesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVolume(self, request, context):
-        """Deletes a detached volume and its data.
+        """Deletes a detached volume: its sectors can never be opened again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,7 @@ class VolumesStub:
     ListVolumes: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]
     """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]
-    """Deletes a detached volume and its data."""
+    """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]
     """Exports a volume to one host as a plain NVMe/TCP namespace."""
     DetachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]
@@ -78,7 +78,7 @@ class VolumesAsyncStub(VolumesStub):
     ListVolumes: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]  # type: ignore[assignment]
     """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Deletes a detached volume and its data."""
+    """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
     """Exports a volume to one host as a plain NVMe/TCP namespace."""
     DetachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
@@ -135,7 +135,7 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.DeleteVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Deletes a detached volume and its data."""
+        """Deletes a detached volume: its sectors can never be opened again."""
 
     @_abc_1.abstractmethod
     def AttachVolume(
