@@ -155,7 +155,7 @@ class Authorizations:
             if len(self._granted) + len(self._asking) >= PEERS_MAX:
                 raise UnavailableError(
                     "authorization.limit",
-                    f"the broker is already asked about {PEERS_MAX} peers; allowed: {PEERS_MAX}",
+                    f"{PEERS_MAX} peers act here already, or wait to; allowed: {PEERS_MAX}",
                 )
             if peer.volume_id:
                 self._check_guesses(peer)

@@ -406,7 +406,7 @@ class JobStart(message.Message):
     KIND_FIELD_NUMBER: builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """"scrub": read and check all sectors; "refresh": give sectors current fast-path MACs"""
+    """"scrub": read and check all sectors; "refresh": update fast-path MACs"""
     bytes_per_second: builtins.int
     """0: no limit"""
     def __init__(
