@@ -27,7 +27,7 @@ SECTOR_COUNTERS: Final = 256
 INSTANCE_MAX: Final = (1 << 16) - 1
 START_EPOCH_MAX: Final = (1 << 24) - 1
 COUNTER_END: Final = 1 << 56
-# 4 PB under one key: beyond 2^48.5 blocks GCM could be distinguished from random with a probability
+# 4 PB under one key: beyond 2^48.5 blocks GCM could be distinguished from random with an advantage
 # above 2^-32.
 EPOCH_COUNTERS_MAX: Final = 4 * 10**15 // 16
 RETURN_TOKEN_BYTES: Final = 16

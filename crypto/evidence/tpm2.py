@@ -228,7 +228,7 @@ class Tpm2Verifier:
         if not hmac.compare_digest(parsed.proof, proof):
             raise VerificationError(
                 "attestation.tpm2.not_activated",
-                "the TPM did not open the credential: the attestation key is on another TPM",
+                "the TPM did not open the credential: the attestation key is not in that TPM",
             )
         signer = expected.attestation_key
         verify_signature(signer.key, parsed.quote_signature, parsed.quote)
