@@ -123,7 +123,7 @@ class AnchoredCatalogue:
         self._listed = listed
 
     def leave(self, volume_id: uuid.UUID) -> None:
-        """Leave a volume whose creation failed to `settle`."""
+        """Leave it to `settle` to remove a volume whose creation failed."""
         self._begun.pop(volume_id, None)
         self._unsettled.add(volume_id)
 
