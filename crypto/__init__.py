@@ -1,1 +1,1 @@
-"""Keys, leases, attestation and certificates: pure computation, no input or output."""
+"""Keys, leases, attestation and certificates: pure computation, no I/O."""

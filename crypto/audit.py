@@ -1,10 +1,10 @@
-"""The audit log's format: one line of canonical JSON a record, chained by hash.
+"""The audit log's format: one line of canonical JSON per record, chained by hash.
 
-A record names its number, its time and the SHA-256 of the line before it, so that no record can be
-changed, taken out or put in without changing every later one. A checkpoint is a record that holds
-the broker's signature over its place in the chain; the lines before it are then the broker's own.
-What is cut off the end shows only against a head kept elsewhere. Records hold no secret: callers
-give names, ids, digests and numbers.
+A record contains its number, its time and the SHA-256 of the previous line, so no record can be
+changed, removed or inserted without changing all later ones. A checkpoint is a record with the
+broker's signature over its place in the chain, which authenticates all lines before it. Truncation
+of the end can only be detected with a head that is kept elsewhere. Records hold no secrets: callers
+pass names, ids, digests and numbers.
 """
 
 import base64
@@ -28,7 +28,7 @@ CHECKPOINT: Final = "audit.checkpoint"
 
 _TEXT_CHARACTERS_MAX: Final = 512
 _ITEMS_MAX: Final = 64
-# What fits at most: 64 items of a name and this, in a line.
+# Fits even in the worst case: a line of 64 items, each with a name and this many characters.
 _SHORT_CHARACTERS_MAX: Final = 48
 _SHORT_ITEMS_MAX: Final = 1
 _KIND: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
@@ -42,7 +42,7 @@ Detail = str | bytes | int | bool | list[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Where a chain ends: the number of its last record and SHA-256 of that line."""
+    """End of a chain: the number of its last record and SHA-256 of that line."""
 
     sequence: int
     digest: bytes
@@ -53,7 +53,7 @@ GENESIS: Final = Head(sequence=0, digest=bytes(32))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One thing that happened. `reason` is a stable id, empty for what was granted."""
+    """One recorded event. `reason` is a stable id, empty for what was granted."""
 
     sequence: int
     time: dt.datetime
@@ -66,7 +66,7 @@ class Record:
 
     @classmethod
     def decode(cls, line: bytes) -> "Record":
-        """Parse one line without its end; VerificationError `audit.record.malformed`."""
+        """Parse one line without its newline; VerificationError `audit.record.malformed`."""
         reason = "audit.record.malformed"
         values = parse_canonical_json(
             line, bytes_max=LINE_BYTES_MAX, what="an audit record", reason=reason
@@ -96,7 +96,7 @@ class Record:
 
 
 class Chain:
-    """Makes the lines that follow `head`."""
+    """Creates the lines that follow `head`."""
 
     def __init__(self, head: Head = GENESIS) -> None:
         self.head = head
@@ -111,14 +111,18 @@ class Chain:
         detail: Mapping[str, Detail],
         now: dt.datetime,
     ) -> bytes:
-        """Return the next record's line, its end included, and make it the head.
+        """Return the next record's line with its newline, and make it the head.
 
-        Texts are cut to 512 characters, and what isn't printable ASCII is written as `?`: they may
-        be a stranger's. Bytes are written in hexadecimal. If a line would still be too long, each
-        item of `detail` is cut shorter: nobody escapes the log by being wordy.
+        Texts are cut to 512 characters, and anything but printable ASCII is replaced by `?`,
+        because a stranger may have sent them. Bytes are written in hexadecimal. If a line would
+        still be too long, each item of `detail` is shortened further, so long texts can't prevent a
+        record.
         """
         if _KIND.fullmatch(kind) is None or len(detail) > _ITEMS_MAX:
-            raise UsageError("audit.record.malformed", f"an audit record can't be {kind!r}")
+            raise UsageError(
+                "audit.record.malformed",
+                f"{kind!r} can't be an audit record's kind, or has more than {_ITEMS_MAX} details",
+            )
         record: dict[str, JSON] = {
             "detail": {name: _plain(value) for name, value in detail.items()},
             "kind": kind,
@@ -135,20 +139,21 @@ class Chain:
             line = canonical_json(record | {"detail": shorter})
         if len(line) > LINE_BYTES_MAX:
             raise UsageError(
-                "audit.record.size", f"a record of {kind} has {len(line)} bytes: log less of it"
+                "audit.record.size",
+                f"the audit record {kind} has {len(line)} bytes; allowed: {LINE_BYTES_MAX}",
             )
         self.head = _after(self.head, line)
         return line + b"\n"
 
     def follow(self, line: bytes) -> Head:
-        """Take over a line that was read back; VerificationError `audit.chain.broken`."""
+        """Adopt a line that was read back; VerificationError `audit.chain.broken`."""
         record = Record.decode(line)
         _check_follows(record, self.head)
         self.head = _after(self.head, line)
         return self.head
 
     def checkpoint(self, key: ec.EllipticCurvePrivateKey, *, now: dt.datetime) -> bytes:
-        """Return a checkpoint of everything so far, signed by the broker's key."""
+        """Return a checkpoint over all lines so far, signed with the broker's key."""
         signature = key.sign(_checkpointed(self.head), ec.ECDSA(SHA256()))
         return self.append(
             CHECKPOINT,
@@ -161,7 +166,7 @@ class Chain:
 
 
 class ChainReader:
-    """Checks lines one after the other, from the first record of a log on."""
+    """Checks successive lines, from the first record of a log on."""
 
     def __init__(self, signer: ec.EllipticCurvePublicKey | None) -> None:
         """Check checkpoints with `signer`; without one they are counted as unsigned."""
@@ -170,7 +175,7 @@ class ChainReader:
         self.signed_sequence = 0
 
     def read(self, line: bytes) -> Record:
-        """Check the next line, without its end, and return it.
+        """Check the next line, without its newline, and return it.
 
         VerificationError `audit.record.malformed`, `audit.chain.broken` or
         `audit.checkpoint.signature`, with the number of the record.
@@ -183,15 +188,15 @@ class ChainReader:
         return record
 
     def require(self, head: Head) -> None:
-        """Raise VerificationError `audit.truncated` unless `head` is where the log is by now.
+        """Raise VerificationError `audit.truncated` unless the log ends at `head`.
 
-        Call it when as many records have been read as `head` has.
+        Call it once as many records have been read as `head` counts.
         """
         if self.head != head:
             raise VerificationError(
                 "audit.truncated",
-                f"the audit log has {self.head.sequence} records; {head.sequence} were "
-                "acknowledged, or others than these",
+                f"the audit log ends at record {self.head.sequence}; {head.sequence} records were "
+                "acknowledged, or different ones",
             )
 
     def _check(self, record: Record, signer: ec.EllipticCurvePublicKey) -> None:
@@ -219,7 +224,7 @@ def _check_follows(record: Record, head: Head) -> None:
         raise VerificationError(
             "audit.chain.broken",
             f"record {head.sequence + 1} of the audit log does not follow the one before it: a "
-            "record was changed, removed or put in",
+            "record was changed, removed or inserted",
         )
 
 

@@ -1,8 +1,8 @@
-"""Proofs that a call comes from the process that attested, not from whoever has its TLS key.
+"""Proof that a call comes from the attested process, not just from a holder of its TLS key.
 
-A server gives each caller a call key, sealed with HPKE to the KEM key of the caller's certificate.
-Each call then carries a proof: an HMAC under that key over everything that must not be exchanged
-(docs/understand/channels.md, "Call proofs"). Each counter is good for one call.
+A server gives each caller a call key, HPKE-sealed to the KEM key in the caller's certificate. Each
+call then carries a proof: an HMAC under that key over everything that must not be replaced
+(docs/understand/channels.md, "Call proofs"). Each counter value is valid for one call.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ _PROOF_LABEL: Final = "sealane call proof v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnds:
-    """Between whom a call key counts: the SPIFFE ids of both, and the caller's incarnation."""
+    """The two ends that a call key is for: their SPIFFE ids, and the caller's incarnation."""
 
     server: str
     caller: str
     incarnation: bytes
 
     def key_info(self, key_id: bytes) -> bytes:
-        """Return HPKE's `info` for the call key of that id."""
+        """Return HPKE's `info` for the call key with that id."""
         return fields(
             _KEY_LABEL, self.server.encode(), self.caller.encode(), self.incarnation, key_id
         )
 
     def message(self, method: str, request_digest: bytes, counter: int) -> bytes:
-        """Return what the MAC of one call is over."""
+        """Return the bytes that the MAC of one call covers."""
         return fields(
             _PROOF_LABEL,
             method.encode(),
@@ -57,7 +57,7 @@ class CallEnds:
 
 
 def request_digest(request: bytes) -> bytes:
-    """Return SHA-256 of a serialized request, as the proof covers it."""
+    """Return SHA-256 of a serialized request, which the proof covers."""
     return hashlib.sha256(request).digest()
 
 
@@ -71,15 +71,18 @@ class CallProver:
         self._key = key
         self._ends = ends
         self.counter = 0
-        """Of the last call: it may be raised, never lowered."""
+        """Counter of the last call; it may be raised, never lowered."""
 
     @classmethod
     def open(cls, key_id: bytes, sealed: bytes, *, ends: CallEnds, kem: KemKey) -> "CallProver":
-        """Open a call key that a server has sealed for `ends`. Blocks as the KEM key does.
+        """Open a call key that a server has sealed for `ends`. Blocks as long as the KEM key does.
 
-        VerificationError `call.key.malformed`, or `secret.sealed`: it is not for us, or not so.
+        VerificationError `call.key.malformed`, or `secret.sealed`: it is not sealed to this caller,
+        or not for these ends.
         """
-        malformed = VerificationError("call.key.malformed", f"{ends.server} gave no call key")
+        malformed = VerificationError(
+            "call.key.malformed", f"{ends.server} sent a malformed call key"
+        )
         if len(key_id) != KEY_ID_BYTES:
             raise malformed
         key = unseal(sealed, key=kem, info=ends.key_info(key_id))
@@ -89,12 +92,12 @@ class CallProver:
         return cls(key_id, key, ends=ends)
 
     def prove(self, method: str, request: bytes) -> bytes:
-        """Return the proof of the next call; of a retry, too: each has a counter of its own.
+        """Return the proof of the next call; a retry needs a new one, with its own counter value.
 
-        UsageError `call.key.closed` once it was closed.
+        UsageError `call.key.closed` after `close`.
         """
         if not self._key:
-            raise UsageError("call.key.closed", "the call key was given up")
+            raise UsageError("call.key.closed", "the call key is closed")
         self.counter += 1
         message = self._ends.message(method, request_digest(request), self.counter)
         mac = hmac.digest(self._key, message, "sha256")
@@ -107,12 +110,12 @@ class CallProver:
 
 
 class CallKey:
-    """The server's end of one call key: made for one incarnation of a caller, in memory only."""
+    """The server's end of one call key: for one incarnation of a caller, in memory only."""
 
     __slots__ = ("_ends", "_key", "_window", "key_id", "sealed")
 
     def __init__(self, caller: Subject, *, server: str) -> None:
-        """Make a fresh key; VerificationError `key.kem.invalid` if none can be sealed to it."""
+        """Create a key; VerificationError `key.kem.invalid` if it can't be sealed to the caller."""
         self._ends = CallEnds(
             server=server, caller=caller.spiffe_id, incarnation=caller.incarnation
         )
@@ -133,10 +136,10 @@ class CallKey:
             ) from error
 
     def check(self, proof: bytes, *, method: str, request_digest: bytes) -> None:
-        """Spend a proof's counter; VerificationError `call.proof.…`.
+        """Check a proof and use up its counter value; VerificationError `call.proof.…`.
 
         `.malformed`; `.unknown_key`: made with another key; `.mismatch`: not of this call;
-        `.replayed`; `.stale`: so old that it may be a replay.
+        `.replayed`; `.stale`: too old to rule out a replay.
         """
         if len(proof) != PROOF_BYTES:
             raise VerificationError(
@@ -150,7 +153,7 @@ class CallKey:
         mac = hmac.digest(self._key, message, "sha256")
         if not hmac.compare_digest(mac, proof[-_MAC_BYTES:]):
             raise VerificationError(
-                "call.proof.mismatch", f"the proof is not of this call of {self._ends.caller}"
+                "call.proof.mismatch", f"the proof does not match this call by {self._ends.caller}"
             )
         self._window.spend(counter)
 
@@ -160,24 +163,25 @@ class CallKey:
 
 
 def unknown_key(caller: str) -> VerificationError:
-    """Make the error for a proof under a key that this server does not have."""
+    """Return the error for a proof under a key that this server does not have."""
     return VerificationError(
-        "call.proof.unknown_key", f"{caller} has no such call key here: it should ask for one"
+        "call.proof.unknown_key",
+        f"{caller} uses a call key that is not known here: it must request a new one",
     )
 
 
 class ReplayWindow:
-    """Which counters were spent: all below the window count as spent."""
+    """The counter values that were used; all below the window count as used."""
 
     __slots__ = ("_highest", "_spent")
 
     def __init__(self) -> None:
         self._highest = 0
-        # Bit i: `_highest` - i was spent.
+        # Bit i: `_highest` - i was used.
         self._spent = 0
 
     def spend(self, counter: int) -> None:
-        """Spend one; VerificationError `call.proof.replayed`, `call.proof.stale`."""
+        """Use up a counter value; VerificationError `call.proof.replayed`, `call.proof.stale`."""
         if counter > self._highest:
             ahead = min(counter - self._highest, WINDOW)
             self._spent = (self._spent << ahead | 1) & ((1 << WINDOW) - 1)
@@ -187,7 +191,7 @@ class ReplayWindow:
         if counter < 1 or behind >= WINDOW:
             raise VerificationError(
                 "call.proof.stale",
-                f"counter {counter} lies {behind} behind; allowed: less than {WINDOW}",
+                f"counter {counter} is {behind} behind the highest; allowed: less than {WINDOW}",
             )
         if self._spent >> behind & 1:
             raise VerificationError("call.proof.replayed", f"counter {counter} was used before")

@@ -1,6 +1,6 @@
-"""The broker's certificate authority and what Sealane demands of a certificate.
+"""The broker's certificate authority, and Sealane's certificate profiles.
 
-P-256 throughout (Ed25519 client certificates are not accepted by gRPC's TLS). A leaf lives ten
+P-256 throughout (gRPC's TLS does not accept Ed25519 client certificates). A leaf is valid for ten
 minutes and names one role of one node: URI SAN `spiffe://sealane/<role>/<node>` and DNS SAN
 `<node>.<role>.sealane.internal`, because gRPC matches only DNS names. A private extension carries
 the attested KEM key, the node's incarnation and its tenant. attestation.md has the profile.
@@ -28,12 +28,13 @@ VERIFIER_LIFETIME: Final = dt.timedelta(days=1)
 SKEW: Final = dt.timedelta(seconds=30)
 ANCHOR_LIFETIME: Final = dt.timedelta(days=3650)
 ROLES: Final = ("broker", "target", "gateway", "fabric")
-# Who signs attestation results; nobody enrols as one, and no server takes one for a caller.
+# The signer of attestation results; no node enrols with this role, and no server accepts it as a
+# caller.
 VERIFIER_ROLE: Final = "verifier"
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SPIFFE_ID: Final = re.compile(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)")
 
-# Under the arc that ITU-T X.667 gives to UUIDs, which needs no registration.
+# In the arc that ITU-T X.667 assigns to UUIDs, which needs no registration.
 CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.167129814220873194053215914867334155049")
 _CLAIMS_BYTES_MAX: Final = 1024
 _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
@@ -42,24 +43,26 @@ _AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Who a certificate speaks for."""
+    """Subject of a certificate."""
 
     node: str
     role: str
     tenant: str
     incarnation: bytes  # 16 bytes, random at each start of the node's process
-    kem_public_key: bytes  # of `kem_algorithm`, as RFC 9180 serializes it
+    kem_public_key: bytes  # of `kem_algorithm`, serialized as in RFC 9180
     kem_algorithm: str = X25519
 
     def __post_init__(self) -> None:
         if self.role not in ROLES or NAME_PATTERN.fullmatch(self.node) is None:
             raise UsageError(
-                "certificate.subject", f"role {self.role!r} of node {self.node!r} can't be named"
+                "certificate.subject",
+                f"role {self.role!r} of node {self.node!r}; allowed: one of "
+                f"{', '.join(ROLES)} and a node's name",
             )
 
     @property
     def spiffe_id(self) -> str:
-        """The URI subject alternative name."""
+        """URI subject alternative name."""
         return spiffe_id(self.node, self.role)
 
 
@@ -72,12 +75,14 @@ def parse_spiffe_id(name: str) -> tuple[str, str]:
     """Return node and role of a SPIFFE id; VerificationError `certificate.profile`."""
     match = _SPIFFE_ID.fullmatch(name)
     if match is None or match[1] not in ROLES or NAME_PATTERN.fullmatch(match[2]) is None:
-        raise VerificationError("certificate.profile", f"{name[:120]!r} names no role of a node")
+        raise VerificationError(
+            "certificate.profile", f"{name[:120]!r} is not the name of a node's role"
+        )
     return match[2], match[1]
 
 
 def server_name(node: str, role: str) -> str:
-    """Return the DNS name a client expects of that node's server."""
+    """Return the DNS name that a client expects of that node's server."""
     return f"{node}.{role}.sealane.internal"
 
 
@@ -90,14 +95,14 @@ class CertificateAuthority:
         if certificate.public_key() != key.public_key():
             raise VerificationError(
                 "certificate.anchor.mismatch",
-                "the broker's certificate is not for the broker's key",
+                "the broker's certificate is for another key",
             )
         self._key = key
         self.certificate = certificate
 
     @classmethod
     def create(cls, *, broker: str, now: dt.datetime) -> "CertificateAuthority":
-        """Make a key and its self-signed certificate."""
+        """Create a key and its self-signed certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sealane broker {broker}")])
         certificate = (
@@ -119,12 +124,12 @@ class CertificateAuthority:
 
     @property
     def signing_key(self) -> ec.EllipticCurvePrivateKey:
-        """The broker's key; never leaves the broker's process."""
+        """Private key of the broker; never leaves the broker's process."""
         return self._key
 
     @property
     def anchor_pem(self) -> bytes:
-        """The trust anchor, as nodes are given it."""
+        """Trust anchor, in the form that nodes get."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def private_bytes(self) -> bytearray:
@@ -147,7 +152,7 @@ class CertificateAuthority:
     ) -> x509.Certificate:
         """Issue a leaf for `public_key`, which must be the attested one.
 
-        It lives ten minutes, or to `valid_until` if what it rests on ends earlier.
+        It is valid for ten minutes, or until `valid_until` if that is earlier.
         """
         end = now + LIFETIME if valid_until is None else min(now + LIFETIME, valid_until)
         claims = canonical_json(
@@ -219,7 +224,7 @@ class CertificateAuthority:
 
 
 def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
-    """Read a trust anchor; VerificationError names `source` if it is none."""
+    """Parse a trust anchor; VerificationError names `source` if it is not one."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -230,7 +235,7 @@ def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError(
             "certificate.anchor.malformed",
-            f"{source}: not a trust anchor; allowed is one PEM certificate of a P-256 authority",
+            f"{source}: not a trust anchor; allowed: one PEM certificate of a P-256 authority",
         )
     return certificate
 
@@ -270,7 +275,7 @@ def verify_authorization(
 
 
 def verify_leaf(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime) -> Subject:
-    """Check a leaf's signature, time and profile and return its subject.
+    """Check a leaf's signature, validity and profile; return its subject.
 
     Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
     """
@@ -281,7 +286,7 @@ def verify_leaf(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.dat
 def verify_verifier(
     certificate: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime
 ) -> ec.EllipticCurvePublicKey:
-    """Check the certificate of a key that signs attestation results and return the key.
+    """Check the certificate of a key that signs attestation results; return the key.
 
     Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
     """
@@ -318,7 +323,7 @@ def _check_issued(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.d
         raise VerificationError(
             "certificate.expired",
             f"the certificate is valid from {leaf.not_valid_before_utc:%H:%M:%S} to "
-            f"{leaf.not_valid_after_utc:%H:%M:%S} UTC, now is {now:%H:%M:%S}",
+            f"{leaf.not_valid_after_utc:%H:%M:%S} UTC; it is now {now:%H:%M:%S}",
         )
 
 

@@ -1,8 +1,8 @@
 """Unambiguous byte strings for transcripts, signatures and key derivation.
 
-`fields` prefixes every field with its length, so that two different lists never give the same
-bytes; `canonical_json` is the part of RFC 8785 that needs no number formatting: objects, arrays,
-strings, integers and booleans, keys sorted, ASCII only.
+`fields` prefixes each field with its length, so different lists never give the same bytes;
+`canonical_json` is the subset of RFC 8785 without number formatting: objects, arrays, strings,
+integers and booleans, keys sorted, ASCII only.
 """
 
 import json
@@ -20,7 +20,7 @@ def fields(label: str, *parts: bytes) -> bytes:
 
 
 def parse_fields(label: str, encoded: bytes, *, count_max: int) -> list[bytes] | None:
-    """Return the parts that `fields` joined under `label`; None if `encoded` is nothing of it."""
+    """Return the parts that `fields` joined under `label`; None for any other `encoded`."""
     head = fields(label)
     if not encoded.startswith(head):
         return None
@@ -37,7 +37,7 @@ def parse_fields(label: str, encoded: bytes, *, count_max: int) -> list[bytes] |
 
 
 def canonical_json(value: Mapping[str, JSON]) -> bytes:
-    """Encode `value`; a float, null or text outside ASCII is a mistake of the caller."""
+    """Encode `value`; TypeError for a float, null or text outside ASCII."""
     _refuse_unencodable(value)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
@@ -46,28 +46,28 @@ def canonical_json(value: Mapping[str, JSON]) -> bytes:
 def parse_canonical_json(
     encoded: bytes, *, bytes_max: int, what: str, reason: str
 ) -> dict[str, object]:
-    """Decode and insist that `encoded` is the one encoding of its value.
+    """Decode; `encoded` must be the canonical encoding of its value.
 
-    Raises VerificationError `reason`: `what` is too long, not JSON, not an object, or encoded
-    otherwise.
+    Raises VerificationError `reason`: `what` is too long, not JSON, not an object, or not
+    canonical.
     """
     if len(encoded) > bytes_max:
-        raise VerificationError(reason, f"{what} has {len(encoded)} bytes, allowed are {bytes_max}")
+        raise VerificationError(reason, f"{what} has {len(encoded)} bytes; allowed: {bytes_max}")
     try:
         value = json.loads(encoded.decode("ascii"))
         again = canonical_json(value) if isinstance(value, dict) else None
     except (ValueError, TypeError, RecursionError) as error:
         raise VerificationError(reason, f"{what} is not canonical JSON") from error
     if again != encoded:
-        raise VerificationError(reason, f"{what} is not an object in canonical JSON")
+        raise VerificationError(reason, f"{what} is not a canonical JSON object")
     return dict(value)
 
 
 def _refuse_unencodable(value: object) -> None:
-    """Walk `value` and raise TypeError at what this subset can't say in one way only."""
+    """Raise TypeError if `value` contains something outside this subset."""
     if isinstance(value, str):
         if not value.isascii() or not value.isprintable():
-            raise TypeError("canonical JSON of Sealane holds printable ASCII only")
+            raise TypeError("Sealane's canonical JSON holds printable ASCII only")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_unencodable(key)
@@ -76,4 +76,4 @@ def _refuse_unencodable(value: object) -> None:
         for item in value:
             _refuse_unencodable(item)
     elif not isinstance(value, int):
-        raise TypeError(f"canonical JSON of Sealane can't hold {type(value).__name__}")
+        raise TypeError(f"Sealane's canonical JSON can't hold {type(value).__name__}")

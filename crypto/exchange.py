@@ -1,7 +1,7 @@
 """Ephemeral key exchange: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869) over a transcript.
 
-Both sides exchange public keys over a channel that authenticates them (mutual TLS); every value
-that both sides must agree on goes into the transcript, so a changed one gives other keys.
+Both sides exchange public keys over a channel that authenticates them (mutual TLS). Every value
+that both sides must agree on is in the transcript, so a changed value gives different keys.
 """
 
 import hashlib
@@ -17,26 +17,27 @@ SECRET_BYTES = 32
 
 
 class Exchange:
-    """One side's ephemeral share: made in memory, used for one exchange, never stored."""
+    """One side's ephemeral key: created in memory, used for one exchange, never stored."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.public_key: bytes = self._private.public_key().public_bytes_raw()
-        """32 bytes for the peer."""
+        """32 bytes, sent to the peer."""
 
     def derive(
         self, peer_public: bytes, transcript: bytes, label: str, *, also: bytearray | bytes = b""
     ) -> bytearray:
-        """Derive 32 secret bytes for the use that `label` names; the consumer wipes them.
+        """Derive 32 secret bytes for the purpose that `label` names; the consumer wipes them.
 
-        HKDF-SHA256 with the shared secret (and what both know `also`, behind it) as input, SHA-256
-        of the transcript as salt and the label as info. Raises VerificationError for a share of
-        wrong length or low order: the result would not depend on our own secret (RFC 7748 §6.1).
+        HKDF-SHA256 with the shared secret, followed by `also` (other secrets known to both), as
+        input, SHA-256 of the transcript as salt and the label as info. Raises VerificationError for
+        a public key of wrong length or low order: the result would not depend on the own secret
+        (RFC 7748 §6.1).
         """
         if len(peer_public) != PUBLIC_KEY_BYTES:
             raise VerificationError(
                 "exchange.share.malformed",
-                f"the peer's public key has {len(peer_public)} bytes, not {PUBLIC_KEY_BYTES}",
+                f"the peer's public key has {len(peer_public)} bytes; needed: {PUBLIC_KEY_BYTES}",
             )
         try:
             shared = bytearray(
@@ -44,7 +45,7 @@ class Exchange:
             )
         except ValueError:
             raise VerificationError(
-                "exchange.share.low_order", "the peer's public key is a point of low order"
+                "exchange.share.low_order", "the peer's public key is a low-order point"
             ) from None
         secret = bytearray(SECRET_BYTES)
         material = shared + also

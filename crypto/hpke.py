@@ -1,8 +1,8 @@
-"""HPKE (RFC 9180, base mode) for secrets sent to an attested KEM key, and the signature over them.
+"""HPKE (RFC 9180, base mode) for secrets sent to an attested KEM key, signed by the broker.
 
 `sealane.crypto.kem` has the suites. Base mode doesn't authenticate the sender, so the broker signs
 the sealed bytes together with their `info`; `open_signed` checks the signature first. `Context` is
-the `info`: change one field and the secret does not open.
+the `info`: if any field differs, the secret can't be opened.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ _SIGNATURE_DOMAIN: Final = "sealane sealed secret v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a sealed secret is for; becomes HPKE's `info`.
+    """The purpose of a sealed secret; becomes HPKE's `info`.
 
     `arena` is (broker instance, start epoch) of a lease and None for a key. A device secret has the
-    device's UUID in place of the volume's and the fencing epoch in place of the key's. `beside` is
-    the digest of what the signature vouches for though it isn't sealed; empty: nothing.
+    device's UUID in place of the volume's and the fencing epoch in place of the key epoch. `beside`
+    is the digest of further data that the signature covers without sealing it; empty: none.
     """
 
     purpose: str
@@ -43,11 +43,11 @@ class Context:
         if len(self.request_id) != REQUEST_ID_BYTES:
             raise UsageError(
                 "request.id.size",
-                f"a request id has {REQUEST_ID_BYTES} bytes, not {len(self.request_id)}",
+                f"a request id of {len(self.request_id)} bytes; needed: {REQUEST_ID_BYTES}",
             )
 
     def info(self) -> bytes:
-        """Return the bytes HPKE and the signature bind."""
+        """Return the bytes that HPKE and the signature bind."""
         arena = b""
         if self.arena is not None:
             arena = self.arena[0].to_bytes(2, "big") + self.arena[1].to_bytes(3, "big")
@@ -80,9 +80,9 @@ def seal_signed(
     signing_key: ec.EllipticCurvePrivateKey,
     kem_algorithm: str = X25519,
 ) -> SignedSecret:
-    """Seal `secret` to `recipient_key`, a public key of `kem_algorithm`, and sign it with context.
+    """Seal `secret` to `recipient_key`, a `kem_algorithm` public key, and sign it with its context.
 
-    VerificationError `key.kem.invalid` if it is none.
+    VerificationError `key.kem.invalid` if the key is invalid.
     """
     try:
         sealed = seal(
@@ -103,10 +103,11 @@ def open_signed(
     context: Context,
     signer: ec.EllipticCurvePublicKey,
 ) -> bytearray:
-    """Check the signature, open and return the secret; the caller wipes it. Blocks as the key does.
+    """Check the signature, open and return the secret; the caller wipes it.
 
-    VerificationError `secret.signature` or `secret.sealed`: not from this broker, or not for this
-    recipient, incarnation, request, volume, arena and key epoch.
+    Blocks as long as the private key does. VerificationError `secret.signature` or `secret.sealed`:
+    not from this broker, or not for this recipient, incarnation, request, volume, arena and key
+    epoch.
     """
     signed = fields(_SIGNATURE_DOMAIN, context.info(), message.sealed)
     try:

@@ -1,8 +1,9 @@
-"""Keys that secrets are sealed to: DHKEM of RFC 9180, and HPKE's receiving half over them.
+"""KEM keys that secrets are sealed to: DHKEM of RFC 9180, and HPKE's receiving half.
 
-A KEM key is in memory (X25519) or was made by a TPM that never lets it out (P-256). Whoever holds
-one can only agree on a secret with it, so decapsulation and the key schedule stand here, once for
-both; sealing is the library's. Base mode, HKDF-SHA256, AES-256-GCM, one message per key schedule.
+A KEM key is in memory (X25519), or in a TPM that never reveals it (P-256). The holder of a key can
+only derive a shared secret with it, so decapsulation and key schedule are implemented here, once
+for both; the library does the sealing. Base mode, HKDF-SHA256, AES-256-GCM, one message per key
+schedule.
 """
 
 import hmac
@@ -32,7 +33,7 @@ _MODE_BASE: Final = b"\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KemAlgorithm:
-    """One DHKEM of RFC 9180, section 7.1. `public_key_bytes` is also the length of `enc`."""
+    """A DHKEM of RFC 9180, section 7.1. `public_key_bytes` is also the length of `enc`."""
 
     kem_id: int
     public_key_bytes: int
@@ -54,7 +55,7 @@ KEM_ALGORITHMS: Final = {
 
 
 class KemKey(Protocol):
-    """A private key of one incarnation, wherever it is."""
+    """A private key of one incarnation, in memory or in a TPM."""
 
     @property
     def algorithm(self) -> str:
@@ -62,12 +63,12 @@ class KemKey(Protocol):
 
     @property
     def public_key(self) -> bytes:
-        """As RFC 9180, section 7.1.1 serializes it: 32 bytes, or an uncompressed point of 65."""
+        """Public key as in RFC 9180, section 7.1.1: 32 bytes, or an uncompressed point of 65."""
 
     def exchange(self, peer_public_key: bytes) -> bytearray:
         """Return the Diffie-Hellman secret with a peer's public key, 32 bytes; the caller wipes it.
 
-        May block for as long as a TPM takes. ValueError if the peer's key is none.
+        May block as long as a TPM takes. ValueError if the peer's key is invalid.
         """
 
 
@@ -82,7 +83,7 @@ class X25519KemKey:
 
     @classmethod
     def create(cls) -> "X25519KemKey":
-        """Make a fresh key."""
+        """Create a new key."""
         return cls(X25519PrivateKey.generate())
 
     @property
@@ -96,7 +97,7 @@ class X25519KemKey:
 
 
 def seal(secret: bytes | bytearray, *, algorithm: str, public_key: bytes, info: bytes) -> bytes:
-    """Return `enc` ‖ ciphertext of `secret`; ValueError if `public_key` is none of `algorithm`."""
+    """Return `enc` ‖ ciphertext of `secret`; ValueError if `public_key` is not valid."""
     kem = KEM_ALGORITHMS.get(algorithm)
     if kem is None or len(public_key) != kem.public_key_bytes:
         raise ValueError(f"not a public key of {algorithm[:16]!r}")
@@ -119,15 +120,15 @@ def unseal(sealed: bytes, *, key: KemKey, info: bytes) -> bytearray:
         return bytearray(AESGCM(aead_key).decrypt(nonce, ciphertext, b""))
     except (InvalidTag, ValueError) as error:
         raise VerificationError(
-            "secret.sealed", "the secret is not sealed to this node's key"
+            "secret.sealed", "the secret can't be opened with this node's key"
         ) from error
 
 
 def decapsulate(enc: bytes, *, key: KemKey) -> bytearray:
-    """Return DHKEM's shared secret (RFC 9180, section 4.1); ValueError if `enc` is no key."""
+    """Return DHKEM's shared secret (RFC 9180, section 4.1); ValueError if `enc` is not a key."""
     kem = KEM_ALGORITHMS[key.algorithm]
     if len(enc) != kem.public_key_bytes:
-        raise ValueError(f"an encapsulated key has {kem.public_key_bytes} bytes, not {len(enc)}")
+        raise ValueError(f"an encapsulated key of {len(enc)} bytes; needed: {kem.public_key_bytes}")
     agreed = key.exchange(enc)
     suite_id = b"KEM" + kem.kem_id.to_bytes(2, "big")
     extracted = _extract(b"", b"eae_prk", bytes(agreed), suite_id=suite_id)

@@ -1,9 +1,9 @@
 """Key hierarchy: k_s, k_v, device secrets, and their wrapping at rest (threat-model.md).
 
-`k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
-volume and can derive no other. `k_s`, and what is made of it or of a device secret for other uses,
-never meet: each has a label. `k_s` leaves the broker only wrapped by AES-256-GCM under the key
-encryption key, bound to what it is for.
+`k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets the key of one epoch
+of one volume and can derive no other. Keys derived from `k_s`, from k_v or from a device secret for
+different purposes are independent: each has its own label. `k_s` leaves the broker only wrapped by
+AES-256-GCM under the key encryption key, bound to its purpose.
 """
 
 import secrets
@@ -21,14 +21,14 @@ from sealane.errors import UsageError, VerificationError
 KEY_BYTES: Final = 32
 KEY_EPOCH_MAX: Final = (1 << 32) - 1
 GENERATION_MAX: Final = (1 << 32) - 1
-# Key epochs that sectors of one volume may be sealed under at once.
+# Key epochs that the sectors of one volume may be sealed under at the same time.
 KEY_EPOCHS_MAX: Final = 256
 WRAP_NONCE_BYTES: Final = 12
 WRAP_TAG_BYTES: Final = 16
 
 
 def new_key() -> bytearray:
-    """Return a fresh 256-bit key."""
+    """Return a new random 256-bit key."""
     return bytearray(secrets.token_bytes(KEY_BYTES))
 
 
@@ -37,9 +37,11 @@ def derive_volume_key(
 ) -> bytearray:
     """Derive k_v of one volume and key epoch from the tenant's k_s (32 bytes)."""
     if len(tenant_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a tenant key has {KEY_BYTES} bytes, not {len(tenant_key)}")
+        raise UsageError(
+            "key.size", f"a tenant key of {len(tenant_key)} bytes; needed: {KEY_BYTES}"
+        )
     if not 1 <= key_epoch <= KEY_EPOCH_MAX:
-        raise UsageError("key.epoch", f"key epoch {key_epoch} is not within 1…{KEY_EPOCH_MAX}")
+        raise UsageError("key.epoch", f"key epoch {key_epoch}; allowed: 1…{KEY_EPOCH_MAX}")
     info = fields("sealane volume key v1", volume_id.bytes, key_epoch.to_bytes(4, "big"))
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(tenant_key)))
 
@@ -47,21 +49,26 @@ def derive_volume_key(
 def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
     """Derive the key that authenticates a volume's store on a third party (stores.md §2).
 
-    Of the first key epoch's k_v: the store outlives rotations.
+    From k_v of the first key epoch, because the store outlives key rotations.
     """
     if len(volume_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+        raise UsageError(
+            "key.size", f"a volume key of {len(volume_key)} bytes; needed: {KEY_BYTES}"
+        )
     info = fields("sealane third-party store key v1", volume_id.bytes)
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
 
 
 def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
-    """Derive the key that seals what a gateway keeps of a volume's attachment.
+    """Derive the key that seals a gateway's saved attachment of a volume.
 
-    Of k_v, which the broker releases only to who may use the volume (docs/operate/attachments.md).
+    From k_v, which the broker releases only to gateways that may use the volume
+    (docs/operate/attachments.md).
     """
     if len(volume_key) != KEY_BYTES:
-        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+        raise UsageError(
+            "key.size", f"a volume key of {len(volume_key)} bytes; needed: {KEY_BYTES}"
+        )
     info = fields("sealane attachment key v1", volume_id.bytes)
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
 
@@ -69,18 +76,16 @@ def derive_attachment_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID
 def derive_tree_secret(
     device_secret: bytes | bytearray, *, volume_id: uuid.UUID, generation: int
 ) -> bytearray:
-    """Derive the 32 bytes that a volume's tree, MAC and log keys come from.
+    """Derive the 32-byte secret for a volume's tree, MAC and log keys.
 
-    Of the secret that the broker releases to the owner of the device that the volume lies on.
+    From the secret that the broker releases to the owner of the device that the volume lies on.
     """
     if len(device_secret) != KEY_BYTES:
         raise UsageError(
-            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+            "key.size", f"a device secret of {len(device_secret)} bytes; needed: {KEY_BYTES}"
         )
     if not 1 <= generation <= GENERATION_MAX:
-        raise UsageError(
-            "key.generation", f"generation {generation} is not within 1…{GENERATION_MAX}"
-        )
+        raise UsageError("key.generation", f"generation {generation}; allowed: 1…{GENERATION_MAX}")
     info = fields("sealane hmt v1", volume_id.bytes + generation.to_bytes(4, "big"))
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
 
@@ -88,34 +93,34 @@ def derive_tree_secret(
 def derive_anchor_key(
     device_secret: bytes | bytearray, *, device_id: uuid.UUID, kind: str
 ) -> bytearray:
-    """Derive the key under which a device's anchor records are (docs/understand/anchors.md).
+    """Derive the key for the MACs of a device's anchor records (docs/understand/anchors.md).
 
-    Each kind of anchor has a key of its own: a record can't be taken from one to another.
+    Each kind of anchor has its own key, so records can't be moved from one kind to another.
     """
     if len(device_secret) != KEY_BYTES:
         raise UsageError(
-            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+            "key.size", f"a device secret of {len(device_secret)} bytes; needed: {KEY_BYTES}"
         )
     info = fields("sealane anchor record key v1", device_id.bytes, kind.encode())
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
 
 
 class KeyWrapper(Protocol):
-    """Wraps keys for storage, bound to what they are for. Blocking: a module may be far away."""
+    """Wraps keys for storage, bound to their purpose. Blocking: the module may be remote."""
 
     def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
         """Encrypt `secret`, bound to `purpose` and `owner`."""
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
-        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
 
 
 class WrappingKey:
     """A key encryption key in this process's memory.
 
-    A wrapped key is nonce (12, random) ‖ AES-256-GCM ciphertext and tag; the associated data is
-    what the key is for, so that one row of a store can't stand in for another. Random nonces are
-    safe here: SP 800-38D allows 2^32 wraps under one key, a broker makes a few per tenant.
+    A wrapped key is nonce (12, random) ‖ AES-256-GCM ciphertext and tag; the associated data is the
+    purpose, so one row of a store can't replace another. Random nonces are safe here: SP 800-38D
+    allows 2^32 wraps under one key, and a broker makes a few per tenant.
     """
 
     __slots__ = ("_aead",)
@@ -123,7 +128,7 @@ class WrappingKey:
     def __init__(self, key: bytes | bytearray) -> None:
         if len(key) != KEY_BYTES:
             raise UsageError(
-                "key.size", f"a key encryption key has {KEY_BYTES} bytes, not {len(key)}"
+                "key.size", f"a key encryption key of {len(key)} bytes; needed: {KEY_BYTES}"
             )
         self._aead = AESGCM(bytes(key))
 
@@ -133,7 +138,7 @@ class WrappingKey:
         return nonce + self._aead.encrypt(nonce, bytes(secret), wrap_context(purpose, owner))
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
-        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
         nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
         try:
             return bytearray(self._aead.decrypt(nonce, sealed, wrap_context(purpose, owner)))
@@ -142,11 +147,11 @@ class WrappingKey:
 
 
 def not_opened(purpose: str, owner: str) -> VerificationError:
-    """Return the error for a wrapped key that is not what it must be."""
+    """Return the error for a wrapped key that can't be decrypted."""
     return VerificationError(
         "key.wrap.invalid",
-        f"the stored {purpose} of {owner} does not open: wrong key encryption key, "
-        "or the store was changed",
+        f"the stored {purpose} of {owner} can't be decrypted: the key encryption key is wrong, or "
+        "the store was changed",
     )
 
 

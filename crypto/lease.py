@@ -1,15 +1,15 @@
 """Counter leases: the arena that grants counters and the holder that uses them.
 
-IV = broker instance 16 bit ‖ start epoch 24 bit ‖ counter 56 bit, big-endian. An arena lives in
-the memory of one broker process and hands out, for each volume, ever higher counters: none is
-granted twice for one volume, whatever is lost, replayed or returned. Grants of two starts don't
-overlap because no start epoch is served twice. Two volumes may get the same counters: they have no
-key in common (docs/decisions/0058-leases.md). Counters are counted in AES blocks: 256 a sector.
+IV = broker instance 16 bit ‖ start epoch 24 bit ‖ counter 56 bit, big-endian. An arena lives in the
+memory of one broker process and grants increasing counters per volume: none is granted twice for a
+volume, whatever is lost, replayed or returned. Grants of two starts don't overlap, because no start
+epoch is used twice. Two volumes may get the same counters: they have no key in common
+(docs/decisions/0058-leases.md). Counters count AES blocks: 256 per sector.
 
 A lease is one range of one arena, for one volume. Its holder takes counters from the front and may
-return the rest: once, as the same incarnation, with the token that was sealed inside the grant. A
-return frees counters of the key epoch's limit and nothing else. `Arena.grant` is the one place in
-Sealane where counters are given out.
+return the rest: once, in the same incarnation, with the token that was sealed inside the grant.
+Returned counters no longer count against the key epoch's limit, and that is the only effect.
+`Arena.grant` is the only place in Sealane that gives out counters.
 """
 
 import hmac
@@ -27,11 +27,12 @@ SECTOR_COUNTERS: Final = 256
 INSTANCE_MAX: Final = (1 << 16) - 1
 START_EPOCH_MAX: Final = (1 << 24) - 1
 COUNTER_END: Final = 1 << 56
-# 4 PB under one key: beyond 2^48.5 blocks GCM would be told from random with more than 2^-32.
+# 4 PB under one key: beyond 2^48.5 blocks GCM could be distinguished from random with an advantage
+# above 2^-32.
 EPOCH_COUNTERS_MAX: Final = 4 * 10**15 // 16
 RETURN_TOKEN_BYTES: Final = 16
 RETURNABLE_MAX: Final = 65536
-"""Leases of one arena that can still be returned; beyond them the oldest can't be any more."""
+"""Leases of one arena that can still be returned; beyond this, the oldest no longer can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +48,17 @@ class CounterRange:
         if not 1 <= self.broker_instance <= INSTANCE_MAX:
             raise UsageError(
                 "lease.instance",
-                f"broker instance {self.broker_instance} is not within 1…{INSTANCE_MAX}",
+                f"broker instance {self.broker_instance}; allowed: 1…{INSTANCE_MAX}",
             )
         if not 1 <= self.start_epoch <= START_EPOCH_MAX:
             raise UsageError(
                 "lease.start_epoch",
-                f"start epoch {self.start_epoch} is not within 1…{START_EPOCH_MAX}",
+                f"start epoch {self.start_epoch}; allowed: 1…{START_EPOCH_MAX}",
             )
         if not 0 < self.counter_start < self.counter_end <= COUNTER_END:
             raise UsageError(
                 "lease.range",
-                f"counters {self.counter_start}…{self.counter_end} are not within 1…2^56",
+                f"counters {self.counter_start}…{self.counter_end}; allowed: a range within 1…2^56",
             )
 
     @property
@@ -67,11 +68,11 @@ class CounterRange:
 
     @property
     def count(self) -> int:
-        """Counters in the range."""
+        """Number of counters in the range."""
         return self.counter_end - self.counter_start
 
     def overlaps(self, other: "CounterRange") -> bool:
-        """Whether one IV lies in both."""
+        """Return whether the ranges have an IV in common."""
         return (
             self.arena == other.arena
             and self.counter_start < other.counter_end
@@ -81,7 +82,7 @@ class CounterRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What one grant gives. `lease_id` is unique in the arena, `return_token` is the holder's."""
+    """A granted lease. `lease_id` is unique in the arena; only the holder has `return_token`."""
 
     lease_id: int
     counters: CounterRange
@@ -94,13 +95,13 @@ class Lease:
 
     @property
     def count(self) -> int:
-        """Counters granted."""
+        """Number of counters granted."""
         return self.counters.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """A lease that can be returned: whose it is."""
+    """A lease that can be returned, and its holder."""
 
     lease: Lease
     volume_id: uuid.UUID
@@ -108,14 +109,14 @@ class _Held:
 
 
 class Arena:
-    """The counters of one start of one broker. Not thread-safe: one owner, the broker's loop."""
+    """The counters of one start of a broker. Not thread-safe: owned by the broker's event loop."""
 
     __slots__ = ("_counter_start", "_held", "_ids", "_next", "broker_instance", "start_epoch")
 
     def __init__(
         self, *, broker_instance: int, start_epoch: int, counter_start: int = SECTOR_COUNTERS
     ) -> None:
-        # Proves the bounds of instance and epoch; counter 0 is never granted.
+        # Checks the range of instance and epoch; counter 0 is never granted.
         CounterRange(
             broker_instance=broker_instance,
             start_epoch=start_epoch,
@@ -125,7 +126,7 @@ class Arena:
         self.broker_instance = broker_instance
         self.start_epoch = start_epoch
         self._counter_start = counter_start
-        # Only ever grow; a volume's key epochs share one entry.
+        # Only increases; a volume's key epochs share one entry.
         self._next: dict[uuid.UUID, int] = {}
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._ids = itertools.count(1)
@@ -144,13 +145,14 @@ class Arena:
     ) -> Lease:
         """Lease the next `count` counters of a volume to `incarnation`.
 
-        `return_token` has RETURN_TOKEN_BYTES random bytes that nobody but the holder learns.
-        LeaseError `lease.arena.exhausted` when the volume has not that many left.
+        `return_token` has RETURN_TOKEN_BYTES random bytes that only the holder learns. LeaseError
+        `lease.arena.exhausted` if the volume has fewer counters left.
         """
         if count < 1 or len(return_token) != RETURN_TOKEN_BYTES:
             raise UsageError(
                 "lease.count",
-                f"{count} counters with a token of {len(return_token)} bytes can't be granted",
+                f"{count} counters with a token of {len(return_token)} bytes; allowed: at least "
+                f"1, {RETURN_TOKEN_BYTES} bytes",
             )
         if count > self.counters_free(volume_id):
             raise LeaseError(
@@ -187,38 +189,38 @@ class Arena:
         incarnation: bytes,
         return_token: bytes,
     ) -> int:
-        """End a lease that its holder used up to `touched`; returns how many counters are left.
+        """End a lease that its holder used up to `touched`; return how many counters are left.
 
-        They are never granted again. LeaseError `lease.return.unknown` (no such lease is out),
-        VerificationError `.holder` (another volume's, another incarnation's, or not its token),
-        LeaseError `.malformed` (`touched` is not within the lease). A refused return changes
-        nothing.
+        They are never granted again. LeaseError `lease.return.unknown` (no such lease is
+        outstanding), VerificationError `.holder` (of another volume or incarnation, or the wrong
+        token), LeaseError `.malformed` (`touched` is not within the lease). A refused return
+        changes nothing.
         """
         held = self._held.get(lease_id)
         if held is None:
-            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is outstanding")
         if (
             held.volume_id != volume_id
             or held.incarnation != incarnation
             or not hmac.compare_digest(held.lease.return_token, return_token)
         ):
             raise VerificationError(
-                "lease.return.holder", f"the caller doesn't prove that it holds lease {lease_id}"
+                "lease.return.holder", f"the caller did not prove that it holds lease {lease_id}"
             )
         counters = held.lease.counters
         if not counters.counter_start <= touched <= counters.counter_end:
             raise LeaseError(
-                "lease.return.malformed", f"counter {touched} is not one of lease {lease_id}"
+                "lease.return.malformed", f"counter {touched} is not within lease {lease_id}"
             )
         del self._held[lease_id]
         return counters.counter_end - touched
 
 
 class LeaseHolder:
-    """A gateway's leases of one volume: refuses counters it had, knows what it may return.
+    """A gateway's leases of one volume: refuses repeated counters, and knows what can be returned.
 
     The engine takes counters lease by lease in the order they were added, each from its front, so
-    the counters it has not handed to a queue are the end of the list (`untouched`).
+    the counters that it has not given to a queue are the end of the list (`untouched`).
     """
 
     __slots__ = ("_leases", "refill_below")
@@ -241,10 +243,10 @@ class LeaseHolder:
         self._leases.append(lease)
 
     def untouched(self, remaining: Iterable[CounterRange]) -> list[tuple[Lease, int]]:
-        """Return every lease with its first counter from which on no queue was given any.
+        """Return each lease with its first counter such that no queue was given it or a later one.
 
-        `remaining` are the counters the engine still has. Pieces in the middle of a lease, left by
-        a queue that ended, can't be returned and are burned.
+        `remaining` are the counters that the engine still has. Ranges in the middle of a lease,
+        left by a queue that ended, can't be returned and are burned.
         """
         pieces = sorted(remaining, key=lambda r: r.counter_start, reverse=True)
         marks = []
@@ -261,5 +263,5 @@ class LeaseHolder:
         return marks
 
     def needs_refill(self, counters_remaining: int) -> bool:
-        """Whether the next lease should be fetched now."""
+        """Return whether the next lease should be fetched now."""
         return counters_remaining < self.refill_below

@@ -1,9 +1,9 @@
-"""The secret of one secure I/O queue: what both ends put into the exchange (secure-queue.md).
+"""The secret of one secure I/O queue: its transcript and derivation (secure-queue.md).
 
-Gateway and target exchange ephemeral shares over mutual TLS (`Storage.OpenQueue`), and each seals
-a random share to the other's attested KEM key: who has only stolen a TLS key, or sits between two,
-gets a secret that opens nothing. Every value both must agree on is in the transcript, so a changed
-one gives keys that fit nothing.
+Gateway and target exchange ephemeral keys over mutual TLS (`Storage.OpenQueue`), and each seals a
+random share to the other's attested KEM key. So an attacker with only a stolen TLS key, or in the
+middle, derives a useless secret. Every value that both must agree on is in the transcript, so a
+changed value gives keys that don't match.
 """
 
 import uuid
@@ -17,14 +17,14 @@ from sealane.errors import ProtocolError
 NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
 MILESTONE_BYTES: Final = 32
-"""How far a store has come, as the engine encodes it (docs/formats/secure-queue.md §2)."""
+"""Milestone: progress of a store, as encoded by the engine (docs/formats/secure-queue.md §2)."""
 _LABEL: Final = "sealane queue secret v3"
 _OFFER: Final = "sealane queue offer v3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOffer:
-    """What queue a gateway asks for; its share is sealed to the target for this alone."""
+    """A gateway's request for a queue; its share is sealed to the target for this request only."""
 
     volume_id: uuid.UUID
     host_nqn: str
@@ -36,7 +36,7 @@ class QueueOffer:
     nonce: bytes
     public_key: bytes
     milestone: bytes = b""
-    """What the target's store must contain; empty: nothing is known."""
+    """What the target's store must contain; empty: no requirement."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.nonce, self.public_key, self.milestone)
@@ -60,9 +60,9 @@ class QueueOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTranscript:
-    """What one secure queue is between whom; the target's share is sealed for this alone.
+    """All that both ends agree on for one queue; the target's share is sealed for this only.
 
-    A target makes it only if its store contains the offer's milestone.
+    A target creates it only if its store contains the offer's milestone.
     """
 
     offer: QueueOffer
@@ -70,13 +70,13 @@ class QueueTranscript:
     nonce: bytes
     public_key: bytes
     milestone: bytes = b""
-    """How far the target's store has come; empty: it keeps no freshness."""
+    """The target store's current milestone; empty: it keeps no freshness."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.nonce, self.public_key, self.milestone)
 
     def encode(self) -> bytes:
-        """Return the bytes both sides hash."""
+        """Return the bytes that both sides hash."""
         return fields(
             _LABEL,
             self.offer.encode(),
@@ -106,10 +106,15 @@ def derive_queue_secret(
 
 def _check_sizes(nonce: bytes, public_key: bytes, milestone: bytes) -> None:
     if len(nonce) != NONCE_BYTES:
-        raise ProtocolError("queue.nonce.malformed", f"a nonce has {NONCE_BYTES} bytes")
+        raise ProtocolError(
+            "queue.nonce.malformed", f"a nonce of {len(nonce)} bytes; needed: {NONCE_BYTES}"
+        )
     if len(public_key) != PUBLIC_KEY_BYTES:
-        raise ProtocolError("queue.key.malformed", f"a share has {PUBLIC_KEY_BYTES} bytes")
+        raise ProtocolError(
+            "queue.key.malformed", f"a share of {len(public_key)} bytes; needed: {PUBLIC_KEY_BYTES}"
+        )
     if len(milestone) not in {0, MILESTONE_BYTES}:
         raise ProtocolError(
-            "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes, or none"
+            "queue.milestone.malformed",
+            f"a milestone of {len(milestone)} bytes; allowed: {MILESTONE_BYTES}, or none",
         )

@@ -1,8 +1,8 @@
-"""Shares of a secret, each sealed to the attested KEM key of the end that is to have it.
+"""Shares of a secret, each sealed to the attested KEM key of its receiver.
 
 Two ends that exchange ephemeral keys over mutual TLS also seal a random share to each other's KEM
-key, for exactly what they agree on (`bound`): who has only stolen a TLS key, or sits between two,
-derives a secret that opens nothing.
+key, bound to everything they agree on (`bound`). So an attacker with only a stolen TLS key, or in
+the middle, derives a useless secret.
 """
 
 import secrets
@@ -16,14 +16,14 @@ SHARE_BYTES: Final = SECRET_BYTES
 
 
 class Bound(Protocol):
-    """What a share is for."""
+    """The purpose of a share."""
 
     def encode(self) -> bytes:
-        """Return bytes that no other purpose has."""
+        """Return bytes that are unique to this purpose."""
 
 
 def new_share() -> bytearray:
-    """Return what one end adds to the secret, 32 bytes; the caller wipes it."""
+    """Return one end's contribution to the secret, 32 bytes; the caller wipes it."""
     return bytearray(secrets.token_bytes(SHARE_BYTES))
 
 
@@ -36,12 +36,14 @@ def seal_share(share: bytearray, bound: Bound, *, kem_algorithm: str, public_key
 
 
 def open_share(sealed: bytes, bound: Bound, *, key: KemKey) -> bytearray:
-    """Open the peer's share; the caller wipes it. Blocks as the key does.
+    """Open the peer's share; the caller wipes it. Blocks as long as the key does.
 
-    VerificationError `secret.sealed`: changed, or sealed for something else or to another key.
+    VerificationError `secret.sealed`: changed, or sealed for another purpose or to another key.
     """
     share = unseal(sealed, key=key, info=bound.encode())
     if len(share) != SHARE_BYTES:
         wipe(share)
-        raise VerificationError("secret.sealed", f"a share has {SHARE_BYTES} bytes")
+        raise VerificationError(
+            "secret.sealed", f"a share of {len(share)} bytes; needed: {SHARE_BYTES}"
+        )
     return share

@@ -1,24 +1,24 @@
-"""Words of the protocol that messages carry as strings."""
+"""Enumerations that protocol messages carry as strings."""
 
 from enum import StrEnum
 
 
 class VolumeMode(StrEnum):
-    """Who keeps a volume fresh (docs/understand/threat-model.md). Empty in a descriptor: remote."""
+    """Which side keeps a volume fresh (threat-model.md). Empty in a descriptor: remote."""
 
     REMOTE = "remote"
-    """The target, which is Sealane's."""
+    """The target, which is a Sealane target."""
     LOCAL = "local"
-    """The gateway, of a volume on a third party's target."""
+    """The gateway, for a volume on a third party's target."""
     OFF = "off"
-    """Nobody: an older sector is not noticed."""
+    """None: an older sector is not detected."""
 
 
 class Freshness(StrEnum):
     """How a store keeps its volume fresh."""
 
     TREE = "tree"
-    """By an integrity tree, whose root is anchored."""
+    """An integrity tree with an anchored root."""
     OWN_MEMORY = "own memory"
-    """The store is memory of the target, so it can't be rolled back."""
+    """The store is in the target's memory, so it can't be rolled back."""
     NONE = "none"

@@ -1,7 +1,7 @@
-"""How Sealane's errors travel over gRPC: status code, text, and the reason id in the trailers.
+"""Sealane's errors over gRPC: status code, text, and the reason id in the trailers.
 
-One table for both directions, used by every servicer (daemon) and every caller (daemon, client).
-The reason id is in the trailing metadata `sealane-reason`; the text never holds a secret.
+One table for both directions, used by all servicers (daemon) and callers (daemon, client). The
+reason id is in the trailing metadata `sealane-reason`; the text never contains a secret.
 """
 
 import re
@@ -19,10 +19,11 @@ from sealane.errors import (
 )
 
 REASON_KEY: Final = "sealane-reason"
-_TEXT_MAX: Final = 1000  # characters; trailers are bounded, and a log line is for people
+_TEXT_MAX: Final = 1000  # characters: trailers are limited, and a log line is for people
 _REASON: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
 
-# What gRPC says of a handshake that fails on the peer's certificate: chain or time, and name.
+# Parts of gRPC's texts for a handshake that fails on the peer's certificate: chain or time, and
+# name.
 _BAD_CERTIFICATE: Final = ("certificate_verify_failed", "hostname verification check failed")
 
 _CODE_OF_FAMILY: Final[tuple[tuple[type[Error], grpc.StatusCode], ...]] = (
@@ -34,7 +35,7 @@ _CODE_OF_FAMILY: Final[tuple[tuple[type[Error], grpc.StatusCode], ...]] = (
     (Error, grpc.StatusCode.INTERNAL),
 )
 
-# Where AIP-193 asks for a finer code than the family's, by the last word of the reason id.
+# Codes that AIP-193 requires instead of the family's, by the last word of the reason id.
 _CODE_OF_FAULT: Final = {
     "not_found": grpc.StatusCode.NOT_FOUND,
     "exists": grpc.StatusCode.ALREADY_EXISTS,
@@ -62,7 +63,7 @@ _FAMILY_OF_CODE: Final[dict[grpc.StatusCode, type[Error]]] = {
 
 
 def status_of(error: Error) -> grpc.StatusCode:
-    """Return the status code a servicer answers `error` with."""
+    """Return the status code that a servicer answers `error` with."""
     if isinstance(error, UsageError | UnavailableError | VerificationError):
         code = _CODE_OF_FAULT.get(error.reason.rpartition(".")[2])
         if code is not None:
@@ -71,19 +72,19 @@ def status_of(error: Error) -> grpc.StatusCode:
 
 
 def one_line(error: Error) -> str:
-    """Return the text of `error` as it may travel: one line, bounded."""
+    """Return the text of `error` for sending: one line of limited length."""
     return _first_line(str(error.args[0]))
 
 
 def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
-    """Return what a failed call to `peer` means here, with the peer's reason id if it gave one."""
+    """Return the error for a failed call to `peer`, with the peer's reason id if there is one."""
     reason = None
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return UsageError(
             "peer.unimplemented", f"{peer} does not run the role that offers this call"
         )
     for key, value in error.trailing_metadata() or ():
-        # Reasons become labels of metrics: a peer must not invent what doesn't look like one.
+        # Reasons become labels of metrics: accept only texts of the right form from a peer.
         if key == REASON_KEY and isinstance(value, str) and _REASON.fullmatch(value):
             reason = value
     code = error.code()
@@ -92,11 +93,11 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
         if code is grpc.StatusCode.UNAVAILABLE and any(s in details for s in _BAD_CERTIFICATE):
             return VerificationError(
                 "peer.certificate",
-                f"{peer}: its certificate is not under the trust anchor, or not the newest one of "
-                "that node and role, or expired",
+                f"{peer}: its certificate has expired, is not issued by the trust anchor, or is "
+                "not the newest one of that node and role",
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return UnavailableError("peer.deadline_exceeded", f"{peer} gave no answer in time")
+            return UnavailableError("peer.deadline_exceeded", f"{peer} did not answer in time")
         if code is grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(
                 "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"

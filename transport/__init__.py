@@ -1,1 +1,1 @@
-"""Between machines: sessions across datacenters, and NVMe/TCP connections."""
+"""Communication between machines: sessions across data centres, and NVMe/TCP connections."""

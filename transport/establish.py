@@ -1,9 +1,10 @@
 """Keys of a session: offer, transcript, both directions' keys and the confirmation.
 
-Pure: no sockets, no clock. Each side puts together what it sent and what it received; the same
-transcript, and only that, gives the same keys. What mutual TLS proved about both nodes is in it,
-and each end adds a share sealed to the other's attested KEM key (session-establishment.md).
-A secret that only the two jobs know, if they have one, is part of the keys and proved by the offer.
+Pure: no sockets, no clock. Each side assembles the transcript from what it sent and received; only
+equal transcripts give equal keys. The transcript includes the identities that mutual TLS proved,
+and each end adds a share sealed to the other's attested KEM key (session-establishment.md). If the
+two jobs share a secret, it is part of the keys, and the offer proves that the initiator's job knows
+it.
 """
 
 import hmac
@@ -31,12 +32,12 @@ _SECRET: Final = b"sealane session secret v5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What an end shows of itself on the control channel, as thumbprints (SHA-256, 32 bytes)."""
+    """An end's credentials on the control channel, as thumbprints (SHA-256, 32 bytes)."""
 
     certificate: bytes
-    """Of its leaf (DER)."""
+    """Thumbprint of its leaf (DER)."""
     token: bytes
-    """Of its attestation result (the compact JWS), whose `cnf` is that leaf."""
+    """Thumbprint of its attestation result (the compact JWS), whose `cnf` is that leaf."""
 
     def __post_init__(self) -> None:
         _check_length("certificate", self.certificate, DIGEST_BYTES)
@@ -45,30 +46,30 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOffer:
-    """What the initiator asks for; its share is sealed to the responder for this alone."""
+    """The initiator's request; its share is sealed to the responder for this request only."""
 
     version: int
     display_name: str
     initiator: Subject
-    """As its certificate has it: node, incarnation, KEM key."""
+    """From its certificate: node, incarnation, KEM key."""
     responder: Subject
     initiator_shown: Shown
-    """On this very channel."""
+    """On the channel of this exchange."""
     connection_id: bytes
-    """8 bytes; names packets sent to the initiator."""
+    """8 bytes, in packets sent to the initiator."""
     public_key: bytes
     nonce: bytes
     units: tuple[int, ...]
-    """Candidates for the payload of a packet, in bytes, falling."""
+    """Candidates for the payload of a packet, in bytes, descending."""
     rate_bits_per_second: int
     addresses: tuple[str, ...]
-    """host:port that the initiator sends packets from, of each path, before any relay."""
+    """host:port that the initiator sends packets from, per path, before any relay."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise VerificationError(
                 "session.establish.version",
-                f"session version {self.version} is not supported, only {VERSION}",
+                f"session version {self.version} is not supported; allowed: {VERSION}",
             )
         _check_end(self.connection_id, self.public_key, self.nonce)
 
@@ -93,28 +94,28 @@ class SessionOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """Everything that both sides must agree on before a byte of data moves.
+    """Everything that both sides must agree on before any data moves.
 
-    The responder's share is sealed to the initiator for this alone.
+    The responder's share is sealed to the initiator for this transcript only.
     """
 
     offer: SessionOffer
     responder_shown: Shown
     """With its answer; the leaf is one that its TLS end may show."""
     connection_id: bytes
-    """8 bytes; names packets sent to the responder."""
+    """8 bytes, in packets sent to the responder."""
     public_key: bytes
     nonce: bytes
     units: tuple[int, ...]
-    """Those of the candidates that the responder takes."""
+    """Candidates that the responder accepts."""
     addresses: tuple[str, ...]
-    """host:port that the responder sends packets from, of each path."""
+    """host:port that the responder sends packets from, per path."""
 
     def __post_init__(self) -> None:
         _check_end(self.connection_id, self.public_key, self.nonce)
 
     def encode(self) -> bytes:
-        """Return the bytes both sides hash."""
+        """Return the bytes that both sides hash."""
         return fields(
             _TRANSCRIPT,
             self.offer.encode(),
@@ -130,32 +131,32 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionKeys:
-    """One side's keys; the engine wipes the arrays when it takes them over."""
+    """Keys of one side; the engine wipes the arrays when it takes them over."""
 
     send: bytearray
     receive: bytearray
 
     def wipe(self) -> None:
-        """Overwrite both keys, when they were not handed over."""
+        """Overwrite both keys if they were not handed over."""
         wipe(self.send)
         wipe(self.receive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Established:
-    """What one side derives: keys, and the responder's proof that it derived the same."""
+    """Result of one side: keys, and the responder's proof that it derived the same ones."""
 
     keys: SessionKeys
     confirmation: bytes
 
 
 def session_secret(secret: bytes) -> bytearray:
-    """Return what a secret of two jobs becomes in the exchange, 32 bytes; the caller wipes it."""
+    """Return the key derived from the secret of two jobs, 32 bytes; the caller wipes it."""
     return bytearray(hmac.digest(secret, _SECRET, "sha256"))
 
 
 def prove_secret(secret: bytearray, offer: SessionOffer) -> bytes:
-    """Return the initiator's proof for this offer that its job knows the secret, 32 bytes."""
+    """Return the proof for this offer that the initiator's job knows the secret, 32 bytes."""
     return hmac.digest(secret, offer.encode(), "sha256")
 
 
@@ -178,7 +179,7 @@ def derive(
 ) -> Established:
     """Derive both keys and the confirmation MAC. Wipes both shares.
 
-    `secret` is what the jobs' own became (`session_secret`). Raises VerificationError for an
+    `secret` is the result of `session_secret` for the jobs' secret. Raises VerificationError for an
     unusable public key.
     """
     encoded = transcript.encode()
@@ -205,16 +206,16 @@ def derive(
 
 
 def confirm(established: Established, confirmation: bytes) -> SessionKeys:
-    """Compare the responder's confirmation with ours, in constant time, and release the keys.
+    """Compare the responder's confirmation with the own one, in constant time, and return the keys.
 
-    Raises VerificationError if it is another: something in between changed a value, or the
-    responder could not open our share.
+    Raises VerificationError if they differ: a value was changed in transit, or the responder could
+    not open the initiator's share.
     """
     if not hmac.compare_digest(established.confirmation, confirmation):
         established.keys.wipe()
         raise VerificationError(
             "session.establish.confirmation",
-            "the peer derived other keys: a value of the exchange was changed on the way",
+            "the peer derived different keys: a value of the exchange was changed in transit",
         )
     return established.keys
 
@@ -246,5 +247,5 @@ def _check_end(connection_id: bytes, public_key: bytes, nonce: bytes) -> None:
 def _check_length(name: str, value: bytes, length: int) -> None:
     if len(value) != length:
         raise VerificationError(
-            "session.establish.malformed", f"{name} has {len(value)} bytes, not {length}"
+            "session.establish.malformed", f"{name} of {len(value)} bytes; allowed: {length}"
         )

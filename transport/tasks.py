@@ -8,8 +8,8 @@ from typing import Any
 class TaskOwner:
     """Tasks that live no longer than their owner.
 
-    Unlike a task group it outlives the call that made it, and one task's failure doesn't end the
-    others: a connection that breaks is no reason to drop the rest.
+    Unlike a task group it outlives the call that created it, and one task's failure doesn't end the
+    others: one broken connection is no reason to drop the rest.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class TaskOwner:
         return task
 
     async def close(self) -> None:
-        """Cancel what runs and wait for it."""
+        """Cancel the running tasks and wait for them."""
         current = asyncio.current_task()
         while running := [task for task in self._tasks if task is not current]:
             for task in running:

@@ -1,7 +1,7 @@
 """Appraisal: claims against policy → trust vector, verdict, and the rule that decided.
 
-Every rule is applied to every item whatever the others found, so that the time it takes doesn't
-tell which one failed. Whether evidence is genuine is settled before this.
+All rules are applied to all items, whatever the result of others, so the time taken doesn't reveal
+which one failed. Whether evidence is genuine is decided before this.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from sealane.errors import VerificationError
 UP_TO_DATE: Final = "UpToDate"
 SafeFlags = Mapping[str, Mapping[str, bool]]
 
-# What evidence of a node says of its memory: encrypted from whoever runs the machine, or not.
+# Whether a node's memory is encrypted against the operator of the machine, by type of evidence.
 _RUNTIME: Final = {
     "snp": ar4si.ENCRYPTED,
     "tdx": ar4si.ENCRYPTED,
@@ -33,9 +33,9 @@ class PolicyViolationError(VerificationError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rule found. `reason` is the stable id of its refusal; texts are for operators.
+    """Result of one rule. `reason` is the stable id of its refusal; the texts are for operators.
 
-    `claim` and `value` are what a failure makes of the trust vector.
+    On failure the trust vector's `claim` gets `value`.
     """
 
     item: str
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemAppraisal:
-    """The result for one item of evidence."""
+    """Result for one item of evidence."""
 
     claims: Claims
     reference: str
@@ -59,13 +59,13 @@ class ItemAppraisal:
 
     @property
     def status(self) -> Tier:
-        """Never better than the worst claim."""
+        """Tier of the worst claim."""
         return ar4si.worst(self.vector)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraisal:
-    """The result for a node: `items` by label, the primary first, and the machine it is."""
+    """Result for a node: `items` by label, the primary first, and the machine's policy entry."""
 
     items: Mapping[str, ItemAppraisal]
     hardware: Hardware | None
@@ -73,24 +73,24 @@ class Appraisal:
 
     @property
     def findings(self) -> Iterator[Finding]:
-        """Every rule that was applied."""
+        """Results of all applied rules."""
         for item in self.items.values():
             yield from item.findings
 
     @property
     def decided(self) -> Finding:
-        """The rule that decided: the first that failed, or the last one."""
+        """The deciding result: the first failure, or the last one if none failed."""
         findings = [*self.findings]
         return next((f for f in findings if not f.holds), findings[-1])
 
     @property
     def is_accepted(self) -> bool:
-        """Whether every rule holds."""
+        """Whether all rules hold."""
         return all(f.holds for f in self.findings)
 
     @property
     def status(self) -> Tier:
-        """The worst item's."""
+        """Tier of the worst item."""
         return max(item.status for item in self.items.values())
 
     def require(self) -> Hardware:
@@ -138,7 +138,7 @@ def appraise(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What items are appraised against."""
+    """Requirements that items are appraised against."""
 
     policy: Policy
     role: str
@@ -152,9 +152,9 @@ class _Wanted:
         *,
         secondary_types: frozenset[str] | None = None,
     ) -> ItemAppraisal:
-        """Apply the reference values that fit best: those that fail the fewest rules.
+        """Apply the best-fitting reference values: those that fail the fewest rules.
 
-        `secondary_types` are those of the items beside a primary one.
+        `secondary_types` are the types of the other items, for the primary item.
         """
         candidates = self.policy.references_for(claims.evidence_type, self.role)
         named = [r for r in candidates if r.product == claims.product]
@@ -193,7 +193,7 @@ def _known_rules(
         rule="reference.type",
         holds=bool(products),
         reason="attestation.type.refused",
-        wanted=f"a type that has reference values for a {role}",
+        wanted=f"a type that has reference values for role {role}",
         found=claims.evidence_type,
         claim=ar4si.HARDWARE,
         value=ar4si.UNSUPPORTABLE,
@@ -401,7 +401,7 @@ def _tier_rule(label: str, reference: ReferenceValues, status: Tier) -> Finding:
 
 
 def _vector(claims: Claims, findings: Iterable[Finding]) -> dict[str, int]:
-    """Return what the evidence claims when every rule holds, made worse by those that don't."""
+    """Return the claims that hold if all rules do, worsened by those that failed."""
     vector = {ar4si.INSTANCE_IDENTITY: ar4si.RECOGNIZED}
     if claims.evidence_type in _RUNTIME:
         vector[ar4si.RUNTIME_OPAQUE] = _RUNTIME[claims.evidence_type]
@@ -417,7 +417,7 @@ def _vector(claims: Claims, findings: Iterable[Finding]) -> dict[str, int]:
 
 
 def _reason(position: object, reason: str) -> str:
-    """Return `reason`, unless the policy takes no position at all."""
+    """Return `reason`, or that the policy is silent if it takes no position."""
     return "attestation.policy.silent" if position is None else reason
 
 

@@ -1,6 +1,6 @@
 """Trustworthiness claims and tiers of attestation results (draft-ietf-rats-ar4si, section 2.3).
 
-A claim's value is an int8; its tier follows from it. Zero says nothing, like absence.
+A claim's value is an int8 that determines its tier. Zero, like absence, affirms nothing.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ CLAIMS: Final = (
     "sourced-data",
 )
 
-# Values used here, by the claim they belong to.
+# Values used here, with the claims that they belong to.
 RECOGNIZED: Final = 2  # instance-identity
 UNRECOGNIZED: Final = 97  # instance-identity, hardware
 APPROVED: Final = 2  # configuration
@@ -33,11 +33,11 @@ GENUINE: Final = 2  # hardware
 VULNERABLE: Final = 32  # hardware: genuine, with known vulnerabilities
 ENCRYPTED: Final = 2  # runtime-opaque
 ISOLATED: Final = 32  # runtime-opaque: not encrypted from the operator
-UNSUPPORTABLE: Final = 96  # each
+UNSUPPORTABLE: Final = 96  # every claim
 
 
 class Tier(IntEnum):
-    """How good a claim or a whole result is; the larger, the worse."""
+    """Quality of a claim or a whole result; larger is worse."""
 
     NONE = 0
     AFFIRMING = 2
@@ -46,7 +46,7 @@ class Tier(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in a result."""
+        """Name in a result."""
         return self.name.lower()
 
 
@@ -63,5 +63,5 @@ def tier_of(value: int) -> Tier:
 
 
 def worst(vector: Mapping[str, int]) -> Tier:
-    """Return the tier of the worst claim: a result's status may not be better."""
+    """Return the tier of the worst claim: a result's status must not be better."""
     return max((tier_of(value) for value in vector.values()), default=Tier.NONE)

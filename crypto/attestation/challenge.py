@@ -1,7 +1,7 @@
-"""Challenges: single-use nonces, bounded in number and per peer, on the verifier's monotonic clock.
+"""Challenges: single-use nonces, limited in number and per peer; times are the monotonic clock's.
 
-A challenge is for one node, one role and one type of evidence, and is spent by the first attempt
-that names it. Whoever takes one out of here owns it: of two at once, one gets it.
+A challenge is for one node, one role and one type of evidence, and is used up by the first attempt
+that names it. Of two concurrent attempts only one gets it.
 """
 
 import secrets
@@ -16,15 +16,15 @@ from sealane.errors import UnavailableError, VerificationError
 SESSION_ID_BYTES: Final = 16
 CHALLENGE_SECONDS: Final = 60
 
-# Bounds of the verifier's memory: enough for a cluster that starts at once, and one address can't
-# fill it alone.
+# Limits of the verifier's memory: enough for a cluster that starts at once, and a single address
+# can't use it up.
 CHALLENGES_MAX: Final = 4096
 CHALLENGES_PER_PEER_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """One open challenge; `expires_ns` is on the verifier's monotonic clock."""
+    """An open challenge; `expires_ns` is on the verifier's monotonic clock."""
 
     session_id: bytes
     nonce: bytes
@@ -56,14 +56,14 @@ class Challenges:
         now_ns: int,
         introduced: Introduced = NOT_INTRODUCED,
     ) -> Challenge:
-        """Make a challenge for `peer`; UnavailableError `attestation.challenge.limit`."""
+        """Create a challenge for `peer`; UnavailableError `attestation.challenge.limit`."""
         self._expire(now_ns)
         from_peer = self._by_peer[peer]
         if len(self._open) >= CHALLENGES_MAX or from_peer >= CHALLENGES_PER_PEER_MAX:
             raise UnavailableError(
                 "attestation.challenge.limit",
-                f"{from_peer} challenges of {peer} are open, {len(self._open)} of all: "
-                "try again later",
+                f"{from_peer} challenges of {peer} and {len(self._open)} in all are open: try "
+                "again later",
             )
         challenge = Challenge(
             session_id=secrets.token_bytes(SESSION_ID_BYTES),
@@ -80,7 +80,7 @@ class Challenges:
         return challenge
 
     def take(self, session_id: bytes, *, now_ns: int) -> Challenge:
-        """Take a challenge out for its one attempt.
+        """Remove a challenge and return it, for its single attempt.
 
         VerificationError `attestation.nonce.stale`: unknown, used or expired.
         """
@@ -90,12 +90,13 @@ class Challenges:
         if challenge is None or challenge.expires_ns <= now_ns:
             raise VerificationError(
                 "attestation.nonce.stale",
-                "the challenge is unknown, used or expired: ask for a new one",
+                "the challenge is unknown, used or expired: request a new one",
             )
         return challenge
 
     def _expire(self, now_ns: int) -> None:
-        # They end in the order they were made: the clock is monotonic and the time is one.
+        # They expire in the order of creation: the clock is monotonic, and all have the same
+        # lifetime.
         while self._open:
             session_id, oldest = next(iter(self._open.items()))
             if oldest.expires_ns > now_ns:

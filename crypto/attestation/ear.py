@@ -1,8 +1,8 @@
 """Attestation results (draft-ietf-rats-ear): a JWS by the verifier, for one certificate.
 
-ES384 and one fixed header: what else a header may say (algorithms, keys, where to get them) is not
-looked at but refused. `cnf` names the certificate by its thumbprint (RFC 8705), so that a result
-means nothing beside another one; it ends when the certificate does.
+ES384 and one fixed header: any other header (algorithms, keys, key locations) is refused without
+being interpreted. `cnf` names the certificate by its thumbprint (RFC 8705), so a result is
+worthless with any other certificate. It expires when the certificate does.
 """
 
 import base64
@@ -29,7 +29,7 @@ from sealane.errors import VerificationError
 
 PROFILE: Final = "tag:github.com,2023:veraison/ear"
 ALGORITHM: Final = "ES384"
-TOKEN_CHARACTERS_MAX: Final = 6144  # beside a certificate within gRPC's 8 KiB of metadata
+TOKEN_CHARACTERS_MAX: Final = 6144  # with a certificate within gRPC's 8 KiB of metadata
 
 _HEADER: Final = {"alg": ALGORITHM, "typ": "JWT"}
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -37,7 +37,7 @@ _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submodule:
-    """The result for one item of evidence."""
+    """Result for one item of evidence."""
 
     status: Tier
     vector: Mapping[str, int]
@@ -48,7 +48,7 @@ class Submodule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestationResult:
-    """A verified result. `submodules` are by label; `certificate_sha256` is whose result it is."""
+    """A verified result. `submodules` are by label; `certificate_sha256` names its certificate."""
 
     token_id: str
     subject: str
@@ -62,14 +62,14 @@ class AttestationResult:
 
     @property
     def status(self) -> Tier:
-        """The worst item's."""
+        """Tier of the worst item."""
         return max(s.status for s in self.submodules.values())
 
     def check(self, *, leaf: x509.Certificate, subject: str, now: dt.datetime) -> None:
-        """Raise VerificationError unless the result is for `leaf` of `subject`, and in its time.
+        """Raise VerificationError unless the result is for `leaf` of `subject`, and valid at `now`.
 
         `token.holder.mismatch`, `token.subject.mismatch`, `token.not_yet_valid`, `token.expired`.
-        The verifier's clock may be ahead by 30 s; nothing lives longer for a clock.
+        The verifier's clock may be up to 30 s ahead; that does not extend the validity.
         """
         if leaf.fingerprint(hashes.SHA256()) != self.certificate_sha256:
             raise VerificationError(
@@ -83,19 +83,19 @@ class AttestationResult:
         if self.issued_at > now + SKEW:
             raise VerificationError(
                 "token.not_yet_valid",
-                f"the attestation result was issued at {self.issued_at:%H:%M:%S} UTC, now is "
+                f"the attestation result was issued at {self.issued_at:%H:%M:%S} UTC; it is now "
                 f"{now:%H:%M:%S}",
             )
         if now >= self.expires_at:
             raise VerificationError(
                 "token.expired",
-                f"the attestation result ended at {self.expires_at:%H:%M:%S} UTC, now is "
+                f"the attestation result expired at {self.expires_at:%H:%M:%S} UTC; it is now "
                 f"{now:%H:%M:%S}",
             )
 
 
 class ResultSigner:
-    """Signs the results of one broker, with a key of its own that lives as long as its process."""
+    """Signs the results of one broker, with a key of its own that exists as long as the process."""
 
     def __init__(self, authority: CertificateAuthority, *, broker: str, now: dt.datetime) -> None:
         self._authority = authority
@@ -104,7 +104,7 @@ class ResultSigner:
         self._certificate = self._certify(now)
 
     def certificate(self, *, now: dt.datetime) -> x509.Certificate:
-        """Return the key's certificate; a new one from half its time on."""
+        """Return the key's certificate; it is replaced at half of its lifetime."""
         begin, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
         if now >= begin + (end - begin) / 2:
             self._certificate = self._certify(now)
@@ -154,14 +154,14 @@ def _submodule(item: ItemAppraisal, policy_id: str) -> dict[str, object]:
 
 
 def verify_result(token: str, *, verifier_key: ec.EllipticCurvePublicKey) -> AttestationResult:
-    """Check form and signature; the key is that of `certificates.verify_verifier`.
+    """Verify form and signature; `verifier_key` is the result of `certificates.verify_verifier`.
 
-    VerificationError `token.malformed` or `token.signature`. Whose and when it is, is for
+    VerificationError `token.malformed` or `token.signature`. Holder and time are checked by
     `AttestationResult.check`, at every use.
     """
     _check_form(token)
     try:
-        # Its times are ours to check, with a time that comes in.
+        # `AttestationResult.check` checks the times, against its own argument.
         claims = jwt.decode(
             token,
             verifier_key,
@@ -179,13 +179,13 @@ def verify_result(token: str, *, verifier_key: ec.EllipticCurvePublicKey) -> Att
         ) from error
     except jwt.PyJWTError as error:
         raise VerificationError(
-            "token.malformed", "the attestation result is not one of a verifier"
+            "token.malformed", "the attestation result is not a valid signed token"
         ) from error
     return _parsed(claims)
 
 
 def read_unverified(token: str) -> AttestationResult:
-    """Return what a result says, whoever signed it: for people to look at, and nothing else.
+    """Return the content of a result without verifying its signature: only for display.
 
     VerificationError `token.malformed`.
     """
@@ -219,7 +219,7 @@ def _parsed(claims: Any) -> AttestationResult:
 
 def _parse(claims: Mapping[str, Any]) -> AttestationResult:
     if claims["eat_profile"] != PROFILE:
-        raise ValueError("another profile")
+        raise ValueError("the profile is another one")
     submodules = {str(label): _parse_submodule(s) for label, s in claims["submods"].items()}
     first = claims["submods"]["primary"]
     thumbprint = _decode(claims["cnf"]["x5t#S256"])
@@ -242,7 +242,7 @@ def _parse_submodule(values: Mapping[str, Any]) -> Submodule:
     vector = {name: int(v) for name, v in values["ear.trustworthiness-vector"].items()}
     status = Tier[str(values["ear.status"]).upper()]
     if not vector.keys() <= set(CLAIMS) or status < worst(vector):
-        raise ValueError("a status better than its worst claim")
+        raise ValueError("the status is better than its worst claim")
     return Submodule(
         status=status,
         vector=vector,
@@ -261,7 +261,7 @@ def _decode(text: str) -> bytes:
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether `text` is base64url in its one spelling: no padding, no stray bits."""
+    """Return whether `text` is canonical base64url: no padding, no stray bits."""
     try:
         return _BASE64URL.fullmatch(text) is not None and _encode(_decode(text)) == text
     except binascii.Error:

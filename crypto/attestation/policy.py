@@ -1,7 +1,7 @@
-"""What a verifier wants of a node. What a policy does not name is refused, never unchecked.
+"""A verifier's requirements of a node. Anything that a policy doesn't name is refused.
 
-A policy lists hardware (who may be what) and reference values (what must have been measured, per
-type of evidence, product and role). `sealane.daemon.broker.policy` reads it from a document.
+A policy lists hardware (and the nodes that it may be) and reference values (required measurements,
+by type of evidence, product and role). `sealane.daemon.broker.policy` reads it from a document.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from sealane.crypto.evidence.software import SOFTWARE
 
 
 class Position(Enum):
-    """What a policy says of a measurement instead of naming its values."""
+    """A policy's rule for a measurement that does not list its values."""
 
     ANY = "any"
-    # Its value may be any that its event log explains, if each event is a listed one.
+    # Any value that its event log explains, if each event is a listed one.
     EVENTS = "events"
 
 
@@ -26,9 +26,9 @@ Accepted = frozenset[bytes] | Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One machine, by the hardware id of its primary evidence, and what it may be.
+    """One machine, by the hardware id of its primary evidence, and the nodes and roles it may be.
 
-    `devices` are the hardware ids of the secondary evidence that may come with it.
+    `devices` are the hardware ids of secondary evidence that may accompany it.
     """
 
     hardware_id: str
@@ -40,12 +40,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceValues:
-    """What evidence of one type and product must say for a node to be one of `roles`.
+    """Required claims of evidence of one type and product, for nodes in one of `roles`.
 
-    Every measurement, TCB component and property that the evidence claims must be named, and every
-    one that is named must be claimed. `flags` are exceptions from the safe values of a type.
-    `secondary` are types of evidence that must come with it. Status and advisories are the vendor's
-    words. `accepted_tier` is the worst result that still is accepted.
+    Every measurement, TCB component and property in the evidence must be named here, and every one
+    named here must be in the evidence. `flags` are exceptions from the safe values of the type.
+    `secondary` are types of evidence that must accompany it. Status and advisories are the vendor's
+    terms. `accepted_tier` is the worst result that is accepted.
     """
 
     name: str
@@ -75,16 +75,16 @@ class Policy:
 
     @property
     def policy_id(self) -> str:
-        """How results name the policy."""
+        """Name of the policy in results."""
         return f"sealane:{self.version}:sha256:{self.digest.hex()}"
 
     @property
     def software_allowed(self) -> bool:
-        """Whether it takes evidence that says nothing about a machine."""
+        """Whether it accepts evidence that says nothing about a machine."""
         return any(r.evidence_type == SOFTWARE for r in self.references)
 
     def takes(self, evidence_type: str, role: str) -> bool:
-        """Whether it has reference values of a type for a role."""
+        """Return whether it has reference values of a type for a role."""
         return bool(self.references_for(evidence_type, role))
 
     def references_for(self, evidence_type: str, role: str) -> tuple[ReferenceValues, ...]:
@@ -98,7 +98,7 @@ NO_POLICY: Final = Policy()
 
 
 def software_reference(roles: frozenset[str]) -> ReferenceValues:
-    """Return what a development policy wants of `software` evidence: a listed key, no more."""
+    """Return a development policy's reference values for `software` evidence: only a listed key."""
     return ReferenceValues(
         name=SOFTWARE,
         evidence_type=SOFTWARE,

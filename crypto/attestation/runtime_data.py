@@ -1,4 +1,4 @@
-"""What a node commits to: its keys, and the challenge it answers, in canonical JSON."""
+"""Runtime data: the keys and the challenge that a node commits to, in canonical JSON."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ INCARNATION_BYTES: Final = 16
 RUNTIME_DATA_BYTES_MAX: Final = 4096
 SECONDARY_EVIDENCE_MAX: Final = 15
 
-# Public keys: an X25519 key of RFC 7748, an uncompressed point of P-256 (RFC 9180, section 7.1.1).
+# Public keys: X25519 (RFC 7748), or an uncompressed point on P-256 (RFC 9180, section 7.1.1).
 KEM_KEY_BYTES: Final = {"x25519": 32, "p256": 65}
 
 _REASON: Final = "attestation.runtime_data.malformed"
@@ -39,11 +39,11 @@ _NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeData:
-    """What a node commits to; every field is checked by the verifier.
+    """A node's commitment; the verifier checks every field.
 
     `tls_public_key` is a SubjectPublicKeyInfo in DER, P-256; `kem_public_key` has the length of
-    `kem_algorithm` (`KEM_KEY_BYTES`); `secondary_evidence_sha256` are the digests of every item of
-    the evidence but the primary one, in the order of their labels.
+    `kem_algorithm` (`KEM_KEY_BYTES`); `secondary_evidence_sha256` are the digests of all items of
+    the evidence except the primary one, in the order of their labels.
     """
 
     nonce: bytes
@@ -78,7 +78,7 @@ class RuntimeData:
         )
 
     def binding(self) -> Binding:
-        """Return what evidence must commit to."""
+        """Return the data that evidence must commit to."""
         return Binding(
             runtime_data=self.encode(),
             nonce=self.nonce,
@@ -88,7 +88,7 @@ class RuntimeData:
 
     @classmethod
     def decode(cls, encoded: bytes) -> "RuntimeData":
-        """Parse; VerificationError `attestation.runtime_data.malformed` at anything else."""
+        """Parse; VerificationError `attestation.runtime_data.malformed` for anything else."""
         values = parse_canonical_json(
             encoded, bytes_max=RUNTIME_DATA_BYTES_MAX, what="runtime data", reason=_REASON
         )
@@ -117,7 +117,7 @@ class RuntimeData:
             )
         except (ValueError, binascii.Error) as error:
             raise malformed from error
-        # Hexadecimal and base64 have spellings; only the one that we would write is taken.
+        # Hexadecimal and base64 have several spellings; only the canonical one is accepted.
         if data.encode() != encoded or not data._has_lengths():
             raise malformed
         return data

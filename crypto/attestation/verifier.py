@@ -1,7 +1,6 @@
-"""The verifier: hands out challenges and turns evidence into a result. Pure: time comes in.
+"""The verifier: issues challenges and turns evidence into a result. Pure: the time is an argument.
 
-`open` and `take` belong to one thread; `prepare` and `verify` may run on others: they change
-nothing.
+`open` and `take` belong to one thread; `prepare` and `verify` change nothing and may run on others.
 """
 
 import datetime as dt
@@ -34,14 +33,14 @@ INTRODUCTION_BYTES_MAX: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Genuine evidence of a node, appraised; `subject` is what may be certified of it."""
+    """Genuine evidence of a node, appraised; `subject` returns what may be certified."""
 
     data: RuntimeData
     tls_public_key: ec.EllipticCurvePublicKey
     appraisal: Appraisal
 
     def subject(self) -> Subject:
-        """Return who to issue a certificate to, for exactly `tls_public_key`.
+        """Return the subject to certify, for exactly `tls_public_key`.
 
         PolicyViolationError with the reason of the rule that decided.
         """
@@ -84,15 +83,18 @@ class Verifier:
         introduction: bytes,
         now: dt.datetime,
     ) -> Introduced:
-        """Check what is asked for a challenge; changes nothing.
+        """Check a request for a challenge; changes nothing.
 
-        `evidence_types` are what the node can give, the primary one first; the introduction is for
-        that. Raises UsageError `attestation.node.malformed` or `attestation.role.unknown`,
-        VerificationError `attestation.type.refused` or what the introduction lacks.
+        `evidence_types` are those that the node can produce, the primary one first; the
+        introduction is for that type. Raises UsageError `attestation.node.malformed` or
+        `attestation.role.unknown`, VerificationError `attestation.type.refused` or an error of the
+        introduction.
         """
-        # Anyone can ask: what is kept until the challenge expires must be small.
+        # Anyone can ask, so what is kept until the challenge expires must be small.
         if NAME_PATTERN.fullmatch(node) is None:
-            raise UsageError("attestation.node.malformed", f"node {node[:80]!r} can't be named")
+            raise UsageError(
+                "attestation.node.malformed", f"node {node[:80]!r}; allowed: a node's name"
+            )
         if role not in ROLES[1:]:
             raise UsageError(
                 "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
@@ -102,7 +104,7 @@ class Verifier:
         if verifier is None or not self.policy.takes(primary, role):
             raise PolicyViolationError(
                 "attestation.type.refused",
-                f"the policy does not take evidence of type {primary[:80]!r} for a {role}",
+                f"the policy accepts no evidence of type {primary[:80]!r} for role {role}",
             )
         if len(introduction) > INTRODUCTION_BYTES_MAX:
             raise VerificationError(
@@ -121,7 +123,7 @@ class Verifier:
         introduced: Introduced,
         now_ns: int,
     ) -> Challenge:
-        """Open a challenge for what was prepared; `peer` is the address that asks.
+        """Open a challenge after `prepare`; `peer` is the address that asks.
 
         UnavailableError `attestation.challenge.limit`.
         """
@@ -135,11 +137,11 @@ class Verifier:
         )
 
     def take(self, session_id: bytes, *, now_ns: int) -> Challenge:
-        """Spend a challenge; VerificationError `attestation.nonce.stale`."""
+        """Use up a challenge; VerificationError `attestation.nonce.stale`."""
         return self._challenges.take(session_id, now_ns=now_ns)
 
     def required_types(self, challenge: Challenge) -> list[str]:
-        """Return the types of evidence that the policy demands, the primary one first."""
+        """Return the types of evidence that the policy requires, the primary one first."""
         references = self.policy.references_for(challenge.evidence_type, challenge.role)
         secondary = {t for reference in references for t in reference.secondary}
         return [challenge.evidence_type, *sorted(secondary)]
@@ -172,11 +174,11 @@ class Verifier:
         items: Mapping[str, Item],
         now: dt.datetime,
     ) -> dict[str, Claims]:
-        """Return the claims of every item, by its label."""
+        """Return the claims of all items, by label."""
         if secondary_digests(items) != data.secondary_evidence_sha256:
             raise VerificationError(
                 "attestation.evidence.unbound",
-                "the runtime data names other secondary evidence than there is",
+                "the runtime data names secondary evidence other than what was sent",
             )
         collateral = items.get(COLLATERAL)
         claims = {}
@@ -221,7 +223,7 @@ class Verifier:
             )
         if data.verifier_key_sha256 != self._verifier_key_sha256:
             raise VerificationError(
-                "attestation.verifier.mismatch", "the node trusts another verifier's key"
+                "attestation.verifier.mismatch", "the node trusts a different verifier's key"
             )
 
 
@@ -239,11 +241,11 @@ def _parse_tls_key(encoded: bytes) -> ec.EllipticCurvePublicKey:
 
 def _wrong_type(label: str, item: Item) -> VerificationError:
     return VerificationError(
-        "attestation.evidence.type", f"item {label} can't be {item.media_type}"
+        "attestation.evidence.type", f"item {label} can't have media type {item.media_type}"
     )
 
 
 def _check_collateral(collateral: Item | None, verifier: EvidenceVerifier) -> None:
-    """Refuse endorsements that aren't of the primary evidence's type."""
+    """Refuse endorsements that don't belong to the primary evidence's type."""
     if collateral is not None and collateral.media_type != verifier.endorsements_media_type:
         raise _wrong_type(COLLATERAL, collateral)

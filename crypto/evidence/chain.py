@@ -1,7 +1,7 @@
 """Certificate chains and revocation lists of hardware vendors (RFC 5280, as far as they use it).
 
-Walked here and not by `cryptography.x509.verification`, which refuses AMD's RSA-PSS. A chain is
-checked from the pinned root downwards, so no key is used that the vendor has not signed.
+Implemented here because `cryptography.x509.verification` refuses AMD's RSA-PSS. A chain is checked
+from the pinned root downwards, so no key is used that the vendor has not signed.
 """
 
 import datetime as dt
@@ -20,28 +20,29 @@ from cryptography.x509.oid import ExtensionOID, NameOID
 
 from sealane.errors import VerificationError
 
-# The longest chain in use is NVIDIA's, of five; the largest certificate AMD's, of 1.7 kB.
+# The longest chain in use is NVIDIA's, with five certificates; the largest certificate is AMD's,
+# with 1.7 kB.
 CERTIFICATES_MAX: Final = 8
 CERTIFICATE_BYTES_MAX: Final = 8 << 10
 
 _PEM: Final = re.compile(
     rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\r\n]+-----END CERTIFICATE-----\s*"
 )
-# An alternative name is critical where the subject is empty, as TPM makers have it: nothing here
-# goes by a leaf's name.
+# An alternative name is critical if the subject is empty, as in certificates of TPM makers. A
+# leaf's name is not used here.
 _UNDERSTOOD: Final = {
     ExtensionOID.BASIC_CONSTRAINTS,
     ExtensionOID.KEY_USAGE,
     ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
 }
 
-# AMD gives its VCEKs and VLEKs the serial number 0, which RFC 5280 forbids. Set once: filters
-# belong to the process, and verification runs on several threads.
+# AMD's VCEKs and VLEKs have the serial number 0, which RFC 5280 forbids. Set once, because filters
+# are process-wide and verification runs on several threads.
 warnings.filterwarnings(
     "ignore", "Parsed a serial number which wasn't positive", CryptographyDeprecationWarning
 )
 
-# What the library raises at bytes that are no certificate or list.
+# Exceptions of the library for bytes that are not a certificate or list.
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -56,11 +57,11 @@ RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedChain:
-    """What walking a chain found.
+    """Result of verifying a chain.
 
-    `valid_until` is the earliest end among its certificates and the lists that were looked at;
-    `revocation_checked` says that for every certificate whose vendor publishes a list (that names
-    a distribution point) a current one was at hand, and that there is such a certificate.
+    `valid_until` is the earliest end among its certificates and the lists that were used;
+    `revocation_checked` is true if some certificate's vendor publishes a list (the certificate
+    names a distribution point), and a current list was available for each such certificate.
     """
 
     valid_until: dt.datetime
@@ -68,18 +69,18 @@ class VerifiedChain:
 
 
 def parse_certificate(encoded: bytes, *, kind: str) -> x509.Certificate:
-    """Read one certificate in DER or PEM; VerificationError `attestation.<kind>.certificate`."""
+    """Parse one certificate in DER or PEM; VerificationError `attestation.<kind>.certificate`."""
     certificates = parse_certificates(encoded, kind=kind)
     if len(certificates) != 1:
-        raise _fault(kind, "certificate", f"{len(certificates)} certificates where one is expected")
+        raise _fault(kind, "certificate", f"{len(certificates)} certificates; allowed: one")
     return certificates[0]
 
 
 def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
-    """Read one certificate in DER, or several in PEM, bounded in number and size.
+    """Parse one certificate in DER, or several in PEM, limited in number and size.
 
     Raises VerificationError `attestation.<kind>.certificate`. White space and zero bytes may follow
-    PEM, nothing may stand between.
+    the PEM; nothing else may be between or after certificates.
     """
     if not encoded.startswith(b"-----"):
         parts = [encoded]
@@ -87,7 +88,7 @@ def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
         text = encoded.rstrip(b"\0")
         parts = _PEM.findall(text)
         if b"".join(parts) != text:
-            raise _fault(kind, "certificate", "other text among the certificates")
+            raise _fault(kind, "certificate", "text between the certificates")
     if not 0 < len(parts) <= CERTIFICATES_MAX:
         raise _fault(kind, "certificate", f"{len(parts)} certificates")
     return [_load(part, kind) for part in parts]
@@ -102,7 +103,7 @@ def _load(encoded: bytes, kind: str) -> x509.Certificate:
             certificate = x509.load_pem_x509_certificate(encoded)
         else:
             certificate = x509.load_der_x509_certificate(encoded)
-        # The library parses on demand: all at once, so that malformed parts show here.
+        # The library parses lazily: access everything, so that malformed parts are detected here.
         _ = certificate.extensions, certificate.subject, certificate.issuer
         _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         certificate.public_key()
@@ -112,7 +113,7 @@ def _load(encoded: bytes, kind: str) -> x509.Certificate:
 
 
 def key_sha256(certificate: x509.Certificate) -> bytes:
-    """Return SHA-256 of the certificate's SubjectPublicKeyInfo: the name of an issuer's list."""
+    """Return SHA-256 of the certificate's SubjectPublicKeyInfo, the key for its revocation list."""
     encoded = certificate.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -120,7 +121,7 @@ def key_sha256(certificate: x509.Certificate) -> bytes:
 
 
 def common_name(name: x509.Name) -> str:
-    """Return the common name; empty where there isn't exactly one."""
+    """Return the common name; empty unless there is exactly one."""
     found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(found[0].value) if len(found) == 1 else ""
 
@@ -136,7 +137,7 @@ def verify_chain(
     """Check `certificates`, leaf first, without the root, against the pinned `root` at `now`.
 
     `revocation_lists` are verified lists by `key_sha256` of their issuer. Raises VerificationError
-    `attestation.<kind>.` and `chain` (not issued by the next one, or by one that may not issue),
+    `attestation.<kind>.` plus `chain` (not issued by the next one, or by one that may not issue),
     `expired`, `revoked` or `collateral_expired` (a list that is no longer current).
     """
     valid_until = _end_of_validity(root, kind, now)
@@ -159,7 +160,7 @@ def verify_chain(
 def _check_issued(
     certificate: x509.Certificate, issuer: x509.Certificate, *, below: int, kind: str
 ) -> None:
-    """Check signature and names, and that an issuer of `below` further authorities may issue."""
+    """Check signature and names, and that an issuer may have `below` authorities below it."""
     name = certificate.subject.rfc4514_string()
     try:
         constraints = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -184,7 +185,7 @@ def _end_of_validity(certificate: x509.Certificate, kind: str, now: dt.datetime)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
         name = certificate.subject.rfc4514_string()
-        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}, not at {now}")
+        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}; the time is {now}")
     return end
 
 
@@ -206,20 +207,20 @@ def _check_revocation(
 def check_current(
     revocation_list: x509.CertificateRevocationList, *, kind: str, now: dt.datetime
 ) -> dt.datetime:
-    """Return when a list ends; VerificationError `attestation.<kind>.collateral_expired`."""
+    """Return when a list expires; VerificationError `attestation.<kind>.collateral_expired`."""
     start, end = revocation_list.last_update_utc, revocation_list.next_update_utc
     if end is None or not start <= now <= end:
         raise _fault(
             kind,
             "collateral_expired",
-            f"the revocation list of {revocation_list.issuer.rfc4514_string()} is for {start} to "
-            f"{end}, not {now}",
+            f"the revocation list of {revocation_list.issuer.rfc4514_string()} is valid from "
+            f"{start} to {end}; the time is {now}",
         )
     return end
 
 
 def parse_revocation_list(encoded: bytes, *, kind: str) -> x509.CertificateRevocationList:
-    """Read a revocation list in DER; VerificationError `attestation.<kind>.revocation_list`."""
+    """Parse a revocation list in DER; VerificationError `attestation.<kind>.revocation_list`."""
     try:
         revocation_list = x509.load_der_x509_crl(encoded)
         _ = revocation_list.extensions, revocation_list.issuer
@@ -239,7 +240,9 @@ def verify_revocation_list(
             and revocation_list.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
         )
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
-        raise _fault(kind, "revocation_list", f"signature of another kind: {error}") from error
+        raise _fault(
+            kind, "revocation_list", f"the signature is of another kind: {error}"
+        ) from error
     if not is_signed:
         raise _fault(
             kind,

@@ -1,4 +1,4 @@
-"""What a verifier has established about a node, in one form for every kind of evidence."""
+"""A verifier's findings about a node, in one form for all kinds of evidence."""
 
 import datetime as dt
 import hashlib
@@ -11,11 +11,11 @@ from sealane.crypto.encoding import fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What evidence must commit to so that it speaks for this node, these keys, this challenge.
+    """What evidence must commit to in order to speak for this node, these keys, this challenge.
 
     `runtime_data` is the canonical runtime data, `nonce` the challenge's, `tls_public_key` a
-    SubjectPublicKeyInfo in DER. Devices are asked first, and the primary evidence names their
-    answers in the runtime data: so a device's nonce can't depend on the runtime data.
+    SubjectPublicKeyInfo in DER. Devices are asked first, and the primary evidence covers their
+    answers through the runtime data; so a device's nonce can't depend on the runtime data.
     """
 
     runtime_data: bytes
@@ -25,17 +25,17 @@ class Binding:
 
     @property
     def report_data(self) -> bytes:
-        """SHA-512 of the runtime data: 64 bytes, REPORT_DATA of SEV-SNP, REPORTDATA of TDX."""
+        """SHA-512 of the runtime data: 64 bytes; REPORT_DATA of SEV-SNP, REPORTDATA of TDX."""
         return hashlib.sha512(self.runtime_data).digest()
 
     @property
     def qualifying_data(self) -> bytes:
-        """SHA-256 of the runtime data: 32 bytes, extraData of a TPM 2.0 attestation."""
+        """SHA-256 of the runtime data: 32 bytes; extraData of a TPM 2.0 attestation."""
         return hashlib.sha256(self.runtime_data).digest()
 
     @property
     def device_nonce(self) -> bytes:
-        """The nonce that devices of this node answer to."""
+        """Nonce that the devices of this node must answer."""
         return device_nonce(
             nonce=self.nonce,
             tls_public_key=self.tls_public_key,
@@ -44,21 +44,21 @@ class Binding:
 
 
 def device_nonce(*, nonce: bytes, tls_public_key: bytes, kem_public_key: bytes) -> bytes:
-    """Return the nonce of an SPDM measurement request: SHA-256 over a challenge's and the keys."""
+    """Return the nonce of an SPDM measurement request: SHA-256 of challenge nonce and keys."""
     parts = fields("sealane spdm v1", nonce, tls_public_key, kem_public_key)
     return hashlib.sha256(parts).digest()
 
 
-# Evidence of one machine may be verified in another order than it was made in, by as long as a
-# challenge lives.
+# Evidence of one machine may be verified in a different order from that of its creation, by up to
+# the lifetime of a challenge.
 _CLOCK_TOLERANCE_MILLIS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareClock:
-    """A clock that hardware keeps over its resets (TPMS_CLOCK_INFO): time itself, signed.
+    """A signed clock that hardware keeps across its resets (TPMS_CLOCK_INFO).
 
-    `millis` counts operation, not the calendar; a restart is a resume from hibernation.
+    `millis` counts operating time, not calendar time; a restart is a resume from hibernation.
     """
 
     reset_count: int
@@ -66,7 +66,7 @@ class HardwareClock:
     millis: int
 
     def has_gone_back(self, last: "HardwareClock") -> bool:
-        """Whether this is older than `last` of the same hardware: its state was put back."""
+        """Return whether this clock of the same hardware is older than `last`: a rollback."""
         boot = (self.reset_count, self.restart_count)
         last_boot = (last.reset_count, last.restart_count)
         is_earlier = self.millis + _CLOCK_TOLERANCE_MILLIS < last.millis
@@ -75,18 +75,18 @@ class HardwareClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What genuine evidence says. Nothing here has been compared with a policy yet.
+    """Content of genuine evidence, not yet compared with a policy.
 
     `hardware_id` is `<scheme>:<hex>` (`chip-id`, `csp-id`, `ppid`, `ek-sha256`, `key-sha256`, …),
-    the name of the hardware allow-list. `measurements` are digests by the specification's name
-    (`measurement`, `mrtd`, `rtmr0`, `pcr7`); `tcb` are security version numbers by component,
-    compared one by one with the policy's minimum. `flags` are the bits a policy must take a
-    position on (`debug`, `migrate_ma`, `sept_ve_disable`), `properties` the numbers of which it
-    must list those it takes (`report_version`, `vmpl`). `events` are the digests that an event log
-    shows to have been extended into a measurement, by its name. `certified_keys` names the keys of
-    the runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `clock` is for
-    comparing with what the same `hardware_id` said last. `valid_until` is the earliest end of what
-    was relied on.
+    the name in the hardware allow-list. `measurements` are digests by their name in the
+    specification (`measurement`, `mrtd`, `rtmr0`, `pcr7`); `tcb` are security version numbers by
+    component, each compared with the policy's minimum. `flags` are bits that a policy may allow to
+    differ from their safe value (`debug`, `migrate_ma`, `sept_ve_disable`), `properties` numbers of
+    which it must list the accepted ones (`report_version`, `vmpl`). `events` are the digests that,
+    according to an event log, were extended into a measurement, by its name. `certified_keys` names
+    the keys of the runtime data (`kem`, `tls`) that the hardware certifies to have created. `clock`
+    is compared with the last one of the same `hardware_id`. `valid_until` is the earliest end of
+    everything that was relied on.
     """
 
     evidence_type: str

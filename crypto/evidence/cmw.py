@@ -1,10 +1,10 @@
 """Evidence on the wire: one collection of labelled items (RFC 9999, CMW collection in CBOR).
 
 A map from label to a record of media type and value, in the deterministic encoding of RFC 8949,
-section 4.2.1: definite lengths, shortest heads, keys in bytewise order, none twice. Only this shape
-is read, and read here rather than by a general decoder, which would act on tags before the shape
-could be looked at. The primary item speaks for the node; further ones are devices (`gpu0`) and what
-helps to verify (`collateral`).
+section 4.2.1: definite lengths, shortest heads, keys in bytewise order, no duplicates. Only this
+form is accepted. It is parsed here because a general decoder would act on tags before the form
+could be checked. The primary item speaks for the node; further ones are devices (`gpu0`) and data
+for verification (`collateral`).
 """
 
 import hashlib
@@ -29,14 +29,14 @@ _BYTES, _TEXT, _ARRAY, _MAP = 2, 3, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of evidence: what it is, and its bytes."""
+    """One item of evidence: its media type and its bytes."""
 
     media_type: str
     value: bytes
 
 
 def encode_collection(items: Mapping[str, Item]) -> bytes:
-    """Return the deterministic encoding; the caller's labels and types must be allowed ones."""
+    """Return the deterministic encoding; labels and types must be valid."""
     entries = sorted((_text(label), item) for label, item in items.items())
     return _head(_MAP, len(entries)) + b"".join(
         label
@@ -49,20 +49,20 @@ def encode_collection(items: Mapping[str, Item]) -> bytes:
 
 
 def decode_collection(encoded: bytes) -> dict[str, Item]:
-    """Parse a collection, labels in their order.
+    """Parse a collection, keeping the order of labels.
 
-    VerificationError `attestation.evidence.size` or `attestation.evidence.malformed`: also at
-    trailing bytes, another encoding of the same items, no primary item, an empty value.
+    VerificationError `attestation.evidence.size` or `attestation.evidence.malformed`; also for
+    trailing bytes, a non-deterministic encoding, no primary item, or an empty value.
     """
     if len(encoded) > EVIDENCE_BYTES_MAX:
         raise VerificationError(
             "attestation.evidence.size",
-            f"evidence has {len(encoded)} bytes, allowed are {EVIDENCE_BYTES_MAX}",
+            f"evidence has {len(encoded)} bytes; allowed: {EVIDENCE_BYTES_MAX}",
         )
     reader = _Reader(encoded)
     count = reader.head(_MAP)
     if count > ITEMS_MAX:
-        raise _malformed(f"evidence has {count} items, allowed are {ITEMS_MAX}")
+        raise _malformed(f"evidence has {count} items; allowed: {ITEMS_MAX}")
     items: dict[str, Item] = {}
     previous = b""
     for _ in range(count):
@@ -70,7 +70,7 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
         label = reader.text_string(32)
         key = encoded[start : reader.position]
         if LABEL.fullmatch(label) is None or key <= previous:
-            raise _malformed("the labels of the evidence are not sorted names")
+            raise _malformed("the labels of the evidence are not valid names in ascending order")
         previous = key
         if reader.head(_ARRAY) != 2:
             raise _malformed(f"item {label} is not a pair of media type and value")
@@ -80,14 +80,14 @@ def decode_collection(encoded: bytes) -> dict[str, Item]:
         items[label] = Item(media_type, reader.byte_string())
     reader.finish()
     if PRIMARY not in items or not all(item.value for item in items.values()):
-        raise _malformed("evidence without a primary item, or with an empty one")
+        raise _malformed("the evidence has no primary item, or an empty one")
     return items
 
 
 def secondary_digests(items: Mapping[str, Item]) -> tuple[bytes, ...]:
     """Return SHA-256 of every item but the primary, in the order of their labels.
 
-    An item's digest covers its label and its media type: it is over the entry's encoding.
+    A digest covers the whole encoded entry, including label and media type.
     """
     labels = sorted((_text(label), label) for label in items if label != PRIMARY)
     return tuple(
@@ -107,7 +107,7 @@ def _text(text: str) -> bytes:
 
 
 class _Reader:
-    """Reads heads and strings, never past the end and never more than asked for."""
+    """Reads heads and strings; never past the end, and never more than requested."""
 
     def __init__(self, encoded: bytes) -> None:
         self._encoded = encoded
@@ -118,22 +118,22 @@ class _Reader:
         start = self.position
         (initial,) = self._take(1)
         if initial >> 5 != major or initial & 31 > 27:
-            raise _malformed(f"evidence has something else at byte {start}")
+            raise _malformed(f"evidence has an item of unexpected type at byte {start}")
         if initial & 31 < 24:
             return initial & 31
         argument = int.from_bytes(self._take(1 << (initial & 31) - 24), "big")
         if not self._encoded.startswith(_head(major, argument), start):
-            raise _malformed("evidence is not in the deterministic encoding")
+            raise _malformed("evidence is not in deterministic encoding")
         return argument
 
     def text_string(self, characters_max: int) -> str:
         length = self.head(_TEXT)
         if length > characters_max:
-            raise _malformed(f"evidence has a text of {length} bytes")
+            raise _malformed(f"evidence has a text of {length} bytes; allowed: {characters_max}")
         try:
             return self._take(length).decode("ascii")
         except UnicodeDecodeError as error:
-            raise _malformed("evidence has a text that isn't ASCII") from error
+            raise _malformed("evidence has a text that is not ASCII") from error
 
     def byte_string(self) -> bytes:
         return self._take(self.head(_BYTES))

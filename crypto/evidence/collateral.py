@@ -1,7 +1,7 @@
-"""What verifiers need besides evidence: vendors' roots, certificates, revocation lists, TCB data.
+"""Data of vendors for verifying evidence: roots, certificates, revocation lists, TCB data.
 
-A snapshot that never changes, made by `sealane.crypto.evidence.collateral_loader` from what an
-operator supplies. Verifiers fetch nothing.
+An immutable snapshot, created by `sealane.crypto.evidence.collateral_loader` from an operator's
+files. Verifiers fetch nothing.
 """
 
 import datetime as dt
@@ -20,7 +20,7 @@ AMD_PRODUCTS: Final = ("Milan", "Genoa", "Turin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorRoots:
-    """The certificates at which every chain must end; `amd` has one (ARK) by product."""
+    """Root certificates that all chains must end at; `amd` has one (ARK) per product."""
 
     amd: Mapping[str, x509.Certificate]
     intel: x509.Certificate
@@ -29,7 +29,7 @@ class VendorRoots:
 
 @functools.cache
 def vendor_roots() -> VendorRoots:
-    """Return the roots that come with Sealane: AMD's KDS, Intel's PCS, NVIDIA's device identity."""
+    """Return the roots included in Sealane: AMD's KDS, Intel's PCS, NVIDIA's device identity."""
     folder = importlib.resources.files("sealane.crypto.evidence") / "roots"
 
     def load(name: str) -> x509.Certificate:
@@ -44,10 +44,10 @@ def vendor_roots() -> VendorRoots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedDocument:
-    """A JSON text that Intel signed, verified: QE identity, or TCB information (`TcbInfo`).
+    """A verified JSON text signed by Intel: QE identity, or TCB information (`TcbInfo`).
 
-    `text` is exactly what `signature` (ECDSA P-256, r ‖ s, 64 bytes) is over; `issuer_chain` is in
-    PEM. It holds from `issue_date` to `next_update`.
+    `text` is exactly what `signature` (ECDSA P-256, r ‖ s, 64 bytes) covers; `issuer_chain` is in
+    PEM. It is valid from `issue_date` to `next_update`.
     """
 
     name: str
@@ -69,10 +69,10 @@ class TcbInfo(SignedDocument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collateral:
-    """What is known at one time, verified but for the endorsement keys.
+    """Collateral at one time, all of it verified except the endorsement keys.
 
-    `amd_signers` are ASK and ASVK certificates, `amd_vceks` VCEK certificates by
-    `snp.vcek_name`, `revocation_lists` are by `key_sha256` of their issuer, `tcb_infos` by FMSPC.
+    `amd_signers` are ASK and ASVK certificates, `amd_vceks` VCEK certificates by `snp.vcek_name`,
+    `revocation_lists` are by `key_sha256` of their issuer, `tcb_infos` by FMSPC.
     """
 
     roots: VendorRoots = field(default_factory=vendor_roots)
@@ -84,7 +84,7 @@ class Collateral:
 
     @property
     def next_update(self) -> dt.datetime | None:
-        """When the first list or document ends and must have been replaced; None without any."""
+        """Return when the first list or document expires; None if there are none."""
         ends = [each.next_update_utc for each in self.revocation_lists.values()]
         ends += [each.next_update for each in self.tcb_infos.values()]
         ends += [self.qe_identity.next_update] if self.qe_identity is not None else []

@@ -1,8 +1,8 @@
-"""Reads collateral that an operator supplies, verifies it, and never lets it go backwards.
+"""Loads an operator's collateral, verifies it, and refuses to go back to older versions.
 
-Items are files as vendors publish them; whoever brought them is not trusted. What was once in use
-is remembered as high-water marks, which the caller keeps: an older document or list is refused from
-then on, so that nobody brings back a TCB that was declared out of date, or a revoked key.
+Items are files as vendors publish them; their source is not trusted. The caller keeps high-water
+marks of what was in use. A document or list below its mark is refused from then on, so no one can
+restore a TCB that was declared out of date, or a revoked key.
 """
 
 import datetime as dt
@@ -32,7 +32,8 @@ from sealane.errors import VerificationError
 
 ITEM_BYTES_MAX: Final = 1 << 20
 _KIND: Final = "collateral"
-# A certificate may be read before its issuer: no chain has more certificates than rounds.
+# A certificate may be read before its issuer; a chain needs at most as many rounds as it has
+# certificates.
 _ROUNDS: Final = 4
 
 _Value = TypeVar("_Value")
@@ -40,10 +41,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What came of loading.
+    """Result of loading.
 
-    `high_water` are the marks to keep, durably, *before* `collateral` is used; `refused` are pairs
-    of an item's name and what is wrong with it.
+    `high_water` are the marks to store, durably, *before* `collateral` is used; `refused` are pairs
+    of an item's name and its error.
     """
 
     collateral: Collateral
@@ -58,23 +59,23 @@ def load_collateral(
     high_water: Mapping[str, int],
     now: dt.datetime,
 ) -> Loaded:
-    """Read, verify and compare `items` (bytes by name) with the marks of earlier loads.
+    """Parse and verify `items` (bytes by name), and compare them with the marks of earlier loads.
 
     An item is one certificate (DER) or several (PEM), a revocation list (DER) of any vendor, or
-    Intel's collateral of one FMSPC in JSON. What is wrong, out of its time or older than a mark is
-    left out and named in `refused`: evidence that needs it is refused in turn.
+    Intel's collateral of one FMSPC in JSON. Items that are wrong, not valid at this time, or older
+    than a mark are left out and listed in `refused`; evidence that needs them is then refused.
     """
     return _Loading(roots=roots, high_water=high_water, now=now).run(items)
 
 
 class _Newest(Generic[_Value]):
-    """Of each thing, by its name, the newest that was offered. All of them are verified."""
+    """The newest verified value for each name."""
 
     def __init__(self) -> None:
         self._found: dict[bytes, tuple[dict[str, int], _Value, str]] = {}
 
     def offer(self, name: bytes, value: _Value, *, marks: dict[str, int], item: str) -> None:
-        """Keep `value` if its marks, the deciding one first, are the highest so far."""
+        """Keep `value` if its marks, compared in order, are the highest so far."""
         found = self._found.get(name)
         if found is None or list(marks.values()) > list(found[0].values()):
             self._found[name] = (marks, value, item)
@@ -82,13 +83,15 @@ class _Newest(Generic[_Value]):
     def take(
         self, high_water: dict[str, int], refused: list[tuple[str, VerificationError]]
     ) -> dict[bytes, _Value]:
-        """Return what is not below a mark, and raise the marks to it."""
+        """Return values that are not below a mark, and raise the marks to them."""
         taken = {}
         for name, (marks, value, item) in self._found.items():
             below = {k: v for k, v in marks.items() if v < high_water.get(k, v)}
             if below:
                 known = {each: high_water[each] for each in below}
-                error = _fault("rolled_back", f"{below} is older than what was in use, {known}")
+                error = _fault(
+                    "rolled_back", f"{below} is older than {known}, which was in use before"
+                )
                 refused.append((item, error))
                 continue
             high_water.update(marks)
@@ -97,7 +100,7 @@ class _Newest(Generic[_Value]):
 
 
 class _Loading:
-    """One load. Signatures are checked first, then ages compared: nothing forged can displace."""
+    """One load. Signatures are checked first, so no forged item can displace a genuine one."""
 
     def __init__(
         self, *, roots: VendorRoots, high_water: Mapping[str, int], now: dt.datetime
@@ -108,13 +111,13 @@ class _Loading:
         self._refused: list[tuple[str, VerificationError]] = []
         self._amd_signers: list[x509.Certificate] = []
         self._amd_vceks: dict[bytes, x509.Certificate] = {}
-        # Authorities by name: the certificates from itself up to below its root, and the root.
+        # Authorities by name: the certificates from each one up to below its root, and the root.
         self._authorities: dict[x509.Name, tuple[list[x509.Certificate], x509.Certificate]] = {
             root.subject: ([], root) for root in (*roots.amd.values(), roots.intel, roots.nvidia)
         }
 
     def run(self, items: Mapping[str, bytes]) -> Loaded:
-        """Read everything: certificates, then lists, then what needs both."""
+        """Read everything: certificates, then lists, then items that need both."""
         certificates: list[tuple[str, x509.Certificate]] = []
         encoded_lists: list[tuple[str, bytes]] = []
         bundles: list[tuple[str, Bundle]] = []
@@ -165,7 +168,7 @@ class _Loading:
             waiting = unknown
         for item, certificate in waiting:
             name = certificate.issuer.rfc4514_string()
-            self._refused.append((item, _fault("chain", f"the issuer {name} is not known")))
+            self._refused.append((item, _fault("chain", f"the issuer {name} is unknown")))
 
     def _add_certificate(self, certificate: x509.Certificate) -> None:
         above, root = self._authorities[certificate.issuer]
@@ -182,7 +185,7 @@ class _Loading:
             self._amd_vceks[vcek_name(*parse_vcek(certificate))] = certificate
         else:
             name = certificate.subject.rfc4514_string()
-            raise _fault("malformed", f"{name} is of no use to a verifier")
+            raise _fault("malformed", f"a verifier has no use for {name}")
 
     def _read_lists(
         self, encoded_lists: list[tuple[str, bytes]]
@@ -194,7 +197,7 @@ class _Loading:
                 above, root = self._authorities.get(revocation_list.issuer, ([], None))
                 if root is None:
                     unknown = revocation_list.issuer.rfc4514_string()
-                    raise _fault("chain", f"the issuer {unknown} is not known")
+                    raise _fault("chain", f"the issuer {unknown} is unknown")
                 issuer = above[0] if above else root
                 verify_revocation_list(revocation_list, issuer=issuer, kind=_KIND)
                 check_current(revocation_list, kind=_KIND, now=self._now)
@@ -242,7 +245,7 @@ def _marks(name: str, document: SignedDocument) -> dict[str, int]:
 
 
 def _number(revocation_list: x509.CertificateRevocationList) -> int:
-    """Return the CRL number (RFC 5280, section 5.2.3); 0 where a list has none."""
+    """Return the CRL number (RFC 5280, section 5.2.3); 0 if a list has none."""
     try:
         return revocation_list.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except x509.ExtensionNotFound:
@@ -250,7 +253,7 @@ def _number(revocation_list: x509.CertificateRevocationList) -> int:
 
 
 def _is_list(encoded: bytes) -> bool:
-    """Tell a revocation list from a certificate, both of which are DER."""
+    """Distinguish a revocation list from a certificate; both are DER."""
     try:
         parse_revocation_list(encoded, kind=_KIND)
     except VerificationError:

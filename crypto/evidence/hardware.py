@@ -1,4 +1,4 @@
-"""The verifiers of vendors' evidence as the verifier service uses them."""
+"""Verifiers of vendors' evidence, as the verifier service uses them."""
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class _Verify(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HardwareVerifier:
-    """Reads one vendor's evidence; `current` is asked for the collateral at each call."""
+    """Verifier of one vendor's evidence; `current` returns the collateral for each call."""
 
     evidence_type: str
     media_type: str
@@ -35,7 +35,7 @@ class HardwareVerifier:
     current: Callable[[], Collateral]
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002
-        """Refuse an introduction: there is none."""
+        """Refuse an introduction: this type has none."""
         return refuse_introduction(introduction, evidence_type=self.evidence_type)
 
     def verify(
@@ -47,7 +47,7 @@ class HardwareVerifier:
         endorsements: bytes,
         now: dt.datetime,
     ) -> Claims:
-        """Return what genuine evidence says; VerificationError `attestation.<type>.<fault>`."""
+        """Return the claims of genuine evidence; VerificationError `attestation.<type>.<fault>`."""
         return self.read(
             evidence,
             binding=binding,
@@ -58,7 +58,7 @@ class HardwareVerifier:
 
 
 def hardware_verifiers(current: Callable[[], Collateral]) -> Sequence[EvidenceVerifier]:
-    """Return the verifiers of SEV-SNP, TDX and NVIDIA; `current` returns what is known now."""
+    """Return the verifiers of SEV-SNP, TDX and NVIDIA; `current` returns the collateral."""
     return [
         HardwareVerifier(
             module.EVIDENCE_TYPE,

@@ -1,7 +1,7 @@
-"""What Intel publishes about platforms: TCB information and QE identity, signed JSON.
+"""Intel's documents about platforms: TCB information and QE identity, signed JSON.
 
 Intel SGX and TDX Provisioning Certification Service, API version 4. A bundle is the JSON object in
-which dcap-qvl and Intel's quote verification library hold all of it for one FMSPC.
+which dcap-qvl and Intel's quote verification library keep all documents for one FMSPC.
 """
 
 import datetime as dt
@@ -38,14 +38,14 @@ _FIELDS: Final = {
     "qe_identity",
     "qe_identity_signature",
 }
-# What whoever fetched a bundle may have left in it: quotes bring their own.
+# May remain in a bundle from the tool that fetched it; not needed, because quotes carry their own.
 _IGNORED: Final = {"pck_certificate_chain"}
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnverifiedDocument:
-    """A text, what claims to be Intel's signature of it, and its issuer chain in PEM."""
+    """A text, its claimed signature by Intel, and its issuer chain in PEM."""
 
     text: str
     signature: bytes
@@ -54,7 +54,7 @@ class UnverifiedDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle taken apart; nothing in it is verified. Lists are DER."""
+    """The parts of a bundle, unverified. Lists are DER."""
 
     tcb_info: UnverifiedDocument
     qe_identity: UnverifiedDocument
@@ -64,12 +64,12 @@ class Bundle:
 
 
 def parse_bundle(encoded: bytes) -> Bundle:
-    """Take a bundle apart; VerificationError `attestation.collateral.malformed`."""
+    """Split a bundle into its parts; VerificationError `attestation.collateral.malformed`."""
     values = _parse_object(encoded)
     if values.keys() - _IGNORED != _FIELDS or not all(
         isinstance(each, str) for each in values.values()
     ):
-        raise _malformed(f"a bundle has the texts {sorted(_FIELDS)}")
+        raise _malformed(f"a bundle needs the texts {sorted(_FIELDS)}")
 
     def document(name: str) -> UnverifiedDocument:
         return UnverifiedDocument(
@@ -98,10 +98,10 @@ def verify_tcb_info(
     _verify_signature(document, root, revocation_lists, now)
     values = _parse_object(document.text.encode())
     if (values.get("id"), values.get("version")) != ("TDX", 3):
-        raise _malformed("TCB information that is not for TDX, version 3")
+        raise _malformed("the TCB information is not for TDX, version 3")
     fmspc, pce_id = (_from_hex(_field(values, name, str)) for name in ("fmspc", "pceId"))
     if (len(fmspc), len(pce_id)) != (6, 2):
-        raise _malformed("FMSPC has 6 bytes, PCEID 2")
+        raise _malformed("FMSPC must have 6 bytes, PCEID 2")
     return TcbInfo(
         **_common(document, values, name=f"TCB information of FMSPC {fmspc.hex()}", now=now),
         fmspc=fmspc,
@@ -120,7 +120,7 @@ def verify_qe_identity(
     _verify_signature(document, root, revocation_lists, now)
     values = _parse_object(document.text.encode())
     if (values.get("id"), values.get("version")) != ("TD_QE", 2):
-        raise _malformed("an identity that is not of TD_QE, version 2")
+        raise _malformed("the identity is not of TD_QE, version 2")
     return SignedDocument(**_common(document, values, name="QE identity", now=now))
 
 
@@ -132,19 +132,19 @@ def _verify_signature(
 ) -> None:
     chain = parse_certificates(document.issuer_chain.encode(), kind=_KIND)
     if len(chain) != 2:
-        raise _fault("chain", "a document's chain is its signer and Intel's root")
+        raise _fault("chain", "the chain of a document must be its signer and Intel's root")
     signer = chain[0]
     verified = verify_chain(
         [signer], root=root, revocation_lists=revocation_lists, kind=_KIND, now=now
     )
-    # The authorities of PCK certificates are below the same root.
+    # The same root also issues the authorities of PCK certificates.
     if common_name(signer.subject) != _SIGNER:
         raise _fault("chain", f"{common_name(signer.subject)} does not sign TCB data")
     if not verified.revocation_checked:
-        raise _fault("revocation_list", "Intel's list of revoked signers is not at hand")
+        raise _fault("revocation_list", "Intel's revocation list for the signer is missing")
     key = signer.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or len(document.signature) != 64:
-        raise _fault("signature", "a document is signed by ECDSA, 64 bytes")
+        raise _fault("signature", "a document must be signed with ECDSA, 64 bytes")
     r, s = (int.from_bytes(document.signature[i : i + 32], "big") for i in (0, 32))
     try:
         key.verify(encode_dss_signature(r, s), document.text.encode(), ec.ECDSA(hashes.SHA256()))
@@ -157,7 +157,9 @@ def _common(
 ) -> dict[str, Any]:
     issue_date, next_update = (_time(values, each) for each in ("issueDate", "nextUpdate"))
     if not issue_date <= now <= next_update:
-        raise _fault("expired", f"{name} holds from {issue_date} to {next_update}, not at {now}")
+        raise _fault(
+            "expired", f"{name} is valid from {issue_date} to {next_update}; the time is {now}"
+        )
     return {
         "name": name,
         "text": document.text,
@@ -180,9 +182,9 @@ def _parse_object(encoded: bytes) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Which of two would count is a matter of the parser.
+    # Parsers differ in which of two duplicates they use.
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name appears twice in one object")
     return dict(pairs)
 
 

@@ -1,4 +1,4 @@
-"""Media types of the items of an evidence collection: what drivers send and verifiers take."""
+"""Media types of the items of an evidence collection, for drivers and verifiers."""
 
 from typing import Final
 

@@ -2,7 +2,7 @@
 
 A report is the GET_MEASUREMENTS request and its response, signed together by the GPU's attestation
 key. Chain: device identity CA (pinned) → identity → provisioner → the chip's boot ROM → attestation
-key, whose certificate names the firmware that got it (DICE, TCG composite device id).
+key. Its certificate names the firmware that it was derived for (DICE, TCG composite device id).
 """
 
 import datetime as dt
@@ -39,7 +39,7 @@ TRAILING_ZEROS_MAX: Final = 64
 
 _SPDM_1_1: Final = 0x11
 _GET_MEASUREMENTS, _MEASUREMENTS = 0xE0, 0x60
-# Signature wanted; all measurements.
+# Requests a signature, and all measurements.
 _REQUEST_HEAD: Final = bytes([_SPDM_1_1, _GET_MEASUREMENTS, 0x01, 0xFF])
 _SLOTS: Final = 8
 _NONCE_BYTES: Final = 32
@@ -55,7 +55,7 @@ _SHA384: Final = x509.ObjectIdentifier("2.16.840.1.101.3.4.2.2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A parsed report. `signed` is what `signature` (P-384, r ‖ s, big-endian) is over."""
+    """A parsed report. `signature` (P-384, r ‖ s, big-endian) covers `signed`."""
 
     nonce: bytes
     blocks: Mapping[int, bytes]
@@ -85,19 +85,19 @@ def encode_evidence(report: bytes, certificates: bytes) -> bytes:
 def parse_report(encoded: bytes) -> Report:
     """Parse request and response; VerificationError `attestation.nvidia.malformed`.
 
-    The length is computed, not taken from the end: at most TRAILING_ZEROS_MAX zeros may follow.
+    The length is computed from the fields; at most TRAILING_ZEROS_MAX zeros may follow.
     """
     if len(encoded) > REPORT_BYTES_MAX:
-        raise _malformed(f"a report of {len(encoded)} bytes")
+        raise _malformed(f"it has {len(encoded)} bytes; allowed: {REPORT_BYTES_MAX}")
     reader = _Reader(encoded)
     if reader.take(4) != _REQUEST_HEAD:
         raise _malformed("it does not begin with a request for all signed measurements of SPDM 1.1")
     nonce, slot = reader.take(_NONCE_BYTES), reader.number(1)
     version, code, _, answered_slot = reader.take(4)
     if (version, code) != (_SPDM_1_1, _MEASUREMENTS):
-        raise _malformed(f"the response is SPDM {version:#x} code {code:#x}")
+        raise _malformed(f"the response has SPDM version {version:#x} and code {code:#x}")
     if slot >= _SLOTS or answered_slot & 0x0F != slot:
-        raise _malformed(f"slot {slot} was asked, {answered_slot & 0x0F} answered")
+        raise _malformed(f"slot {slot} was requested, but slot {answered_slot & 0x0F} answered")
     count = reader.number(1)
     blocks = _parse_blocks(reader.take(reader.number(3)), count)
     reader.take(_NONCE_BYTES)
@@ -106,7 +106,7 @@ def parse_report(encoded: bytes) -> Report:
     signature = reader.take(_SIGNATURE_BYTES)
     trailing = encoded[reader.position :]
     if len(trailing) > TRAILING_ZEROS_MAX or any(trailing):
-        raise _malformed(f"{len(trailing)} bytes follow that are not a few zeros")
+        raise _malformed(f"{len(trailing)} bytes follow; allowed: up to {TRAILING_ZEROS_MAX} zeros")
     return Report(nonce=nonce, blocks=blocks, opaque=opaque, signed=signed, signature=signature)
 
 
@@ -119,7 +119,7 @@ def _parse_blocks(encoded: bytes, count: int) -> dict[int, bytes]:
         reader.take(1)  # what is measured, and whether it is a digest
         length = reader.number(2)
         if specification != _DMTF_MEASUREMENT or size != length + 3 or index in blocks:
-            raise _malformed(f"block {index} is a second one or not a measurement of DMTF's")
+            raise _malformed(f"block {index} is a duplicate or not a DMTF measurement")
         blocks[index] = reader.take(length)
     reader.finish()
     return blocks
@@ -131,7 +131,7 @@ def _parse_opaque(encoded: bytes) -> dict[int, bytes]:
     while reader.position < len(encoded):
         kind = reader.number(2)
         if kind in found:
-            raise _malformed(f"opaque data of type {kind} twice")
+            raise _malformed(f"opaque data of type {kind} appears twice")
         found[kind] = reader.take(reader.number(2))
     return found
 
@@ -145,7 +145,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._encoded) - self.position:
-            raise _malformed(f"it ends within a field of {count} bytes at {self.position}")
+            raise _malformed(f"it ends within a field of {count} bytes at offset {self.position}")
         self.position += count
         return self._encoded[self.position - count : self.position]
 
@@ -165,13 +165,13 @@ def verify(
     now: dt.datetime,
     endorsements: bytes = b"",  # noqa: ARG001 - a report comes with its chain
 ) -> Claims:
-    """Return what a genuine report says; VerificationError `attestation.nvidia.<fault>`.
+    """Return the claims of a genuine report; VerificationError `attestation.nvidia.<fault>`.
 
-    `evidence` is what `encode_evidence` gives; the chain may have the root or not.
+    `evidence` is a result of `encode_evidence`; its chain may include the root.
     """
     parts = parse_fields(EVIDENCE_LABEL, evidence, count_max=2)
     if parts is None or len(parts) != 2:
-        raise _malformed("not a report and its certificates")
+        raise _malformed("it is not a report with certificates")
     report = parse_report(parts[0])
     chain = parse_certificates(parts[1], kind=EVIDENCE_TYPE)
     if chain[-1] == collateral.roots.nvidia:
@@ -189,7 +189,7 @@ def verify(
     _check_signature(report, key)
     firmware_id = _endorsed_firmware(key, device)
     if report.opaque.get(_FWID) != firmware_id:
-        raise _fault("fwid", "the attestation key is not of the firmware that reports")
+        raise _fault("fwid", "the attestation key belongs to other firmware than the report")
     if not secrets.compare_digest(report.nonce, binding.device_nonce):
         raise _fault("nonce", "the report does not answer this challenge")
     measurements = {f"block_{index}": value for index, value in report.blocks.items()}
@@ -234,7 +234,9 @@ def _endorsed_firmware(key: x509.Certificate, device: x509.Certificate) -> bytes
     except (ValueError, x509.ExtensionNotFound) as error:
         raise _fault("certificate", f"no composite device id: {error}") from error
     if composite.device_id.data != expected.data or composite.firmware_id.algorithm != _SHA384:
-        raise _fault("certificate", "the attestation key names another device, or no SHA-384")
+        raise _fault(
+            "certificate", "the attestation key names another device, or a hash other than SHA-384"
+        )
     return composite.firmware_id.digest
 
 

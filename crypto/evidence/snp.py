@@ -1,8 +1,8 @@
 """The verifier of AMD SEV-SNP reports (AMD 56860; keys and certificates: AMD 57230).
 
 Chain: AMD root key (ARK, pinned by product) → SEV signing key (ASK for VCEK, ASVK for VLEK) →
-versioned endorsement key, which signs the report and names in its extensions the TCB version and
-the chip (VCEK) or the cloud provider (VLEK) that it stands for.
+versioned endorsement key. That key signs the report; extensions of its certificate name the TCB
+version and the chip (VCEK) or cloud provider (VLEK) that it belongs to.
 """
 
 import datetime as dt
@@ -43,7 +43,8 @@ from sealane.errors import VerificationError
 
 EVIDENCE_TYPE: Final = "snp"
 
-# What a flag must be unless the policy allows otherwise by its name; the others only inform.
+# Required value of each flag unless the policy allows the other one by name; other flags only
+# inform.
 SAFE_FLAGS: Final[Mapping[str, bool]] = {
     "debug": False,
     "migrate_ma": False,
@@ -52,7 +53,7 @@ SAFE_FLAGS: Final[Mapping[str, bool]] = {
     "revocation_checked": True,
 }
 
-# Products whose firmware ever made reports without CPUID.
+# Products whose firmware has made reports without CPUID.
 _OF_VERSION_2: Final = ("Milan", "Genoa")
 
 _EXTENSIONS: Final = "1.3.6.1.4.1.3704.1"
@@ -77,10 +78,11 @@ def verify(
     now: dt.datetime,
     endorsements: bytes = b"",
 ) -> Claims:
-    """Return what a genuine report says; VerificationError `attestation.snp.<fault>`.
+    """Return the claims of a genuine report; VerificationError `attestation.snp.<fault>`.
 
-    `evidence` is the report, 1184 bytes. `endorsements` is the certificate table that the host
-    gives its guests (configfs-tsm: `auxblob`), untrusted; what it lacks is taken from `collateral`.
+    `evidence` is the report, 1184 bytes. `endorsements` is the untrusted certificate table that the
+    host gives its guests (configfs-tsm: `auxblob`); certificates missing there are taken from
+    `collateral`.
     """
     report = parse_report(evidence)
     if report.mask_chip_key or report.signing_key not in {VCEK, VLEK}:
@@ -124,7 +126,7 @@ def verify(
             "launch_mit_vector": report.launch_mit_vector,
             "current_mit_vector": report.current_mit_vector,
         },
-        # A policy's minimum holds for each of the four, so the lowest of them is what counts.
+        # A policy's minimum applies to each of the four TCBs, so the lowest is what counts.
         tcb={component: min(tcb[component] for tcb in tcbs.values()) for component in found}
         | {"guest_svn": report.guest_svn},
         flags=flags,
@@ -143,8 +145,8 @@ def _endorsement_key(
         key = parse_certificate(encoded, kind=EVIDENCE_TYPE)
     else:
         key = _known_vcek(report, collateral)
-    # A report of version 2 doesn't name its product: then it is the one whose root the chain
-    # ends at. AMD's names only say which to try.
+    # A report of version 2 doesn't name its product: it is then the product of the root that the
+    # chain ends at. AMD's names only tell which one to try.
     product = report.product or next(
         (p for p in _OF_VERSION_2 if common_name(key.issuer) == _signer(report, p)),
         "",
@@ -156,9 +158,11 @@ def _endorsement_key(
     else:
         signers = [c for c in collateral.amd_signers if c.subject == key.issuer]
         if not signers:
-            raise _fault("collateral_missing", f"no certificate of {key.issuer.rfc4514_string()}")
+            raise _fault(
+                "collateral_missing", f"the certificate of {key.issuer.rfc4514_string()} is missing"
+            )
     signer = signers[0]
-    # The two kinds of keys have signers of their own under one root.
+    # Under one root, the two kinds of keys have different signers.
     if common_name(signer.subject) != _signer(report, product):
         raise _fault("chain", f"{common_name(signer.subject)} does not sign keys of this kind")
     chain = verify_chain(
@@ -172,29 +176,31 @@ def _endorsement_key(
 
 
 def _signer(report: Report, product: str) -> str:
-    """Return the common name of ASK or ASVK, as AMD gives it."""
+    """Return the common name that AMD gives to ASK or ASVK."""
     return f"SEV-{product}" if report.signing_key == VCEK else f"SEV-VLEK-{product}"
 
 
 def _known_vcek(report: Report, collateral: Collateral) -> x509.Certificate:
-    """Find the endorsement key of the report's chip and TCB among the collateral."""
+    """Find the endorsement key for the report's chip and TCB in the collateral."""
     for product in [report.product] if report.product else _OF_VERSION_2:
         tcb = decode_tcb(report.reported_tcb, product)
         key = collateral.amd_vceks.get(vcek_name(product, report.chip_id, tcb))
         if key is not None and report.signing_key == VCEK:
             return key
-    # A VLEK is known to the host that loaded it, which supplies it.
-    raise _fault("collateral_missing", "no endorsement key for this chip and TCB")
+    # The host loaded the VLEK, so it has the certificate and supplies it.
+    raise _fault(
+        "collateral_missing", "the endorsement key's certificate for this chip and TCB is missing"
+    )
 
 
 def vcek_name(product: str, chip_id: bytes, tcb: Mapping[str, int]) -> bytes:
-    """Return what collateral lists a VCEK by; `chip_id` is CHIP_ID, 64 bytes."""
+    """Return the name of a VCEK in collateral; `chip_id` is CHIP_ID, 64 bytes."""
     numbers = bytes(tcb[component] for component in sorted(tcb))
     return fields("vcek", product.encode(), chip_id, numbers)
 
 
 def parse_vcek(certificate: x509.Certificate) -> tuple[str, bytes, dict[str, int]]:
-    """Return product, CHIP_ID and TCB a VCEK is for; VerificationError `attestation.snp.…`."""
+    """Return product, CHIP_ID and TCB of a VCEK; VerificationError `attestation.snp.…`."""
     issuer = common_name(certificate.issuer)
     product = next((p for p in AMD_PRODUCTS if issuer == f"SEV-{p}"), None)
     if product is None:
@@ -214,7 +220,7 @@ def _check_signature(report: Report, certificate: x509.Certificate) -> None:
 
 
 def endorsed_tcb(certificate: x509.Certificate, product: str) -> dict[str, int]:
-    """Return the TCB an endorsement key stands for; VerificationError `attestation.snp.…`."""
+    """Return the TCB of an endorsement key; VerificationError `attestation.snp.…`."""
     components = ["bootloader", "tee", "snp", "microcode"] + ["fmc"] * (product == "Turin")
     try:
         numbers = {
@@ -232,20 +238,23 @@ def _hardware_id(report: Report, certificate: x509.Certificate, product: str) ->
         except ValueError as error:
             raise _fault("certificate", f"the CSP id is malformed: {error}") from error
         if not 0 < len(csp) <= _CSP_ID_CHARACTERS_MAX:
-            raise _fault("certificate", f"a CSP id of {len(csp)} characters")
+            raise _fault(
+                "certificate",
+                f"the CSP id has {len(csp)} characters; allowed: 1 to {_CSP_ID_CHARACTERS_MAX}",
+            )
         return f"csp-id:{csp.encode().hex()}"
     if not any(report.chip_id) or report.chip_id != _hwid(certificate, product):
-        raise _fault("chip_mismatch", "the endorsement key is not of the report's chip")
+        raise _fault("chip_mismatch", "the endorsement key belongs to another chip")
     return f"chip-id:{report.chip_id.hex()}"
 
 
 def _hwid(certificate: x509.Certificate, product: str) -> bytes:
-    """Return HWID as CHIP_ID: 64 bytes, of Turin 8 and zeros; raw or in an OCTET STRING."""
+    """Return HWID as CHIP_ID: 64 bytes, for Turin 8 and zeros; raw or in an OCTET STRING."""
     value, length = _extension(certificate, _HWID_OID), _HWID_LENGTHS[product]
     if len(value) == length + 2 and value.startswith(bytes([4, length])):
         value = value[2:]
     if len(value) != length:
-        raise _fault("certificate", f"HWID has {len(value)} bytes, not {length}")
+        raise _fault("certificate", f"HWID has {len(value)} bytes; needed: {length}")
     return value.ljust(64, b"\0")
 
 
@@ -255,7 +264,7 @@ def _extension(certificate: x509.Certificate, oid: str) -> bytes:
     except x509.ExtensionNotFound as error:
         raise _fault("certificate", f"the endorsement key has no extension {oid}") from error
     if not isinstance(found, x509.UnrecognizedExtension):
-        raise _fault("certificate", f"the extension {oid} is of another kind")
+        raise _fault("certificate", f"the extension {oid} has the wrong type")
     return found.value
 
 

@@ -1,7 +1,8 @@
-"""AMD SEV-SNP's ATTESTATION_REPORT, versions 2 to 5, and the certificate table beside it.
+"""AMD SEV-SNP's ATTESTATION_REPORT, versions 2 to 5, and its certificate table.
 
 SEV Secure Nested Paging Firmware ABI Specification (AMD 56860), table ATTESTATION_REPORT; GHCB
-specification (AMD 56421), section 4.1.8.1 for the table. Parsing only: nothing here is verified.
+specification (AMD 56421), section 4.1.8.1 for the certificate table. Parsing only: nothing is
+verified here.
 """
 
 import struct
@@ -18,10 +19,10 @@ VERSIONS: Final = (2, 3, 4, 5)
 
 VCEK_GUID: Final = uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd")
 VLEK_GUID: Final = uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1")
-# ASK or ASVK: whichever signed the endorsement key in the same table.
+# ASK or ASVK, whichever signed the endorsement key in the same table.
 ASK_GUID: Final = uuid.UUID("4ab7b379-bbac-4fe4-a02f-05aef327c782")
 
-# A host's table holds four certificates of at most 2 kB, most often padded to whole pages.
+# A host's table holds four certificates of at most 2 kB, usually padded to whole pages.
 TABLE_BYTES_MAX: Final = 64 << 10
 TABLE_ENTRIES_MAX: Final = 16
 _ENTRY: Final = struct.Struct("<16sII")
@@ -55,7 +56,7 @@ PLATFORM_BITS: Final[Mapping[str, int]] = {
 _POLICY_RESERVED: Final = ~((1 << 26) - 1) & (1 << 64) - 1
 _PLATFORM_RESERVED: Final = ~0b1011_1111 & (1 << 64) - 1
 
-# Which bytes of a TCB_VERSION hold which security version number; the other bytes are zero.
+# Which byte of a TCB_VERSION holds which security version number; other bytes are zero.
 _TCB_LAYOUT: Final[Mapping[str, Mapping[str, int]]] = {
     "Milan": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
     "Genoa": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
@@ -65,7 +66,7 @@ _TCB_LAYOUT: Final[Mapping[str, Mapping[str, int]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The fields of a report. TCBs are the 8 bytes as they stand; see `decode_tcb`."""
+    """The fields of a report. TCBs are the raw 8 bytes; see `decode_tcb`."""
 
     encoded: bytes
     version: int
@@ -101,7 +102,7 @@ class Report:
 
     @property
     def product(self) -> str:
-        """Name the product by its CPUID; empty where the report doesn't carry it (version 2)."""
+        """Return the product, from its CPUID; empty if the report has none (version 2)."""
         family, model, _ = self.cpuid
         if self.version < 3:
             return ""
@@ -121,16 +122,16 @@ _PRODUCTS: Final = (
 def parse_report(encoded: bytes) -> Report:
     """Parse a report of exactly 1184 bytes; VerificationError `attestation.snp.malformed`."""
     if len(encoded) != REPORT_BYTES:
-        raise _malformed(f"a report has {REPORT_BYTES} bytes, not {len(encoded)}")
+        raise _malformed(f"a report of {len(encoded)} bytes; allowed: {REPORT_BYTES}")
     version, guest_svn, policy = struct.unpack_from("<IIQ", encoded)
     vmpl, algorithm = struct.unpack_from("<II", encoded, 0x30)
     platform_info, flags = struct.unpack_from("<QI", encoded, 0x40)
     if version not in VERSIONS:
-        raise _malformed(f"report version {version}; allowed are {VERSIONS}")
+        raise _malformed(f"report version {version}; allowed: {VERSIONS}")
     if algorithm != _ECDSA_P384_SHA384:
-        raise _malformed(f"signature algorithm {algorithm}; allowed is {_ECDSA_P384_SHA384}")
+        raise _malformed(f"signature algorithm {algorithm}; allowed: {_ECDSA_P384_SHA384}")
     if not policy >> 17 & 1 or policy & _POLICY_RESERVED or platform_info & _PLATFORM_RESERVED:
-        raise _malformed("POLICY or PLATFORM_INFO has a reserved bit set otherwise")
+        raise _malformed("POLICY or PLATFORM_INFO has a reserved bit with the wrong value")
     _check_zero(encoded, version, flags)
     if vmpl > 3:
         raise _malformed(f"VMPL {vmpl}: not a guest's report")
@@ -167,7 +168,7 @@ def parse_report(encoded: bytes) -> Report:
 
 def _check_zero(encoded: bytes, version: int, flags: int) -> None:
     spans = [(0x4C, 0x50), (0x18B, 0x1A0), (0x1EB, 0x1EC), (0x1EF, 0x1F0), (0x208, 0x2A0)]
-    # What follows the signature isn't signed.
+    # The bytes after the signature aren't signed.
     spans.append((0x330, REPORT_BYTES))
     if version < 3:
         spans.append((0x188, 0x18B))
@@ -180,19 +181,19 @@ def _check_zero(encoded: bytes, version: int, flags: int) -> None:
 def decode_tcb(encoded: bytes, product: str) -> dict[str, int]:
     """Return the security version numbers of a TCB_VERSION (8 bytes) by component.
 
-    Milan and Genoa: bootloader, tee, snp, microcode; Turin has fmc besides, in another order.
+    Milan and Genoa: bootloader, tee, snp, microcode; Turin also has fmc, in a different order.
     Raises VerificationError `attestation.snp.malformed` if another byte isn't zero.
     """
     layout = _TCB_LAYOUT[product]
     if any(value for index, value in enumerate(encoded) if index not in layout.values()):
-        raise _malformed(f"TCB {encoded.hex()} is not one of {product}")
+        raise _malformed(f"TCB {encoded.hex()} is not valid for {product}")
     return {component: encoded[index] for component, index in layout.items()}
 
 
 def parse_certificate_table(encoded: bytes) -> dict[uuid.UUID, bytes]:
     """Return the certificates of a table by GUID; VerificationError `attestation.snp.table`.
 
-    An empty table may also be no bytes at all: a host need not supply one.
+    An empty table may also be zero bytes long: a host need not supply one.
     """
     if len(encoded) > TABLE_BYTES_MAX:
         raise _bad_table(f"{len(encoded)} bytes")
@@ -200,13 +201,13 @@ def parse_certificate_table(encoded: bytes) -> dict[uuid.UUID, bytes]:
     for index in range(TABLE_ENTRIES_MAX + 1 if encoded else 0):
         position = index * _ENTRY.size
         if index == TABLE_ENTRIES_MAX or position + _ENTRY.size > len(encoded):
-            raise _bad_table("it does not end")
+            raise _bad_table("it has no end marker")
         guid_bytes, offset, length = _ENTRY.unpack_from(encoded, position)
         if not any(guid_bytes):
             break
         guid = uuid.UUID(bytes=guid_bytes)
         if guid in found or offset > len(encoded) or length > len(encoded) - offset:
-            raise _bad_table(f"the entry of {guid} is a second one or leads outside")
+            raise _bad_table(f"the entry of {guid} is a duplicate or points outside the table")
         found[guid] = encoded[offset : offset + length]
     return found
 

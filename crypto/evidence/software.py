@@ -1,7 +1,7 @@
-"""`software` evidence: a signature by a key on disk.
+"""`software` evidence: a signature with a key on disk.
 
-It proves possession of that key and nothing about the machine. Development only, refused unless the
-policy allows it, and both ends say so at every start.
+It proves possession of that key and nothing about the machine. For development only: it is refused
+unless the policy allows it, and both ends log a warning at every start.
 """
 
 import datetime as dt
@@ -26,12 +26,12 @@ HARDWARE_SCHEME: Final = "key-sha256"
 _DOMAIN: Final = "sealane software evidence v1"
 _KEY_BYTES: Final = 32
 _EVIDENCE_BYTES: Final = _KEY_BYTES + 64
-# Nothing in this evidence ends: what is issued on it does.
+# This evidence doesn't expire; certificates based on it do.
 _VALIDITY: Final = dt.timedelta(days=1)
 
 
 class SoftwareKey:
-    """An Ed25519 key from a file, and the evidence it gives."""
+    """An Ed25519 key from a file, which signs evidence."""
 
     __slots__ = ("_key",)
 
@@ -40,24 +40,24 @@ class SoftwareKey:
 
     @classmethod
     def create(cls) -> "SoftwareKey":
-        """Make a new key."""
+        """Create a new key."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def parse(cls, pem: bytes, *, source: str) -> "SoftwareKey":
-        """Read PKCS #8 PEM; UsageError names `source` if it holds no Ed25519 key."""
+        """Parse PKCS #8 PEM; UsageError names `source` if it holds no Ed25519 key."""
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError) as error:
             raise UsageError(
                 "attestation.key.malformed",
-                f"{source}: not a key; allowed is an Ed25519 key in PKCS #8 PEM "
-                "(sealanectl key attestation makes one)",
+                f"{source}: not a key; allowed: an Ed25519 key in PKCS #8 PEM (sealanectl key "
+                "attestation makes one)",
             ) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise UsageError(
                 "attestation.key.malformed",
-                f"{source}: holds a {type(key).__name__}; allowed is an Ed25519 key",
+                f"{source}: a {type(key).__name__}; allowed: an Ed25519 key",
             )
         return cls(key)
 
@@ -71,7 +71,7 @@ class SoftwareKey:
 
     @property
     def fingerprint(self) -> str:
-        """How a policy names the key: `sha256:` and the hash of the raw public key, in hex."""
+        """Return its name in a policy: `sha256:` and the hash of the raw public key, in hex."""
         return f"sha256:{hashlib.sha256(self._key.public_key().public_bytes_raw()).hexdigest()}"
 
     def evidence(self, binding: Binding) -> bytes:
@@ -80,7 +80,7 @@ class SoftwareKey:
 
 
 class SoftwareVerifier:
-    """Reads `software` evidence."""
+    """Verifier of `software` evidence."""
 
     evidence_type = SOFTWARE
     media_type = MEDIA_TYPE
@@ -88,7 +88,7 @@ class SoftwareVerifier:
     safe_flags: Mapping[str, bool] = MappingProxyType({})
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002
-        """Refuse what this type doesn't have."""
+        """Refuse an introduction: this type has none."""
         return refuse_introduction(introduction, evidence_type=SOFTWARE)
 
     def verify(
@@ -104,7 +104,7 @@ class SoftwareVerifier:
         if len(evidence) != _EVIDENCE_BYTES:
             raise VerificationError(
                 "attestation.software.malformed",
-                f"software evidence has {_EVIDENCE_BYTES} bytes, not {len(evidence)}",
+                f"software evidence of {len(evidence)} bytes; allowed: {_EVIDENCE_BYTES}",
             )
         public_key, signature = evidence[:_KEY_BYTES], evidence[_KEY_BYTES:]
         try:

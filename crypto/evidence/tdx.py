@@ -1,8 +1,8 @@
-"""The verifier of Intel TDX quotes: `dcap_qvl` is the engine, an own parser reads beside it.
+"""The verifier of Intel TDX quotes: `dcap_qvl` verifies, and a second parser cross-checks.
 
 The engine checks the quote's signatures, the quoting enclave and the TCB level against Intel's TCB
 information and QE identity. What it leaves open is checked here: trailing bytes, PCEID, the PCK
-chain with a reason of its own, that both parsers read the same quote, and the binding.
+chain (with reasons of its own), that both parsers read the same quote, and the binding.
 """
 
 import datetime as dt
@@ -24,8 +24,8 @@ from sealane.errors import VerificationError
 
 EVIDENCE_TYPE: Final = "tdx"
 
-# What a flag must be unless the policy allows otherwise by its name; the others only inform. The
-# engine refuses the other value of each of these too.
+# Required value of each flag unless the policy allows the other one by name; other flags only
+# inform. The engine also refuses the other value of each of these.
 SAFE_FLAGS: Final[Mapping[str, bool]] = {
     "debug": False,
     "migratable": False,
@@ -34,7 +34,7 @@ SAFE_FLAGS: Final[Mapping[str, bool]] = {
     "service_td": False,
 }
 
-# Which fault an answer of the engine is, by how its text goes on; the text itself is in the error.
+# Fault for each error of the engine, by how its text begins; the error contains the text itself.
 _FAULTS: Final = (
     ("No matching TCB level", "tcb_level"),
     ("TCB status is invalid", "tcb_level"),
@@ -71,12 +71,14 @@ def verify(
     now: dt.datetime,
     endorsements: bytes = b"",  # noqa: ARG001 - a quote comes with its chain
 ) -> Claims:
-    """Return what a genuine quote says; VerificationError `attestation.tdx.<fault>`."""
+    """Return the claims of a genuine quote; VerificationError `attestation.tdx.<fault>`."""
     quote = parse_quote(evidence)
     _check_attributes(quote)
     chain = parse_certificates(quote.certificates, kind=EVIDENCE_TYPE)
     if len(chain) != 3 or chain[-1] != collateral.roots.intel:
-        raise _fault("chain", "the PCK chain is not of three certificates that end at Intel's root")
+        raise _fault(
+            "chain", "the PCK chain does not consist of three certificates that end at Intel's root"
+        )
     verified = verify_chain(
         chain[:-1],
         root=collateral.roots.intel,
@@ -85,7 +87,7 @@ def verify(
         now=now,
     )
     if not verified.revocation_checked:
-        raise _fault("collateral_missing", "Intel's two revocation lists are not at hand")
+        raise _fault("collateral_missing", "Intel's two revocation lists are missing")
     documents = _documents(chain[0], collateral, now)
     result = _run_engine(quote, chain, collateral, documents=documents, now=now)
     _check_same(quote, result)
@@ -99,20 +101,20 @@ def verify(
 
 
 def _check_attributes(quote: Quote) -> None:
-    """Refuse what no verifier of TDX accepts, with a reason for each."""
+    """Refuse attributes that no TDX verifier accepts, each with its own reason."""
     attributes = quote.attributes
     if attributes["debug"]:
         raise _fault("debug", "the TD can be debugged")
     if not attributes["sept_ve_disable"]:
         raise _fault("sept_ve", "SEPT_VE_DISABLE is 0: the host can inject exceptions")
     if attributes["migratable"] or any(quote.body.get("mrservicetd", b"")):
-        raise _fault("service_td", "the TD can be migrated, or is served by another TD")
+        raise _fault("service_td", "the TD can be migrated, or uses a service TD")
 
 
 def _documents(
     pck: x509.Certificate, collateral: Collateral, now: dt.datetime
 ) -> tuple[SignedDocument, SignedDocument]:
-    """Return TCB information of the platform and the QE identity, both current."""
+    """Return the platform's TCB information and the QE identity, both current."""
     try:
         with _engine_answers():
             platform = dcap_qvl.parse_pck_extension_from_pem(pck.public_bytes(Encoding.PEM))
@@ -121,22 +123,26 @@ def _documents(
     fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
     tcb_info, qe_identity = collateral.tcb_infos.get(fmspc), collateral.qe_identity
     if tcb_info is None or qe_identity is None:
-        raise _fault("collateral_missing", f"no TCB information of FMSPC {fmspc.hex()}")
+        raise _fault(
+            "collateral_missing", f"the TCB information for FMSPC {fmspc.hex()} is missing"
+        )
     if tcb_info.pce_id != pce_id:
-        raise _fault("collateral_missing", f"no TCB information of PCEID {pce_id.hex()}")
+        raise _fault(
+            "collateral_missing", f"the TCB information for PCEID {pce_id.hex()} is missing"
+        )
     for document in (tcb_info, qe_identity):
         if not document.issue_date <= now <= document.next_update:
             raise _fault(
                 "collateral_expired",
-                f"{document.name} holds from {document.issue_date} to {document.next_update}, "
-                f"not at {now}",
+                f"{document.name} is valid from {document.issue_date} to {document.next_update}; "
+                f"the time is {now}",
             )
     return tcb_info, qe_identity
 
 
 @contextmanager
 def _engine_answers() -> Iterator[None]:
-    """Turn a panic of the engine, which comes as no Exception, into a ValueError."""
+    """Convert a panic of the engine, which is not an Exception, to a ValueError."""
     try:
         yield
     except BaseException as error:
@@ -169,7 +175,7 @@ def _run_engine(
         qe_identity_signature=qe_identity.signature,
     )
     verifier = dcap_qvl.QuoteVerifier(collateral.roots.intel.public_bytes(Encoding.DER))
-    # What a level is worth is for our own policy to say.
+    # Whether a level is acceptable is for Sealane's policy to decide.
     everything = dcap_qvl.QuotePolicy.claims_only(seconds)
     try:
         with _engine_answers():
@@ -183,14 +189,14 @@ def _run_engine(
 
 
 def _check_same(quote: Quote, result: dict[str, Any]) -> None:
-    """Compare what the engine read with what the own parser read."""
+    """Compare the results of the engine and of this parser."""
     ((kind, report),) = result["report"].items()
     fields = report.get("base", {}) | report
     theirs = {name: fields.get(_ENGINE_NAMES.get(name, name)) for name in quote.body}
     ours = {name: value.hex() for name, value in quote.body.items()}
     is_same_kind = (kind == "TD15") == ("mrservicetd" in quote.body)
     if not is_same_kind or result["header"]["version"] != quote.version or theirs != ours:
-        raise _fault("ambiguous", "two parsers read different quotes from these bytes")
+        raise _fault("ambiguous", "two parsers read different quotes in the same bytes")
 
 
 def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -> Claims:
@@ -201,7 +207,8 @@ def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -
         product="TDX",
         measurements={name: quote.body[name] for name in _MEASUREMENTS}
         | {"fmspc": bytes(platform["fmspc"])},
-        # How old each component is, Intel's TCB level says; these are what a policy may raise.
+        # Intel's TCB level rates the age of each component; a policy may require higher versions of
+        # these.
         tcb={
             "tdx_module": quote.body["tee_tcb_svn"][0],
             "pce_svn": platform["pce_svn"],

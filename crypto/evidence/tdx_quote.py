@@ -1,7 +1,7 @@
 """Intel TDX quotes, versions 4 and 5, with ECDSA P-256: an independent, bounded parser.
 
-Intel TDX DCAP Quoting Library API, appendix 3 (little-endian). The engine that verifies parses
-quotes itself; the verifier compares what both read. Parsing only: nothing here is verified.
+Intel TDX DCAP Quoting Library API, appendix 3 (little-endian). The engine that verifies quotes has
+its own parser; the verifier compares both results. Parsing only: nothing is verified here.
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import Final
 
 from sealane.errors import VerificationError
 
-# Some hosts hand out their whole buffer: up to 3065 zero bytes were seen after a quote.
+# Some hosts return their whole buffer: up to 3065 zero bytes were seen after a quote.
 TRAILING_ZEROS_MAX: Final = 16 << 10
 _CHAIN_BYTES_MAX: Final = 16 << 10
 _QE_DATA_BYTES_MAX: Final = 1 << 10
@@ -24,7 +24,7 @@ _TD_1_0, _TD_1_5 = 2, 3
 _BODY_BYTES: Final = {_TD_1_0: 584, _TD_1_5: 648}
 _QE_REPORT_CERTIFICATION, _PCK_CHAIN = 6, 5
 
-# Fields of the TD report: name, offset, length. The last ones are in TD 1.5's only.
+# Fields of the TD report: name, offset, length. The last ones exist only in TD 1.5.
 _FIELDS: Final = (
     ("tee_tcb_svn", 0x000, 16),
     ("mrseam", 0x010, 48),
@@ -59,8 +59,8 @@ ATTRIBUTE_BITS: Final[Mapping[str, int]] = {
 class Quote:
     """A parsed quote: `body` holds the TD report's fields by name.
 
-    `unpadded` is the quote without trailing zeros, `certificates` the PCK chain in PEM. Both reach
-    beyond what is signed: what names a quote must come from `signed`.
+    `unpadded` is the quote without trailing zeros, `certificates` the PCK chain in PEM. Both
+    include bytes that aren't signed: identify a quote by `signed` only.
     """
 
     version: int
@@ -71,7 +71,7 @@ class Quote:
 
     @property
     def attributes(self) -> dict[str, bool]:
-        """TDATTRIBUTES by name of the bit."""
+        """Bits of TDATTRIBUTES by name."""
         value = int.from_bytes(self.body["td_attributes"], "little")
         return {name: bool(value >> bit & 1) for name, bit in ATTRIBUTE_BITS.items()}
 
@@ -118,14 +118,14 @@ def _parse_auth(auth: "_Reader") -> bytes:
     auth.take(64 + 64)  # signature of the quote, attestation key
     kind, size = auth.u16(), auth.u32()
     if kind != _QE_REPORT_CERTIFICATION:
-        raise _malformed(f"certification data of type {kind}; allowed is 6")
+        raise _malformed(f"certification data of type {kind}; allowed: 6")
     inner = _Reader(auth.take(size))
     auth.finish()
     inner.take(384 + 64)  # report of the quoting enclave and its signature
     inner.take(inner.u16(at_most=_QE_DATA_BYTES_MAX))
     kind, size = inner.u16(), inner.u32()
     if kind != _PCK_CHAIN or size > _CHAIN_BYTES_MAX:
-        raise _malformed(f"certification data of type {kind} and {size} bytes; allowed is 5")
+        raise _malformed(f"certification data of type {kind} with {size} bytes; allowed: type 5")
     certificates = inner.take(size)
     inner.finish()
     return certificates
@@ -138,14 +138,14 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._encoded) - self.position:
-            raise _malformed(f"it ends within a field of {count} bytes at {self.position}")
+            raise _malformed(f"it ends within a field of {count} bytes at offset {self.position}")
         self.position += count
         return self._encoded[self.position - count : self.position]
 
     def u16(self, *, at_most: int = 0xFFFF) -> int:
         value = int.from_bytes(self.take(2), "little")
         if value > at_most:
-            raise _malformed(f"a field of {value} bytes; allowed are {at_most}")
+            raise _malformed(f"a field of {value} bytes; allowed: {at_most}")
         return value
 
     def u32(self) -> int:
@@ -153,12 +153,14 @@ class _Reader:
 
     def finish(self) -> None:
         if self.position != len(self._encoded):
-            raise _malformed("a field is longer than what it holds")
+            raise _malformed("a field is longer than its content")
 
     def finish_zeros(self) -> None:
         trailing = self._encoded[self.position :]
         if len(trailing) > TRAILING_ZEROS_MAX or any(trailing):
-            raise _malformed(f"{len(trailing)} bytes follow that are not a few zeros")
+            raise _malformed(
+                f"{len(trailing)} bytes follow; allowed: up to {TRAILING_ZEROS_MAX} zeros"
+            )
 
 
 def _malformed(message: str) -> VerificationError:

@@ -1,11 +1,11 @@
 """TPM 2.0 evidence: endorsement key, attestation key, quote, certified KEM key.
 
-The introduction names the endorsement key (EK) with its certificates and the attestation key (AK);
-the challenge comes with a credential that only the TPM with both can open. Evidence is a proof that
-it was opened, a quote by the AK over the runtime data, the PCR values, the firmware's event log,
-and the AK's certification of a KEM key that this TPM made and keeps. attestation.md.
+The introduction contains the endorsement key (EK) with its certificates and the attestation key
+(AK). The challenge contains a credential that only a TPM with both keys can open. Evidence is a
+proof that it was opened, a quote by the AK over the runtime data, the PCR values, the firmware's
+event log, and the AK's certification of a KEM key that this TPM created and keeps. attestation.md.
 
-What it can't say: that the kernel beside the TPM hasn't changed since what the PCRs hold.
+It does not prove that the running kernel is unchanged since it was measured into the PCRs.
 """
 
 import datetime as dt
@@ -58,9 +58,9 @@ from sealane.errors import VerificationError
 
 TPM2: Final = "tpm2"
 MEDIA_TYPE: Final = "application/vnd.sealane.tpm2-evidence"
-# What a flag must be unless the policy says otherwise by its name.
-# `clock_unsafe` has no safe value: after a power cut no clock is safe for an hour, and what is
-# compared of it (`HardwareClock.has_gone_back`) holds all the same.
+# Required value of each flag unless the policy says otherwise by name. `clock_unsafe` has no safe
+# value: after a power failure no clock is safe for an hour, and the comparison
+# `HardwareClock.has_gone_back` is valid regardless.
 SAFE_FLAGS: Final[Mapping[str, bool]] = {"ek_uncertified": False}
 HARDWARE_SCHEME: Final = "ek-sha256"
 SECRET_BYTES: Final = 32
@@ -72,13 +72,13 @@ _PARTS: Final = 8
 _EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")  # tcg-kp-EKCertificate
 _STORAGE_SYMMETRIC: Final = (ALG_AES, 128, ALG_CFB)
 _OTHER_HIERARCHIES: Final = {RH_OWNER: "owner", RH_PLATFORM: "platform", RH_NULL: "null"}
-# An EK without a certificate ends by nothing but being taken from the allow-list.
+# An EK without a certificate doesn't expire; it can only be removed from the allow-list.
 _NO_END: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """Who a TPM is: TPMT_PUBLIC of EK and AK, and the EK's certificates, its own first, in DER."""
+    """Identity of a TPM: TPMT_PUBLIC of EK and AK, and the EK's chain in DER, leaf first."""
 
     endorsement_key: bytes
     attestation_key: bytes
@@ -91,11 +91,11 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the node sends; the structures as the TPM gave them.
+    """The node's evidence; structures are as the TPM returned them.
 
-    `proof` is `activation_proof` of the opened credential. `pcr_values` are the digests behind the
-    quote, in the order of their indices. `event_log` may be empty; so may the last three, which
-    are the KEM key's TPMT_PUBLIC and what the AK says of it.
+    `proof` is `activation_proof` of the opened credential. `pcr_values` are the quoted digests, in
+    the order of their indices. `event_log` may be empty; so may the last three, which are the KEM
+    key's TPMT_PUBLIC, its certification by the AK, and the signature of that.
     """
 
     proof: bytes
@@ -123,7 +123,7 @@ class Evidence:
 
 
 def hardware_id(endorsement_key: bytes) -> str:
-    """Return the name of the TPM with this EK (TPMT_PUBLIC) in a policy's allow-list."""
+    """Return the name in a policy's allow-list of the TPM with this EK (TPMT_PUBLIC)."""
     return _hardware_id(_subject_public_key_info(parse_public(endorsement_key).key))
 
 
@@ -132,13 +132,13 @@ def _hardware_id(encoded_key: bytes) -> str:
 
 
 def activation_proof(secret: bytes, qualifying_data: bytes) -> bytes:
-    """Prove to know the credential's `secret`, for this runtime data only."""
+    """Return a proof of knowing the credential's `secret`, for this runtime data only."""
     return hmac.digest(secret, fields(_PROOF, qualifying_data), "sha256")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
-    """What a challenge remembers of the TPM it was made for."""
+    """State of a challenge: the TPM that it was made for."""
 
     secret: bytes
     attestation_key: Public
@@ -148,7 +148,7 @@ class _Expected:
 
 
 class Tpm2Verifier:
-    """Reads TPM 2.0 evidence. `roots` are the TPM makers' authorities the operator trusts."""
+    """Verifier of TPM 2.0 evidence. `roots` are the CAs of TPM makers that the operator trusts."""
 
     evidence_type = TPM2
     media_type = MEDIA_TYPE
@@ -159,11 +159,11 @@ class Tpm2Verifier:
         self._roots = tuple(roots)
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:
-        """Check the EK and its certificates and make a credential for the AK.
+        """Check the EK and its certificates, and make a credential for the AK.
 
-        VerificationError `attestation.tpm2.` and `malformed`, `endorsement_key` (not one, or not
-        the certificate's), `attestation_key` (one that could sign other things or be elsewhere),
-        `chain`, `expired`.
+        VerificationError `attestation.tpm2.` plus `malformed`, `endorsement_key` (not an EK, or not
+        the certificate's key), `attestation_key` (a key that could sign other data or be outside
+        this TPM), `chain`, `expired`.
         """
         parts = parse_fields(_INTRODUCTION, introduction, count_max=2 + CERTIFICATES_MAX)
         if parts is None or len(parts) < 2:
@@ -174,14 +174,16 @@ class Tpm2Verifier:
             or endorsement_key.symmetric != _STORAGE_SYMMETRIC
         ):
             raise VerificationError(
-                "attestation.tpm2.endorsement_key", "the key introduced as the EK can't be one"
+                "attestation.tpm2.endorsement_key",
+                "the key introduced as endorsement key (EK) has the wrong type or attributes",
             )
         if not attestation_key.has(
             required=BORN_IN_TPM | RESTRICTED | SIGN, forbidden=DECRYPT
         ) or attestation_key.scheme not in {(ALG_ECDSA, ALG_SHA256), (ALG_RSASSA, ALG_SHA256)}:
             raise VerificationError(
                 "attestation.tpm2.attestation_key",
-                "the attestation key isn't a restricted signing key that its TPM made and keeps",
+                "the attestation key is not a restricted signing key that the TPM created and "
+                "keeps",
             )
         encoded_key = _subject_public_key_info(endorsement_key.key)
         valid_until = self._check_certificates(parts[2:], encoded_key, now)
@@ -208,13 +210,13 @@ class Tpm2Verifier:
         endorsements: bytes,  # noqa: ARG002 - a TPM's come with its introduction
         now: dt.datetime,  # noqa: ARG002 - certificates were checked seconds ago
     ) -> Claims:
-        """Return what the TPM says.
+        """Return the TPM's claims.
 
-        VerificationError `attestation.tpm2.` and `malformed`, `not_activated` (the credential was
-        not opened: AK and EK are not in one TPM), `signature`, `hierarchy` (the AK is not a
-        primary key of the endorsement hierarchy), `binding` (it answers something else), `pcrs`
-        (the values are not the quoted ones), `event_log`, `kem_key` (not made or not kept by this
-        TPM, or not the runtime data's).
+        VerificationError `attestation.tpm2.` plus `malformed`, `not_activated` (the credential was
+        not opened: AK and EK are not in one TPM), `signature`, `hierarchy` (the AK is not a primary
+        key of the endorsement hierarchy), `binding` (it answers something else), `pcrs` (the values
+        are not the quoted ones), `event_log`, `kem_key` (not created or not kept by this TPM, or
+        not the runtime data's).
         """
         expected = introduced.context
         if not isinstance(expected, _Expected):
@@ -226,7 +228,7 @@ class Tpm2Verifier:
         if not hmac.compare_digest(parsed.proof, proof):
             raise VerificationError(
                 "attestation.tpm2.not_activated",
-                "the TPM did not open the credential: its attestation key is elsewhere",
+                "the TPM did not open the credential: the attestation key is not in that TPM",
             )
         signer = expected.attestation_key
         verify_signature(signer.key, parsed.quote_signature, parsed.quote)
@@ -258,7 +260,7 @@ class Tpm2Verifier:
     def _check_certificates(
         self, encoded: Sequence[bytes], endorsement_key: bytes, now: dt.datetime
     ) -> dt.datetime:
-        """Check the chain of the EK's certificate, if it has one, and return when it ends."""
+        """Check the chain of the EK's certificate, if there is one; return when it expires."""
         if not encoded:
             return _NO_END
         certificates = [parse_certificate(part, kind=TPM2) for part in encoded]
@@ -273,7 +275,7 @@ class Tpm2Verifier:
             usage = x509.ExtendedKeyUsage([])
         if _EK_CERTIFICATE not in usage:
             raise VerificationError(
-                "attestation.tpm2.endorsement_key", "the certificate is not that of an EK"
+                "attestation.tpm2.endorsement_key", "the certificate is not an EK certificate"
             )
         root = next((root for root in self._roots if _is_issued(certificates[-1], root)), None)
         if root is None:
@@ -308,12 +310,12 @@ def _parse_evidence(evidence: bytes) -> Evidence:
         certification_signature=parts[7],
     )
     if not parsed.kem_public and (parsed.certification or parsed.certification_signature):
-        raise malformed("a certification without the key that it is for")
+        raise malformed("a certification of the KEM key without the key's public area")
     return parsed
 
 
 def _check_attest(attest: Attest, signer: Public, binding: Binding) -> None:
-    """Check what both attestations have: whose key signed, and over what."""
+    """Check what both attestations have in common: the signing key, and the signed data."""
     _check_hierarchy(attest, signer)
     if not hmac.compare_digest(attest.extra_data, binding.qualifying_data):
         raise VerificationError(
@@ -324,8 +326,9 @@ def _check_attest(attest: Attest, signer: Public, binding: Binding) -> None:
 def _check_hierarchy(attest: Attest, signer: Public) -> None:
     """Refuse an AK of another hierarchy.
 
-    There the TPM adds to reset count, restart count and firmware version what nobody but the TPM
-    knows and what every other key gets another of: whoever tries keys chooses the sums.
+    For other hierarchies the TPM obfuscates reset count, restart count and firmware version by
+    adding secret numbers that differ from key to key, so an attacker could choose the sums by
+    trying keys.
     """
     if attest.signer == qualified_name(signer.name, hierarchy=RH_ENDORSEMENT):
         return
@@ -333,12 +336,12 @@ def _check_hierarchy(attest: Attest, signer: Public) -> None:
         if attest.signer == qualified_name(signer.name, hierarchy=handle):
             raise VerificationError(
                 "attestation.tpm2.hierarchy",
-                f"the attestation key is of the {hierarchy} hierarchy, not of the endorsement "
+                f"the attestation key is in the {hierarchy} hierarchy, not in the endorsement "
                 "hierarchy",
             )
     raise VerificationError(
         "attestation.tpm2.hierarchy",
-        "the attestation key is not a primary key: it has a parent that nothing is known of",
+        "the attestation key is not a primary key: its parent is unknown",
     )
 
 
@@ -353,7 +356,7 @@ def _pcr_values(encoded: bytes, indices: Sequence[int], digest: bytes) -> dict[i
 
 
 def _check_kem_key(evidence: Evidence, signer: Public, binding: Binding) -> None:
-    """Check that the TPM that quotes made the KEM key of the runtime data, and keeps it."""
+    """Check that the quoting TPM created the KEM key of the runtime data, and keeps it."""
     verify_signature(signer.key, evidence.certification_signature, evidence.certification)
     certification = parse_certification(evidence.certification)
     _check_attest(certification.attest, signer, binding)
@@ -369,7 +372,7 @@ def _check_kem_key(evidence: Evidence, signer: Public, binding: Binding) -> None
     ):
         raise VerificationError(
             "attestation.tpm2.kem_key",
-            "the KEM key of the runtime data is not one that this TPM made and keeps",
+            "the KEM key in the runtime data is not one that the TPM created and keeps",
         )
 
 

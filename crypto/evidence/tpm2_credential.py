@@ -1,8 +1,8 @@
 """TPM2_MakeCredential without a TPM (TPM 2.0 Library, Part 1, section 24; Part 3, section 12.6).
 
-A credential opens only in the TPM that has the endorsement key, and there only while an object of
-the given name is loaded. So whoever answers with it has that attestation key beside that
-endorsement key.
+A credential can be opened only by the TPM that has the endorsement key, and only while an object
+with the given name is loaded. So opening it proves that the attestation key is in the same TPM as
+the endorsement key.
 """
 
 import hmac
@@ -25,7 +25,7 @@ _IDENTITY: Final = b"IDENTITY\0"
 
 
 def make_credential(secret: bytes, *, endorsement_key: PublicKey, name: bytes) -> bytes:
-    """Return a TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET, one behind the other.
+    """Return a TPM2B_ID_OBJECT followed by a TPM2B_ENCRYPTED_SECRET.
 
     `secret` has at most 32 bytes; `endorsement_key` is a storage key with SHA-256 and AES-128-CFB,
     on P-256 or RSA; `name` is that of the attestation key.
@@ -44,7 +44,7 @@ def make_credential(secret: bytes, *, endorsement_key: PublicKey, name: bytes) -
 
 
 def _share_by_agreement(endorsement_key: ec.EllipticCurvePublicKey) -> tuple[bytes, bytes]:
-    """Return the seed and the point from which the TPM derives it (Part 1, annex C.6.1)."""
+    """Return the seed, and the point from which the TPM derives it (Part 1, annex C.6.1)."""
     ephemeral = ec.generate_private_key(ec.SECP256R1())
     ours = ephemeral.public_key().public_numbers()
     x, y = ours.x.to_bytes(32, "big"), ours.y.to_bytes(32, "big")
@@ -55,7 +55,7 @@ def _share_by_agreement(endorsement_key: ec.EllipticCurvePublicKey) -> tuple[byt
 
 
 def _kdf_a(key: bytes, label: bytes, context: bytes, length: int) -> bytes:
-    """KDFa: SP 800-108 in counter mode with HMAC-SHA256; the label's zero byte separates it."""
+    """KDFa: SP 800-108 in counter mode with HMAC-SHA256; the label is followed by a zero byte."""
     derivation = KBKDFHMAC(
         algorithm=SHA256(),
         mode=Mode.CounterMode,

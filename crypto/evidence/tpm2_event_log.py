@@ -1,8 +1,8 @@
 """The firmware's event log (TCG PC Client Platform Firmware Profile, section 10), replayed.
 
-A log proves nothing by itself: anyone can write one. Replayed, it must give the quoted PCRs; then
-its digests are what was extended into them, one by one, and a policy can name components instead
-of whole machines. Little-endian. Only the SHA-256 digests are read.
+A log alone proves nothing: anyone can write one. Its replay must give the quoted PCRs. Then its
+digests are what was extended into them, one by one, and a policy can name components instead of
+whole machines. Little-endian. Only the SHA-256 digests are read.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _EV_NO_ACTION: Final = 3
 _SPEC_ID: Final = b"Spec ID Event03\0"
 _STARTUP_LOCALITY: Final = b"StartupLocality\0"
 
-# The firmware's PCRs. Into later ones an operating system may extend what no firmware log has.
+# The firmware's PCRs. An operating system may extend later ones without the firmware's log.
 _FIRMWARE_PCR_MAX: Final = 7
 
 
@@ -37,10 +37,10 @@ class _Register:
 
 
 def explain(log: bytes, quoted: Mapping[int, bytes]) -> dict[int, tuple[bytes, ...]]:
-    """Return the digests that were extended into each quoted PCR that `log` accounts for.
+    """Return the digests that were extended into each quoted PCR that `log` explains.
 
     `quoted` are the values of the quote by index. VerificationError `attestation.tpm2.malformed`,
-    or `attestation.tpm2.event_log` if the log gives another value for one of PCRs 0…7.
+    or `attestation.tpm2.event_log` if the log gives a different value for one of PCRs 0…7.
     """
     registers = _replay(log)
     explained: dict[int, tuple[bytes, ...]] = {}
@@ -52,7 +52,7 @@ def explain(log: bytes, quoted: Mapping[int, bytes]) -> dict[int, tuple[bytes, .
         elif index <= _FIRMWARE_PCR_MAX:
             raise VerificationError(
                 "attestation.tpm2.event_log",
-                f"the event log does not lead to the quoted PCR {index}",
+                f"the event log does not account for the quoted value of PCR {index}",
             )
     return explained
 
@@ -79,47 +79,49 @@ def _replay(log: bytes) -> dict[int, _Register]:
 
 
 def _read_header(reader: "_Reader") -> dict[int, int]:
-    """Read the first event, in the old format, and return digest sizes by algorithm."""
+    """Read the first event, in the old format; return digest sizes by algorithm."""
     index, kind = reader.integer(4), reader.integer(4)
     reader.take(hashlib.sha1().digest_size)  # noqa: S324 - skips a field of that size
     header = _Reader(reader.take(reader.integer(4)))
     if (index, kind) != (0, _EV_NO_ACTION) or header.take(len(_SPEC_ID)) != _SPEC_ID:
-        raise malformed("an event log that does not begin with Spec ID Event03")
+        raise malformed("the event log does not begin with Spec ID Event03")
     header.take(8)  # platform class, version of the specification, size of UINTN
     count = header.integer(4)
     if not 0 < count <= _ALGORITHMS_MAX:
-        raise malformed(f"an event log with {count} algorithms; allowed: {_ALGORITHMS_MAX}")
+        raise malformed(f"an event log with {count} algorithms; allowed: at most {_ALGORITHMS_MAX}")
     sizes = {header.integer(2): header.integer(2) for _ in range(count)}
     header.take(header.integer(1))
     if not header.is_at_end or max(sizes.values()) > _DIGEST_BYTES_MAX:
-        raise malformed("an event log with a malformed header")
+        raise malformed("the event log has a malformed header")
     if sizes.get(ALG_SHA256) != PCR_BYTES:
-        raise malformed("an event log without SHA-256 digests")
+        raise malformed("the event log has no SHA-256 digests")
     return sizes
 
 
 def _read_digests(reader: "_Reader", sizes: Mapping[int, int]) -> bytes:
-    """Read the digests of one event and return that of SHA-256."""
+    """Read the digests of one event and return the SHA-256 digest."""
     digests: dict[int, bytes] = {}
     for _ in range(reader.integer(4)):
         algorithm = reader.integer(2)
         if algorithm not in sizes or algorithm in digests:
-            raise malformed(f"an event with digest algorithm {algorithm:#06x} out of place")
+            raise malformed(
+                f"an event has an undeclared or repeated digest algorithm {algorithm:#06x}"
+            )
         digests[algorithm] = reader.take(sizes[algorithm])
     if ALG_SHA256 not in digests:
-        raise malformed("an event without a SHA-256 digest")
+        raise malformed("an event has no SHA-256 digest")
     return digests[ALG_SHA256]
 
 
 def _start_at_locality(registers: dict[int, _Register], event: bytes) -> None:
-    """PCR 0 starts with the locality of TPM2_Startup in its last byte (section 10.4.5.3)."""
+    """Start PCR 0 with the locality of TPM2_Startup in its last byte (section 10.4.5.3)."""
     if len(event) != len(_STARTUP_LOCALITY) + 1 or 0 in registers:
-        raise malformed("a startup locality out of place")
+        raise malformed("a startup locality event at the wrong place")
     registers[0] = _Register(value=event[-1:].rjust(PCR_BYTES, b"\0"))
 
 
 class _Reader:
-    """Takes little-endian integers and bytes off the front."""
+    """Reads little-endian integers and bytes from the front."""
 
     def __init__(self, encoded: bytes) -> None:
         self._rest = memoryview(encoded)
@@ -130,7 +132,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._rest):
-            raise malformed("a truncated event log")
+            raise malformed("the event log is truncated")
         taken, self._rest = self._rest[:count], self._rest[count:]
         return bytes(taken)
 

@@ -1,7 +1,7 @@
-"""Structures of the TPM 2.0 Library Specification, Part 2, as far as evidence has them.
+"""Structures of the TPM 2.0 Library Specification, Part 2, as far as evidence uses them.
 
-Big-endian, every variable part behind its length (TPM2B). A reader takes exactly what a structure
-has; what is left over, or missing, is refused. SHA-256 everywhere: weaker hashes are no evidence.
+Big-endian; each variable part follows its length (TPM2B). A reader takes exactly the bytes of a
+structure; extra or missing bytes are refused. SHA-256 everywhere: weaker hashes are not accepted.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ SENSITIVE_DATA_ORIGIN: Final = 1 << 5
 RESTRICTED: Final = 1 << 16
 DECRYPT: Final = 1 << 17
 SIGN: Final = 1 << 18
-# A key that this TPM made from its own random numbers and that never leaves it.
+# A key that the TPM generated from its own random numbers and that never leaves it.
 BORN_IN_TPM: Final = FIXED_TPM | FIXED_PARENT | SENSITIVE_DATA_ORIGIN
 
 # TPM_RH (Part 2, 7.4): the roots of the hierarchies of keys.
@@ -52,7 +52,7 @@ _ST_ATTEST_CERTIFY: Final = 0x8017
 PCR_BYTES: Final = 32
 PCR_COUNT: Final = 24
 
-# Bounds: the largest structure is an RSA-4096 public area of some 550 bytes.
+# Limits: the largest structure is an RSA-4096 public area of some 550 bytes.
 _STRUCTURE_BYTES_MAX: Final = 1024
 _RSA_BITS: Final = (2048, 3072, 4096)
 _RSA_EXPONENT: Final = 65537
@@ -61,32 +61,32 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 
 def malformed(message: str) -> VerificationError:
-    """Return the error for bytes that are not the structure they should be."""
+    """Return the error for bytes that are not the expected structure."""
     return VerificationError("attestation.tpm2.malformed", message)
 
 
 class Reader:
-    """Takes integers and sized buffers off the front of a structure."""
+    """Reads integers and sized buffers from the front of a structure."""
 
     def __init__(self, encoded: bytes, what: str) -> None:
         if len(encoded) > _STRUCTURE_BYTES_MAX:
-            raise malformed(f"{what} has {len(encoded)} bytes, allowed: {_STRUCTURE_BYTES_MAX}")
+            raise malformed(f"{what} has {len(encoded)} bytes; allowed: {_STRUCTURE_BYTES_MAX}")
         self._rest = memoryview(encoded)
         self._what = what
 
     def take(self, count: int) -> bytes:
-        """Take `count` bytes."""
+        """Read `count` bytes."""
         if count > len(self._rest):
             raise malformed(f"{self._what} is truncated")
         taken, self._rest = self._rest[:count], self._rest[count:]
         return bytes(taken)
 
     def integer(self, count: int) -> int:
-        """Take an unsigned integer of `count` bytes."""
+        """Read an unsigned integer of `count` bytes."""
         return int.from_bytes(self.take(count), "big")
 
     def sized(self) -> bytes:
-        """Take a TPM2B: two bytes of length and that many bytes."""
+        """Read a TPM2B: two bytes of length, then that many bytes."""
         return self.take(self.integer(2))
 
     def finish(self) -> None:
@@ -100,7 +100,8 @@ class Public:
     """A TPMT_PUBLIC (Part 2, 12.2.4) of an RSA or P-256 key.
 
     `scheme` and `symmetric` are algorithm identifiers with their parameters, ALG_NULL first if
-    there is none. `name` is the TPM's name of the object: algorithm and digest of all of it.
+    there is none. `name` is the TPM's name of the object: algorithm and digest of the whole
+    structure.
     """
 
     attributes: int
@@ -110,18 +111,18 @@ class Public:
     name: bytes
 
     def has(self, *, required: int, forbidden: int = 0) -> bool:
-        """Whether all bits of `required` and none of `forbidden` are set."""
+        """Return whether all bits of `required` and none of `forbidden` are set."""
         return self.attributes & required == required and not self.attributes & forbidden
 
 
 def parse_public(encoded: bytes) -> Public:
-    """Parse a TPMT_PUBLIC; VerificationError `attestation.tpm2.malformed`, also on other keys."""
+    """Parse a TPMT_PUBLIC; VerificationError `attestation.tpm2.malformed`, also for other keys."""
     reader = Reader(encoded, "TPMT_PUBLIC")
     kind = reader.integer(2)
     if reader.integer(2) != ALG_SHA256:
         raise malformed("a public area has a name algorithm other than SHA-256")
     attributes = reader.integer(4)
-    reader.sized()  # authPolicy: part of the name, nothing we rely on
+    reader.sized()  # authPolicy: part of the name, not used here
     symmetric = _symmetric(reader)
     scheme = _scheme(reader)
     key: PublicKey
@@ -142,10 +143,11 @@ def parse_public(encoded: bytes) -> Public:
 
 
 def qualified_name(name: bytes, *, hierarchy: int) -> bytes:
-    """Return the qualified name of a primary key of this hierarchy (Part 1, 16; TPM_RH).
+    """Return the qualified name of a primary key in this hierarchy (Part 1, 16; TPM_RH).
 
-    It is a digest over the parent's qualified name and the key's own name; a hierarchy's is its
-    handle. So it tells a primary key from a child, and the hierarchies from each other.
+    It is a digest over the parent's qualified name and the key's own name; a hierarchy's qualified
+    name is its handle. So it distinguishes a primary key from a child, and the hierarchies from
+    each other.
     """
     parent = hierarchy.to_bytes(4, "big")
     return ALG_SHA256.to_bytes(2, "big") + hashlib.sha256(parent + name).digest()
@@ -177,19 +179,19 @@ def _ecc_key(reader: Reader) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
     except ValueError as error:
-        raise malformed("a public area's point is not on P-256") from error
+        raise malformed("an elliptic curve key whose point is not on P-256") from error
 
 
 def _rsa_key(reader: Reader) -> rsa.RSAPublicKey:
     bits, exponent = reader.integer(2), reader.integer(4)
     modulus = int.from_bytes(reader.sized(), "big")
-    # 0 stands for the default exponent. Others cost time, and no TPM has them.
+    # 0 stands for the default exponent. Others cost time, and no TPM uses them.
     if bits not in _RSA_BITS or exponent not in {0, _RSA_EXPONENT} or modulus.bit_length() != bits:
         raise malformed(f"an RSA key of {bits} bits with exponent {exponent}; allowed: {_RSA_BITS}")
     try:
         return rsa.RSAPublicNumbers(_RSA_EXPONENT, modulus).public_key()
     except ValueError as error:
-        raise malformed("a public area's modulus is none") from error
+        raise malformed("an RSA key whose modulus is invalid") from error
 
 
 def verify_signature(key: PublicKey, signature: bytes, signed: bytes) -> None:
@@ -220,13 +222,13 @@ def verify_signature(key: PublicKey, signature: bytes, signed: bytes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attest:
-    """What every TPMS_ATTEST says (Part 2, 10.12.8), and its TPMU_ATTEST still to be read.
+    """The common part of all TPMS_ATTEST (Part 2, 10.12.8); TPMU_ATTEST is still to be read.
 
-    `signer` is the qualified name of the key that signed (`qualified_name`). In an attestation by a
-    key outside the endorsement and platform hierarchies, reset count, restart count and firmware
-    version have numbers added that depend on that key (Part 1, 36.7).
-    `clock` is in milliseconds of operation; `is_safe` says that no earlier value of it may have
-    been larger. Resets are starts of the machine, restarts are resumes from hibernation.
+    `signer` is the qualified name of the signing key (`qualified_name`). In an attestation by a key
+    outside the endorsement and platform hierarchies, numbers that depend on that key are added to
+    reset count, restart count and firmware version (Part 1, 36.7). `clock` is in milliseconds of
+    operation; `is_safe` says that it was never larger before. Resets are starts of the machine,
+    restarts are resumes from hibernation.
     """
 
     signer: bytes
@@ -240,7 +242,7 @@ class Attest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """A TPMS_ATTEST of type quote: the digest over the PCRs (bank SHA-256) of `indices`."""
+    """A TPMS_ATTEST of type quote: the digest over the PCRs `indices` (bank SHA-256)."""
 
     attest: Attest
     indices: tuple[int, ...]
@@ -249,7 +251,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certification:
-    """A TPMS_ATTEST of type certify: an object of this name is loaded in the signing TPM."""
+    """A TPMS_ATTEST of type certify: an object with this name is loaded in the signing TPM."""
 
     attest: Attest
     name: bytes
@@ -260,24 +262,24 @@ def parse_quote(encoded: bytes) -> Quote:
     reader = Reader(encoded, "TPMS_ATTEST")
     attest = _attest(reader, _ST_ATTEST_QUOTE)
     if reader.integer(4) != 1 or reader.integer(2) != ALG_SHA256:
-        raise malformed("a quote of anything but one selection from the SHA-256 bank")
+        raise malformed("a quote that does not cover exactly one selection, of the SHA-256 bank")
     bitmap = reader.take(reader.integer(1))
     digest = reader.sized()
     reader.finish()
     if len(bitmap) > PCR_COUNT // 8:
-        raise malformed("a quote of PCRs beyond 23")
+        raise malformed("a quote of PCRs above 23")
     bits = int.from_bytes(bitmap, "little")
     indices = tuple(i for i in range(PCR_COUNT) if bits >> i & 1)
     return Quote(attest=attest, indices=indices, digest=digest)
 
 
 def parse_certification(encoded: bytes) -> Certification:
-    """Parse what TPM2_Certify signs."""
+    """Parse the structure that TPM2_Certify signs."""
     reader = Reader(encoded, "TPMS_ATTEST")
     attest = _attest(reader, _ST_ATTEST_CERTIFY)
     name = reader.sized()
-    # Its qualified name, too, depends on its parent. The attributes of the key say all that counts:
-    # a TPM makes a key that is fixed to it in no other way than under a parent that is.
+    # The qualified name isn't needed, although it depends on the parent. The attributes of the key
+    # suffice: a TPM creates a key that is fixed to it only under a parent that is.
     reader.sized()
     reader.finish()
     return Certification(attest=attest, name=name)
@@ -285,14 +287,14 @@ def parse_certification(encoded: bytes) -> Certification:
 
 def _attest(reader: Reader, kind: int) -> Attest:
     # The magic number says that the TPM made this from its own state: a restricted key signs
-    # nothing else that begins so.
+    # nothing else that begins with it.
     if reader.integer(4) != _GENERATED or reader.integer(2) != kind:
-        raise malformed("not what a TPM attests, or an attestation of another type")
+        raise malformed("not a TPM attestation, or one of another type")
     signer, extra_data = reader.sized(), reader.sized()
     clock, reset_count, restart_count = reader.integer(8), reader.integer(4), reader.integer(4)
     safe = reader.integer(1)
     if safe > 1:
-        raise malformed("a clock that is neither safe nor unsafe")
+        raise malformed("a clock whose safe flag is neither 0 nor 1")
     return Attest(
         signer=signer,
         extra_data=extra_data,

@@ -1,4 +1,4 @@
-"""Puts the verifier together: policy in force, evidence verifiers, books of nodes, service."""
+"""Assembles the verifier: policy in force, evidence verifiers, node records, service."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ from sealane.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierParts:
-    """What the broker role needs of its verifier, and of what that enters nodes into."""
+    """The verifier and its parts that the broker role uses."""
 
     keeper: PolicyKeeper
     collateral: CollateralKeeper
@@ -52,17 +52,17 @@ class VerifierParts:
 def evidence_verifiers(
     collateral: Callable[[], Collateral], *, tpm_roots: Sequence[x509.Certificate] = ()
 ) -> list[EvidenceVerifier]:
-    """Return a verifier for every type of evidence; which of them count is the policy's to say."""
+    """Return a verifier for every type of evidence; the policy decides which types it accepts."""
     return [SoftwareVerifier(), Tpm2Verifier(tpm_roots), *hardware_verifiers(collateral)]
 
 
 def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
-    """Return the TPM makers' authorities that the configuration names."""
+    """Return the CA certificates of TPM makers that the configuration names."""
     return () if config.tpm_roots is None else tpm_roots_of(config.tpm_roots, "broker.tpm_roots")
 
 
 def tpm_roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
-    """Read certificates in PEM from the file that `key` names."""
+    """Read certificates in PEM from the file that the configuration key `key` names."""
     content = read_file(path, key=key)
     try:
         return x509.load_pem_x509_certificates(content)
@@ -71,7 +71,7 @@ def tpm_roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
-    """Read the policy as a start would; UsageError or VerificationError if it would fail."""
+    """Read the policy as at startup; UsageError or VerificationError if startup would fail."""
     path = Path(config.policy_file)
     document = read_document(path)
     owner = owner_key(config)
@@ -81,7 +81,7 @@ def check_policy_file(config: BrokerConfig) -> Policy:
 
 
 def owner_key(config: BrokerConfig) -> OwnerKey | None:
-    """Return the key that policies must be signed with; None: the configuration wants none."""
+    """Return the key that must sign policies; None: the configuration requires none."""
     if config.policy_owner_key is None:
         return None
     pem = read_file(config.policy_owner_key, key="broker.policy_owner_key")
@@ -89,7 +89,7 @@ def owner_key(config: BrokerConfig) -> OwnerKey | None:
 
 
 async def offer_policy(keeper: PolicyKeeper, config: BrokerConfig) -> None:
-    """Put the operator's policy file into force if it is newer than what is."""
+    """Put the operator's policy file into force if it is newer than the policy in force."""
     path = Path(config.policy_file)
     await keeper.offer(read_document(path), read_signature(path), source=str(path))
 
@@ -103,7 +103,7 @@ async def open_verifier(
     node: str,
     metrics: Metrics,
 ) -> VerifierParts:
-    """Open everything in the order it is needed; `stack` closes it in reverse."""
+    """Open all parts of the verifier in order of dependency; `stack` closes them in reverse."""
     authority = broker.authority
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
@@ -132,8 +132,8 @@ async def open_verifier(
     if owner is None:
         get_logger().warning(
             "unsigned_policy",
-            message="policies need no signature of their owner: whoever can write the policy file "
-            "decides who is trusted; for development only",
+            message="policies need no owner's signature: anyone who can write the policy file "
+            "decides which nodes are trusted; for development only",
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)

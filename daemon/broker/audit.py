@@ -1,12 +1,13 @@
 """The broker's audit log: an append-only file of chained records (sealane.crypto.audit).
 
-`record` returns when the record is durable and the store knows the head: what is granted after that
-can't lose its record unnoticed. Records that come at once share one synchronization.
+`record` returns once the record is durable and the store holds the new head of the log. So the
+record of anything granted after that can't be removed unnoticed. Concurrent records share one
+fsync.
 
-Space behind the end of the file is set aside (sealane.daemon.runtime.reserve). Once it can't be
-kept full the log is *low*: what is granted or done is still recorded, into the reserve, while
-refusals are only counted, so nobody can use it up by being refused. A log that can't be written at
-all refuses everything, and ends the broker: nothing is granted that isn't recorded.
+Space behind the end of the file is reserved (sealane.daemon.runtime.reserve). While the reserve
+can't be kept full, the log is *low*: grants and actions are still recorded, into the reserve, but
+refusals are only counted, so nobody can use up the reserve by being refused. A log that can't be
+written at all refuses everything and ends the broker: nothing is granted without a record.
 """
 
 import asyncio
@@ -30,41 +31,42 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
-# A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.
+# A checkpoint costs a signature (50 µs); records after the last one are protected by the head in
+# the store.
 CHECKPOINT_RECORDS: Final = 256
 
 _BLOCK_BYTES: Final = 1 << 16
 
 
 class HeadKeeper(Protocol):
-    """Keeps the head of the log where whoever can cut the log can't reach."""
+    """Stores the head of the log where someone who can truncate the log has no access."""
 
     async def read(self) -> Head:
-        """Return the head kept last, `GENESIS` if none was."""
+        """Return the head stored last, or `GENESIS`."""
 
     async def keep(self, head: Head) -> None:
-        """Keep `head`, durably."""
+        """Store `head` durably."""
 
 
 class Audit(Protocol):
-    """Where grants, refusals, key releases, policy changes, revocations and moves are recorded."""
+    """Receives records of grants, refusals, key releases, policy changes, revocations and moves."""
 
     @property
     def head(self) -> Head:
-        """The last record that was acknowledged."""
+        """Head of the log: the last acknowledged record."""
 
     async def record(
         self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
     ) -> None:
-        """Record that `subject` (a SPIFFE id, a peer, "operator") did or got something.
+        """Record an action of `subject` (a SPIFFE id, a peer, "operator"), or its refusal.
 
-        Returns when the record is durable; UnavailableError `audit.unwritable`. `detail` holds
+        Returns once the record is durable; UnavailableError `audit.unwritable`. `detail` holds
         names, ids, digests and numbers, never a secret.
         """
 
 
 class AuditLog:
-    """Owns the file. `open` makes one, `close` ends its thread with a last checkpoint."""
+    """Owner of the file. `open` creates one; `close` ends its thread with a last checkpoint."""
 
     def __init__(
         self,
@@ -98,11 +100,11 @@ class AuditLog:
     async def open(
         cls, path: Path, *, keeper: HeadKeeper, signing_key: ec.EllipticCurvePrivateKey
     ) -> "AuditLog":
-        """Open or make the log at `path`.
+        """Open or create the log at `path`.
 
-        Every record up to the kept head must be there: VerificationError `audit.truncated`. A torn
-        last line behind it was never acknowledged and is removed; whole records behind it stay, and
-        `audit.recovered` says how many they are.
+        All records up to the stored head must be there: VerificationError `audit.truncated`. A torn
+        last line after the head was never acknowledged and is removed. Complete records after the
+        head are kept, and an `audit.recovered` record counts them.
         """
         kept = await keeper.read()
         try:
@@ -130,7 +132,7 @@ class AuditLog:
 
     @property
     def head(self) -> Head:
-        """The last record that was acknowledged."""
+        """Head of the log: the last acknowledged record."""
         return self._kept
 
     async def record(
@@ -154,15 +156,15 @@ class AuditLog:
 
     @property
     def is_low(self) -> bool:
-        """Whether the file system has no space left for the log but the reserve."""
+        """Whether the file system has no space for the log except the reserve."""
         return self._is_low
 
     async def troubled(self) -> None:
-        """Return once the log is low, or can't be written."""
+        """Wait until the log is low or can't be written."""
         await self._troubled.wait()
 
     async def inspect(self) -> None:
-        """Check that the file still ends with the last record, and fill the reserve again.
+        """Check that the file still ends with the last record, and refill the reserve.
 
         VerificationError `audit.truncated`; UnavailableError `audit.unwritable`.
         """
@@ -178,7 +180,7 @@ class AuditLog:
             )
 
     async def close(self) -> None:
-        """Sign what is there, wait for the thread and close the file."""
+        """Write a last checkpoint, wait for the thread and close the file."""
         if self._failure is None and self._chain.head.sequence > self._checkpointed:
             self._append_checkpoint()
             await self._settle(self._chain.head.sequence)
@@ -191,9 +193,9 @@ class AuditLog:
         self._checkpointed = self._chain.head.sequence
 
     async def _settle(self, sequence: int) -> None:
-        """Wait until record `sequence` is in the file and a head at or behind it is kept."""
+        """Wait until record `sequence` is in the file and a head that covers it is stored."""
         loop = asyncio.get_running_loop()
-        # The first of those that wait writes for all; the others find nothing left to write.
+        # The first waiter writes for all; the others then find nothing left to write.
         try:
             await loop.run_in_executor(self._thread, self._write_pending)
         except UnavailableError:
@@ -218,7 +220,7 @@ class AuditLog:
                 self._size += len(content)
                 self._extend_reserve()
             except OSError as error:
-                # What the file holds now is unknown: nothing is recorded until the next start.
+                # The content of the file is unknown now: nothing is recorded until the next start.
                 self._failure = error
             else:
                 self._written = pending[-1][1]
@@ -228,7 +230,8 @@ class AuditLog:
         if self._failure is not None:
             raise UnavailableError(
                 "audit.unwritable",
-                f"{self.path}: {self._failure.strerror}: nothing is granted without a record",
+                f"{self.path}: {self._failure.strerror}: nothing is granted without an audit "
+                "record",
             ) from self._failure
 
     def _extend_reserve(self, *, wholly: bool = False) -> None:
@@ -237,10 +240,11 @@ class AuditLog:
             get_logger().error(
                 "audit_log_low",
                 path=str(self.path),
-                message=f"no space is left for the audit log but {RESERVE_BYTES} bytes: refusals "
-                "are counted and not recorded; make room",
+                message=f"only the {RESERVE_BYTES} bytes in reserve are left for the audit log: "
+                "refusals are counted but not recorded; free some space",
             )
-        # Only the whole reserve ends the alarm, and `inspect` records what was missed meanwhile.
+        # Only a full reserve ends the alarm; then `inspect` records the refusals counted in the
+        # meantime.
         self._is_low = is_low or (self._is_low and not wholly)
 
     def _inspect_file(self) -> None:
@@ -254,11 +258,11 @@ class AuditLog:
             raise VerificationError(
                 "audit.truncated",
                 f"{self.path}: does not end with record {self._written.sequence} as this broker "
-                "wrote it: the log was cut, changed or replaced",
+                "wrote it: the log was truncated, changed or replaced",
             )
 
     def _tail(self) -> bytes:
-        """Return the digest of the file's last line; empty if it isn't the file that was opened."""
+        """Return the digest of the file's last line; empty if the file at the path was replaced."""
         own = os.fstat(self._file.fileno())
         try:
             named = self.path.stat()
@@ -273,27 +277,27 @@ class AuditLog:
 
 
 class RegistryHead:
-    """Keeps the head of one broker's log among the records of its store."""
+    """Stores the head of a broker's log among the records of the broker's store."""
 
     def __init__(self, registry: Registry, *, instance: int) -> None:
         self._registry = registry
         self._name = instance_name(instance)
 
     async def read(self) -> Head:
-        """Return the head."""
+        """Return the stored head."""
         stored = await self._registry.audit_heads.get(self._name)
         if stored is None:
             return GENESIS
         return Head(sequence=stored.record.sequence, digest=stored.record.digest)
 
     async def keep(self, head: Head) -> None:
-        """Replace the record: it has one writer."""
+        """Replace the stored head; it has a single writer."""
         record = AuditHeadRecord(sequence=head.sequence, digest=head.digest)
         await self._registry.commit((), self._registry.audit_heads.sealed(self._name, record))
 
 
 class _Recovery:
-    """What `_open_file` found."""
+    """Result of `_open_file`."""
 
     def __init__(self, head: Head, torn_bytes: int) -> None:
         self.head = head
@@ -315,7 +319,7 @@ def _open_file(path: Path, kept: Head) -> tuple[BinaryIO, _Recovery]:
 
 
 def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
-    """Find the end of the chain, which must hold `kept`, and cut off a torn line behind it."""
+    """Find the end of the chain, which must contain `kept`, and remove a torn line after it."""
     size = file.seek(0, os.SEEK_END)
     backwards = _lines_backwards(file, size)
     torn = next(backwards, b"")
@@ -332,7 +336,7 @@ def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
         raise VerificationError(
             "audit.truncated",
             f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
-            "was cut, changed, or put back to an older state",
+            "was truncated, changed, or replaced by an older copy",
         )
     chain = Chain(kept)
     for line in reversed(behind):
@@ -344,7 +348,7 @@ def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
 
 
 def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield what follows the last line's end (empty, unless torn), then the lines, last first."""
+    """Yield the text after the last newline (empty unless torn), then the lines, last first."""
     rest = b""
     position = size
     while position:
@@ -356,7 +360,7 @@ def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield from lines
         rest = last
         if len(rest) > LINE_BYTES_MAX:
-            raise VerificationError("audit.record.malformed", "the audit log has an endless line")
+            raise VerificationError("audit.record.malformed", "a line of the audit log is too long")
     yield rest
 
 

@@ -1,4 +1,4 @@
-"""The collateral in force: files an operator puts into a directory, and marks that only rise."""
+"""The collateral in force: files in an operator's directory, and high-water marks."""
 
 import asyncio
 import datetime as dt
@@ -15,16 +15,16 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError
 
-# A certificate for each of ten thousand machines, and the rest.
+# One certificate for each of ten thousand machines, and other files.
 FILES_MAX: Final = 16384
 _MARKS: Final = "marks"
 
 
 class CollateralKeeper:
-    """Loads a directory; `current` is what verifiers go by until the next load.
+    """Loads a directory; verifiers use `current` until the next load.
 
-    The marks are the registry's: brokers that share it share them, and it notices its own
-    roll-back.
+    The high-water marks are in the registry, so brokers that share it share them, and the registry
+    detects its own rollback.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class CollateralKeeper:
         self._current = Collateral(roots=self._roots)
 
     def current(self) -> Collateral:
-        """Return what was loaded last; from any thread."""
+        """Return the result of the last load; from any thread."""
         return self._current
 
     async def load(self, *, now: dt.datetime | None = None) -> None:
-        """Read the directory again and use what holds at `now` (by default: at present).
+        """Read the directory again and use the items valid at `now` (default: the current time).
 
-        What is refused is logged and left out. Raises UsageError `collateral.unreadable` or
-        `collateral.count` for the directory, or what the registry raises: then nothing changes.
+        Items that are refused are logged and left out. UsageError `collateral.unreadable` or
+        `collateral.count` for the directory, or an error of the registry: then nothing changes.
         """
         if self._directory is None:
             return
@@ -73,7 +73,7 @@ class CollateralKeeper:
         )
 
     async def _take(self, items: dict[str, bytes], now: dt.datetime) -> Loaded | None:
-        """Compare `items` with the marks and raise those; None if another broker did between."""
+        """Check `items` against the marks and raise these; None if another broker just did."""
         stored = await self._registry.collateral.get(_MARKS)
         before = {} if stored is None else stored.record.marks
         loaded = await asyncio.to_thread(

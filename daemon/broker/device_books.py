@@ -1,4 +1,4 @@
-"""What a broker's operator does about devices: authorizes new ones, moves them, forgets them."""
+"""Operator's side of devices: authorize new ones, move them, forget them."""
 
 import datetime as dt
 import uuid
@@ -31,14 +31,14 @@ from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
-# Page tokens: which of the two tables, and behind which name.
+# A page token names one of the two tables and the last name of the page.
 _DEVICES: Final = "d"
 _REQUESTS: Final = "r"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A device as it stands now; `device_id` is None for "whatever the node shows next"."""
+    """A device's current state; `device_id` is None for "the next device that the node shows"."""
 
     device_id: uuid.UUID | None
     owner: str
@@ -66,7 +66,7 @@ class DeviceBooks:
         self._now = now
 
     async def entries(self, *, page_size: int, page_token: str) -> tuple[list[Entry], str]:
-        """Return a page of devices, then of nodes that ask for one, and the next page's token."""
+        """Return a page of devices, then of nodes that ask for one; and the next page's token."""
         limit = page_limit(page_size)
         kind, _, after = (page_token or f"{_DEVICES}:").partition(":")
         if kind == _DEVICES:
@@ -82,13 +82,13 @@ class DeviceBooks:
     async def details(
         self, device_id: uuid.UUID
     ) -> tuple[Entry, list[tuple[str, Anchored]], list[uuid.UUID]]:
-        """Return a device, what brokers keep of its anchor, and its volumes; `device.not_found`."""
+        """Return a device, its anchor records in the store, and its volumes; `device.not_found`."""
         record = (await self._known(device_id)).record
         volumes = [each.record.volume_id async for each in self._volumes(device_id)]
         return self._entry(record), await anchor_records(self._registry, device_id), volumes
 
     async def authorize(self, device_id: uuid.UUID) -> None:
-        """Let a device in that a node has shown and that was refused; `device.not_found`."""
+        """Authorize a device that a node has shown and that was refused; `device.not_found`."""
         requests = self._registry.device_requests
 
         async def attempt() -> str | None:
@@ -108,7 +108,7 @@ class DeviceBooks:
         await self._note("device.init", device_id=str(device_id), node=node)
 
     async def authorize_next(self, node: str) -> None:
-        """Let in whatever unknown device `node` shows next."""
+        """Authorize the next unknown device that `node` shows."""
         check_node(node)
         requests = self._registry.device_requests
 
@@ -122,13 +122,13 @@ class DeviceBooks:
         await self._note("device.init", device_id="", node=node)
 
     async def believe_anew(self, device_id: uuid.UUID) -> None:
-        """Drop a known device's anchor: what its owner finds at the next opening is believed."""
+        """Drop a known device's anchor: the state found at the next opening is accepted."""
         revision, owner = await self._change(
             device_id,
             lambda record: {
                 "is_initialised": False,
                 "fencing_epoch": record.fencing_epoch + 1,
-                # Who had it before a move is waited for all the same.
+                # The process that had it before a move is waited for in any case.
                 "opening": record.opening if _is_ending(record) else None,
             },
         )
@@ -137,10 +137,10 @@ class DeviceBooks:
         await self._note("device.init", device_id=str(device_id), node=owner, anew=True)
 
     async def move(self, device_id: uuid.UUID, node: str, *, unseen: bool = False) -> None:
-        """Give a device, with its volumes, to another node; the old owner is refused from now on.
+        """Give a device and its volumes to another node; the old owner is refused from now on.
 
-        Asked again after it was cut short, it ends what it began. UsageError `node.not_found` if
-        the node never attested in the device's role, unless it may be `unseen`.
+        A repeated call completes one that was interrupted. UsageError `node.not_found` if the node
+        never attested in the device's role, unless `unseen` allows that.
         """
         check_node(node)
         stored = await self._known(device_id)
@@ -158,7 +158,7 @@ class DeviceBooks:
                     "owner": node,
                     "fencing_epoch": record.fencing_epoch + 1,
                     "opening": self._ending(record),
-                    # A machine's own anchor stays with the machine.
+                    # An anchor that is kept by a machine stays with that machine.
                     "is_initialised": record.is_initialised and record.anchor == "broker",
                 }
             ),
@@ -171,12 +171,15 @@ class DeviceBooks:
         )
 
     async def forget(self, device_id: uuid.UUID) -> None:
-        """Refuse a device for ever, and drop secret and anchor; `device.volumes.state` with any."""
+        """Refuse a device permanently; drop its secret and anchor.
+
+        UsageError `device.volumes.state` if it still has volumes.
+        """
         async for volume in self._volumes(device_id):
             raise UsageError(
                 "device.volumes.state",
-                f"volume {volume.record.volume_id} lies on device {device_id}: delete its volumes "
-                "first",
+                f"volume {volume.record.volume_id} is on device {device_id}: delete the volumes "
+                "of the device first",
             )
         revision, owner = await self._change(
             device_id,
@@ -203,7 +206,7 @@ class DeviceBooks:
         )
 
     def _ending(self, record: DeviceRecord) -> Opening | None:
-        """Return the opening that a move or the like ends, with the time by which it has."""
+        """Return the opening that a move (or the like) ends, with the time by which it ends."""
         if record.opening is None:
             return None
         until = record.opening.until or self._now() + FENCE
@@ -218,7 +221,7 @@ class DeviceBooks:
     async def _change(
         self, device_id: uuid.UUID, update: Callable[[DeviceRecord], dict[str, object]]
     ) -> tuple[int, str]:
-        """Change a device's record; returns the revision and whose it was."""
+        """Change a device's record; return the revision and the owner before the change."""
         table, served = self._registry.devices, self._registry.served
 
         async def attempt() -> tuple[int, str] | None:
@@ -249,7 +252,8 @@ class DeviceBooks:
                     return each
                 after = each.name
         raise UsageError(
-            "device.not_found", f"no target has asked for device {device_id}; see device list"
+            "device.not_found",
+            f"no target has asked for device {device_id}; see sealanectl device list",
         )
 
     async def _volumes(self, device_id: uuid.UUID) -> AsyncIterator[Stored[VolumeRecord]]:
@@ -277,7 +281,7 @@ class DeviceBooks:
         await self._registry.settle(attempt)
 
     async def _drop_anchor(self, device_id: uuid.UUID) -> None:
-        """Remove its records; nobody has it open, so nobody makes others meanwhile."""
+        """Remove its records; no process has the device open, so no records are added meanwhile."""
         stored = await self._registry.devices.get(str(device_id))
         if stored is not None:
             await drop_anchor(self._registry, stored.record)
@@ -288,7 +292,7 @@ class DeviceBooks:
 
 
 def _is_ending(record: DeviceRecord) -> bool:
-    """Whether the device went to another node while it was open, and that may not be over."""
+    """Return whether the device was moved while open and its old opening may not have ended."""
     return record.opening is not None and record.opening.until is not None
 
 

@@ -1,4 +1,4 @@
-"""gRPC faces of the devices: `Devices` (mutual TLS) and `DeviceRegistry` (Unix socket)."""
+"""gRPC services for devices: `Devices` (mutual TLS) and `DeviceRegistry` (Unix socket)."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -23,7 +23,7 @@ _Recorded: TypeAlias = contextlib.AbstractAsyncContextManager[None]
 
 
 class DevicesServicer(devices_pb2_grpc.DevicesServicer):
-    """What targets ask about their devices, gateways about volumes that are."""
+    """Calls of targets about their devices, and of gateways about volumes that are devices."""
 
     def __init__(self, devices: Devices, authorizer: Authorizer) -> None:
         self._devices = devices
@@ -114,7 +114,7 @@ class DevicesServicer(devices_pb2_grpc.DevicesServicer):
 
 
 class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
-    """What the broker's operator does about devices."""
+    """Calls of the broker's operator about devices."""
 
     def __init__(self, books: DeviceBooks) -> None:
         self._books = books
@@ -149,7 +149,7 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
     async def InitializeDevice(
         self, request: devices_pb2.InitializeDeviceRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Authorize a device, the next one of a node, or a known one once more."""
+        """Authorize a device, the next one of a node, or a known one again."""
         async with self._recorded(
             "device.init", device_id=request.device_id, node=request.next_node, anew=request.anew
         ):
@@ -157,7 +157,8 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
                 request.anew and request.next_node
             ):
                 raise UsageError(
-                    "device.request", "allowed: a device, anew or not, or the next one of a node"
+                    "device.request",
+                    "give either a device id, with or without anew, or next_node without anew",
                 )
             if request.next_node:
                 await self._books.authorize_next(request.next_node)
@@ -180,7 +181,7 @@ class DeviceRegistryServicer(devices_pb2_grpc.DeviceRegistryServicer):
     async def ForgetDevice(
         self, request: devices_pb2.ForgetDeviceRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Refuse a device for ever."""
+        """Refuse a device permanently."""
         async with self._recorded("device.forget", device_id=request.device_id):
             await self._books.forget(_device_id(request.device_id))
         return empty_pb2.Empty()

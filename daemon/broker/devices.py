@@ -1,11 +1,11 @@
 """Devices (devices.md): the store directories of targets, each with one owner and one anchor.
 
-A volume on a third party is a device, too, under its own id: its owner is the gateway that has it.
+A volume on a third party is also a device, under the volume's id; its owner is its gateway.
 
-Whoever holds a device's newest fencing epoch serves it; every change compares the device's record,
-so an opening or a move ends whatever was under way in the name of an older one. A move lets nobody
-in before the process that had the device open has closed it, or must have stopped for want of
-authorizations.
+The process with a device's newest fencing epoch serves it. Every change compares the device's
+record, so an opening or a move ends whatever was in progress under an older epoch. After a move
+nobody may open the device until the process that had it open has closed it, or must have stopped
+because it gets no authorizations.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ DeviceInit = Literal["first-come", "authorized"]
 DEVICES_PER_NODE_MAX: Final = 16
 FOUND_MAX: Final = 1024
 FENCE: Final = dt.timedelta(seconds=AUTHORIZATION_SECONDS) + SKEW
-"""After this who served it has stopped, by any broker's clock: its engine does nothing without an
-authorization, which it isn't given any more."""
+"""After this time, by any broker's clock, the previous server of a device has stopped: its engine
+does nothing without an authorization, and it no longer gets any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What the owner gets: the state, serialized, and the device secret, sealed beside it."""
+    """Result of an opening: the serialized state, and the device secret sealed with it."""
 
     state: bytes
     secret: SignedSecret
@@ -60,7 +60,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a job found wrong on a device: how much, and the reason ids."""
+    """Findings of a job on a device: their number, and the reason ids."""
 
     volume_id: uuid.UUID
     job: JobKind
@@ -70,7 +70,7 @@ class Findings:
 
 
 class Devices:
-    """What targets ask about their devices; the operator's side is `DeviceBooks`."""
+    """Operations on devices for their owners; operators use `DeviceBooks`."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class Devices:
         if init == "first-come":
             get_logger().warning(
                 "device_init_first_come",
-                message="whatever unknown device a target shows is believed as it is found: who "
-                "can empty a target's directory makes a new device of it; for development only",
+                message="any unknown device that a target shows is accepted as it is: anyone who "
+                "can empty a target's directory can make a new device of it; for development only",
             )
 
     async def open(
@@ -104,15 +104,18 @@ class Devices:
         found: Sequence[bytes],
         request_id: bytes,
     ) -> Opened:
-        """Make the caller the one process that serves the device, and release its secret to it.
+        """Make the caller the only process that serves the device, and release its secret to it.
 
-        `found` is what the catalogue's blob may be. VerificationError `device.init.refused`
-        (unknown, and not authorized), `device.owner.refused`, `device.forgotten`,
-        `device.anchor.mismatch`. UnavailableError `device.busy`: who had it before may still serve.
+        `found` are candidates for the catalogue's blob. VerificationError `device.init.refused`
+        (unknown and not authorized), `device.owner.refused`, `device.forgotten`,
+        `device.anchor.mismatch`. UnavailableError `device.busy`: the previous owner may still serve
+        it.
         """
         kind = _kind(anchor)
         if len(found) > FOUND_MAX:
-            raise UsageError("device.request", f"{len(found)} states; allowed: {FOUND_MAX}")
+            raise UsageError(
+                "device.request", f"{len(found)} states found; allowed: at most {FOUND_MAX}"
+            )
         name = str(device_id)
 
         async def attempt() -> DeviceRecord | None:
@@ -122,7 +125,7 @@ class Devices:
             self._check_may_open(stored.record, caller, kind)
             compares = [self._registry.devices.unchanged(name, stored)]
             if stored.record.is_volume:
-                # Its store is compared with the anchor by who opens that, after this.
+                # The caller that opens the store compares it with the anchor after this.
                 await own_volume(self._registry, caller, name)
             elif kind == "broker" and stored.record.is_initialised:
                 compares.append(await self._check_found(device_id, found))
@@ -130,7 +133,7 @@ class Devices:
 
         record = await self._registry.settle(attempt)
         if not record.is_initialised:
-            # What is found is believed, and nothing that an earlier time has left.
+            # What is found is accepted, and nothing that remains from before.
             record = await drop_anchor(self._registry, record)
         opened = await self._release(record, caller, request_id)
         await self.audit.record(
@@ -146,13 +149,13 @@ class Devices:
         return opened
 
     async def confirm(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
-        """From now on believe only what is anchored."""
+        """Accept only anchored state from now on."""
 
         async def attempt() -> int | None:
             stored = await self._held(caller, device_id, fencing_epoch)
             return await self._commit(stored, is_initialised=True)
 
-        # An older store must not make what is found believed once more.
+        # After a rollback of the broker's store, the found state must not be accepted again.
         await self._cover(await self._registry.settle(attempt))
 
     async def advance(
@@ -181,7 +184,7 @@ class Devices:
                     continue
                 compares.append(table.unchanged(name, before))
                 if change.record is None:
-                    # Its number stays taken: nothing of that age is anchored again.
+                    # Its number stays taken: no older record can be anchored again.
                     gone = max(gone, 0 if before is None else before.record.number)
                     deletes.append(table.key(name))
                     continue
@@ -199,7 +202,7 @@ class Devices:
         self._metrics.broker.anchors_advanced.inc(len(changes))
 
     async def close(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
-        """Note that the caller's process serves the device no longer; harmless if it didn't."""
+        """End the caller's opening of the device. Idempotent."""
 
         async def attempt() -> bool | None:
             stored = await self._registry.devices.get(str(device_id))
@@ -218,7 +221,8 @@ class Devices:
         if len(findings.reasons) > REASONS_MAX or is_long:
             raise UsageError(
                 "device.request",
-                f"allowed: {REASONS_MAX} reasons of {REASON_MAX} characters",
+                f"{len(findings.reasons)} reasons; allowed: at most {REASONS_MAX}, each of at "
+                f"most {REASON_MAX} characters",
             )
         await self._held(caller, device_id, fencing_epoch)
         await self.audit.record(
@@ -234,7 +238,7 @@ class Devices:
         )
 
     async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
-        """Raise VerificationError unless the caller's opening of the device still counts.
+        """Raise VerificationError unless the caller's opening of the device is still valid.
 
         `device.owner.refused`, `device.forgotten`, `device.moved`, `device.fenced`.
         """
@@ -255,8 +259,8 @@ class Devices:
             )
             raise VerificationError(
                 "device.init.refused",
-                f"device {device_id} of target {caller.node} is unknown: sealanectl device init "
-                f"{device_id}, at the broker, if it is new and empty",
+                f"device {device_id} of target {caller.node} is unknown: if it is new and empty, "
+                f"run sealanectl device init {device_id} at the broker",
             )
         await check_room(self._registry, caller.node)
         fresh = self._registry.new_device(device_id, owner=caller.node)
@@ -274,7 +278,7 @@ class Devices:
             raise UnavailableError(
                 "device.busy",
                 f"device {record.device_id} may still be served by {opening.node} until "
-                f"{opening.until:%H:%M:%S} UTC, unless that ends before",
+                f"{opening.until:%H:%M:%S} UTC: try again then",
             )
         if (record.is_initialised or record.is_volume) and record.anchor != kind:
             raise VerificationError(
@@ -289,8 +293,8 @@ class Devices:
         if kept is None or kept.record.blob not in found:
             raise VerificationError(
                 MISMATCH,
-                f"what was found of device {device_id} is not what was anchored: its list of "
-                "volumes was put back, or changed",
+                f"what was found on device {device_id} is not what was anchored: its list of "
+                "volumes was changed or rolled back",
             )
         return table.unchanged(name, kept)
 
@@ -321,7 +325,7 @@ class Devices:
         return None if revision is None else after
 
     async def _release(self, record: DeviceRecord, caller: Subject, request_id: bytes) -> Opened:
-        """Seal the secret to the caller, beside the state that this opening found."""
+        """Seal the secret to the caller, bound to the state at this opening."""
         state = devices_pb2.DeviceState(
             device_id=str(record.device_id),
             fencing_epoch=record.fencing_epoch,
@@ -363,7 +367,7 @@ class Devices:
             raise VerificationError(FENCED, f"device {device_id} is not open")
         _check_owner(stored.record, caller)
         opening = stored.record.opening
-        # One that was ended doesn't count again when its node owns the device once more.
+        # An ended opening is not valid again if its node becomes the device's owner once more.
         if opening is None or not _is_of(opening, caller, fencing_epoch):
             raise VerificationError(
                 FENCED,
@@ -372,16 +376,16 @@ class Devices:
             )
         if opening.until is not None:
             raise VerificationError(
-                MOVED, f"device {device_id} was moved away and back: it must be opened again"
+                MOVED, f"device {device_id} was moved away and back: open it again"
             )
         return stored
 
     async def _check_volume(self, record: DeviceRecord, name: str) -> None:
-        """Raise unless a new record is the catalogue's, or of a volume on the device."""
+        """Raise unless a new record is the catalogue's or belongs to a volume on the device."""
         if name == CATALOGUE and not record.is_volume:
             return
         volume_id = name.partition("/")[2]
-        # Also a deleted one: what was told of it may come late, and mustn't end the device.
+        # Deleted volumes included: an update for one may arrive late, and must not end the device.
         stored = await self._registry.volumes.get(volume_id)
         if stored is None:
             raise UsageError("volume.not_found", f"there is no volume {volume_id}")
@@ -390,7 +394,7 @@ class Devices:
         if volume.device_id not in devices or volume.target_node != record.owner:
             raise VerificationError(
                 "device.volume.refused",
-                f"volume {volume.volume_id} doesn't lie on device {record.device_id}",
+                f"volume {volume.volume_id} is not on device {record.device_id}",
             )
 
     async def _commit(self, stored: Stored[DeviceRecord], **update: object) -> int | None:
@@ -402,7 +406,7 @@ class Devices:
 
 
 async def check_room(registry: Registry, node: str) -> None:
-    """Raise UnavailableError `device.limit` if a node owns as many devices as it may."""
+    """Raise UnavailableError `device.limit` if a node owns DEVICES_PER_NODE_MAX devices."""
     owned, after, has_more = 0, "", True
     while has_more:
         page, has_more = await registry.devices.page(after=after, limit=PAGE_ENTRIES_MAX)
@@ -414,12 +418,13 @@ async def check_room(registry: Registry, node: str) -> None:
     if owned >= DEVICES_PER_NODE_MAX:
         raise UnavailableError(
             "device.limit",
-            f"target {node} owns {owned} devices; allowed: {DEVICES_PER_NODE_MAX}. Forget some",
+            f"target {node} owns {owned} devices; allowed: {DEVICES_PER_NODE_MAX}. Forget some of "
+            "them",
         )
 
 
 async def anchor_records(registry: Registry, device_id: uuid.UUID) -> list[tuple[str, Anchored]]:
-    """Return all records of a device's anchor that the brokers keep, by name."""
+    """Return all anchor records of a device that the brokers keep, by name."""
     found: list[tuple[str, Anchored]] = []
     within, after, has_more = f"{device_id}/", "", True
     while has_more:
@@ -433,9 +438,10 @@ async def anchor_records(registry: Registry, device_id: uuid.UUID) -> list[tuple
 
 
 async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:
-    """Remove all records of a device's anchor; their numbers stay taken. Returns the device's.
+    """Remove all of a device's anchor records; return the device's record.
 
-    VerificationError `device.fenced` if the device was changed since `record`.
+    The numbers of the removed records stay taken. VerificationError `device.fenced` if the device
+    was changed since `record`.
     """
     table, name = registry.devices, str(record.device_id)
     records = await anchor_records(registry, record.device_id)
@@ -443,12 +449,12 @@ async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:
         return record
     stored = await table.get(name)
     if stored is None or stored.record != record:
-        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+        raise VerificationError(FENCED, f"device {name} was opened or changed in the meantime")
     floor = max(record.anchor_floor, *(each.number for _, each in records))
     after = record.model_copy(update={"anchor_floor": floor})
-    # The numbers first: a crash in between leaves records that the next call removes.
+    # Numbers first: a crash in between leaves records that the next call removes.
     if await registry.commit([table.unchanged(name, stored)], table.sealed(name, after)) is None:
-        raise VerificationError(FENCED, f"device {name} was opened or changed meanwhile")
+        raise VerificationError(FENCED, f"device {name} was opened or changed in the meantime")
     keys = [registry.anchors.key(f"{name}/{each}") for each, _ in records]
     for start in range(0, len(keys), COMMIT_CHANGES_MAX):
         await registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
@@ -456,7 +462,7 @@ async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:
 
 
 def check_node(node: str) -> None:
-    """Raise UsageError `node.malformed` unless `node` can be the name of one."""
+    """Raise UsageError `node.malformed` unless `node` is a valid node name."""
     if NAME_PATTERN.fullmatch(node) is None:
         raise UsageError("node.malformed", f"node {node[:80]!r}; allowed: the name of a node")
 
@@ -465,7 +471,8 @@ def _check_owner(record: DeviceRecord, caller: Subject) -> None:
     if record.is_forgotten:
         raise VerificationError(
             FORGOTTEN,
-            f"device {record.device_id} was forgotten: empty its directory to make a new one of it",
+            f"device {record.device_id} was forgotten: empty its directory to make a new device "
+            "of it",
         )
     if (record.owner, record.role) != (caller.node, caller.role):
         raise VerificationError(

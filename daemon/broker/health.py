@@ -1,8 +1,8 @@
-"""Honest health: a broker whose store or log can't be used says so, and ends if that won't change.
+"""Health of the broker: reports an unusable store or audit log, and ends if that is permanent.
 
 A process can't recover from some failures: a commit of unknown outcome on SQLite, an audit log of
 unknown content, records that no broker wrote, a newer process in its place. It then ends, and
-systemd starts another one unless what was found can't be trusted (exit code 3).
+systemd starts another process, unless what was found can't be trusted (exit code 3).
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
 
 RETRY_SECONDS: Final = 1.0
-"""How often a store that didn't answer is asked whether it does again."""
+"""Interval at which a store that didn't answer is tried again."""
 
 
 async def end_with(store: CheckedStore) -> None:
-    """Wait until no later call to `store` can succeed, and raise its failure."""
+    """Wait until no later call to `store` can succeed, and raise the failure."""
     raise await store.failed()
 
 
 async def keep_health(store: CheckedStore, report: Callable[[bool], Awaitable[None]]) -> None:
-    """Report False from the first call that `store` didn't answer until it answers again."""
+    """Report False from the first unanswered call to `store` until it answers again."""
     while True:
         await store.troubled()
         await report(False)
@@ -49,9 +49,9 @@ async def keep_audit(
     metrics: Metrics,
     seconds: float,
 ) -> None:
-    """Inspect the audit log every so often, and report while it has nothing left but its reserve.
+    """Inspect the audit log periodically, and report while it has only its reserve left.
 
-    Leaves by an error after which the broker must end: VerificationError `audit.truncated`,
+    Ends only with an error that must end the broker: VerificationError `audit.truncated`,
     UnavailableError `audit.unwritable`.
     """
     while True:

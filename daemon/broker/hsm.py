@@ -1,7 +1,8 @@
-"""The key encryption key in a hardware security module, by PKCS #11 (extra `hsm`).
+"""The key encryption key in a hardware security module, through PKCS #11 (extra `hsm`).
 
-The key is made in the token and can't leave it; the token runs AES-256-GCM over every key that is
-wrapped, with the associated data of `sealane.crypto.keys`. Wrapped keys look as under a key file.
+The key is generated in the token and can't be extracted. The token itself runs AES-256-GCM over
+each key to be wrapped, with the associated data of `sealane.crypto.keys`. Wrapped keys have the
+same form as under a key file.
 """
 
 import secrets
@@ -25,7 +26,7 @@ from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 PIN_BYTES_MAX: Final = 255
-# SoftHSM says of a wrong tag that something is wrong in general.
+# SoftHSM reports a wrong tag as a general error.
 _NOT_OPENED: Final = (
     exceptions.EncryptedDataInvalid,
     exceptions.EncryptedDataLenRange,
@@ -34,13 +35,13 @@ _NOT_OPENED: Final = (
 
 
 class HsmKey:
-    """A key encryption key in a token. One session; calls take turns and block.
+    """A key encryption key in a token. It has one session; calls take turns and block.
 
     UnavailableError `hsm.failed` while the token doesn't answer; the next call logs in again.
     """
 
     def __init__(self, place: HsmConfig) -> None:
-        """Log in and find the key; refuses one that could leave the token."""
+        """Log in and find the key; refuses a key that could be extracted."""
         self._place = place
         self._lock = threading.Lock()
         self._session: pkcs11.Session | None = None
@@ -53,12 +54,12 @@ class HsmKey:
 
     @classmethod
     def create(cls, place: HsmConfig) -> "HsmKey":
-        """Make the key in the token; UsageError `hsm.key.exists` if the label is taken."""
+        """Generate the key in the token; UsageError `hsm.key.exists` if the label is taken."""
         with _failures(place), _login(place, writable=True) as session:
             wanted = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: place.label}
             if any(True for _ in session.get_objects(wanted)):
                 raise UsageError(
-                    "hsm.key.exists", f"token {place.token}: there is a key {place.label!r} already"
+                    "hsm.key.exists", f"token {place.token}: a key {place.label!r} already exists"
                 )
             session.generate_key(
                 KeyType.AES,
@@ -77,7 +78,7 @@ class HsmKey:
         return nonce + bytes(sealed)
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
-        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
         nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
         if len(nonce) < WRAP_NONCE_BYTES or len(sealed) < WRAP_TAG_BYTES:
             raise not_opened(purpose, owner)
@@ -106,7 +107,7 @@ class HsmKey:
 
     def _log_out(self) -> None:
         if self._session is not None:
-            # A token that went away has logged us out itself.
+            # A token that was removed has already logged out.
             with suppress(exceptions.PKCS11Error):
                 self._session.close()
             self._session = None
@@ -129,7 +130,8 @@ def _find(session: pkcs11.Session, place: HsmConfig) -> Any:
     if not (key[Attribute.ALWAYS_SENSITIVE] and key[Attribute.NEVER_EXTRACTABLE]):
         raise VerificationError(
             "hsm.key.extractable",
-            f"token {place.token}: key {place.label!r} could leave the token or once could",
+            f"token {place.token}: key {place.label!r} can be extracted from the token, or once "
+            "could",
         )
     return key
 
@@ -141,7 +143,7 @@ def _gcm(nonce: bytes, purpose: str, owner: str) -> dict[str, Any]:
 
 @contextmanager
 def _failures(place: HsmConfig) -> Iterator[None]:
-    """Turn what PKCS #11 says into errors that name token and key."""
+    """Convert PKCS #11 errors to errors that name token and key."""
     try:
         yield
     except exceptions.NoSuchToken as error:
@@ -155,11 +157,11 @@ def _failures(place: HsmConfig) -> Iterator[None]:
         ) from error
     except exceptions.MultipleObjectsReturned as error:
         raise UsageError(
-            "hsm.key.ambiguous", f"token {place.token}: several keys are called {place.label!r}"
+            "hsm.key.ambiguous", f"token {place.token}: several keys have the label {place.label!r}"
         ) from error
     except (exceptions.PinIncorrect, exceptions.PinLocked, exceptions.PinInvalid) as error:
         raise UsageError(
-            "hsm.pin", f"token {place.token}: the PIN in {place.pin_file} is refused"
+            "hsm.pin", f"token {place.token}: refuses the PIN in {place.pin_file}"
         ) from error
     except (exceptions.PKCS11Error, RuntimeError, OSError) as error:
         raise UnavailableError(

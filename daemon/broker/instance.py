@@ -1,11 +1,11 @@
-"""One broker among those of a store: its number, its start epoch, and the head it anchors.
+"""One of the brokers of a store: its number, its start epoch, and the head that it anchors.
 
-It rests on two counters that nobody can roll back (sealane.daemon.device.anchors). **Starts**: a
-start epoch is the value of an increment that no other start gets, so no arena is ever granted from
-twice, whatever the store says. **Heads**: every head of this broker in the store has the number
-that its counter then has; a store without the head that was anchored last is older than it was, and
-this broker refuses it. Records are durable before their counter is incremented, so after an honest
-crash the store is at most one ahead.
+It relies on two counters that can't be rolled back (sealane.daemon.device.anchors). **Starts**: a
+start epoch is the value of an increment that no other start gets. So no arena is used twice,
+whatever the store says. **Heads**: each head of this broker in the store has the value of its
+counter at that time. A store without the last anchored head was rolled back, and this broker
+refuses it. Records become durable before their counter is incremented, so after a crash the store
+is at most one ahead.
 """
 
 import asyncio
@@ -20,13 +20,14 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 Cover = Callable[[int], Awaitable[None]]
-"""Returns once the commit of a revision can't be rolled back unnoticed: `Instance.cover`."""
+"""Returns once a rollback of the store to before the revision would be detected:
+`Instance.cover`."""
 
-_UNUSED: Final = 0  # what a counter says before its first increment
+_UNUSED: Final = 0  # value of a counter before its first increment
 
 
 class Instance:
-    """This broker's place in the store; made by `claim`."""
+    """This broker's identity in the store; created by `claim`."""
 
     def __init__(
         self,
@@ -55,20 +56,20 @@ class Instance:
         starts: MonotonicCounter,
         heads: MonotonicCounter,
     ) -> "Instance":
-        """Take the next start of broker `instance`, which belongs to `node` from its first one on.
+        """Take the next start of broker `instance`, which belongs to the `node` that used it first.
 
-        VerificationError `broker.store.rolled_back` or `broker.anchor.rolled_back`: the one is
-        older than the other. UsageError `broker.instance.claimed`: another node's. LeaseError
-        `lease.start_epoch.exhausted`. UnavailableError `broker.instance.contended`: another
-        process starts as this broker.
+        VerificationError `broker.store.rolled_back` or `broker.anchor.rolled_back`: store or anchor
+        is older than the other. UsageError `broker.instance.claimed`: it is another node's.
+        LeaseError `lease.start_epoch.exhausted`. UnavailableError `broker.instance.contended`:
+        another process is starting as this broker.
         """
         name = instance_name(instance)
         stored = await registry.instances.get(name)
         if stored is not None and stored.record.node != node:
             raise UsageError(
                 "broker.instance.claimed",
-                f"broker instance {instance} is {stored.record.node!r}'s; allowed for {node!r}: "
-                "a broker.instance that was never used",
+                f"broker instance {instance} belongs to {stored.record.node!r}; allowed for "
+                f"{node!r}: a broker.instance that was never used",
             )
         head = await registry.heads.get(name)
         if head is None:
@@ -83,28 +84,28 @@ class Instance:
             heads=heads,
             head=head,
         )
-        # At once, so that a store from before this start isn't taken for the present one.
+        # At once, so that a store from before this start isn't accepted as the current one.
         await claimed.anchor()
         return claimed
 
     async def anchor(self) -> None:
-        """Write the next head and count it; every commit that returned before is then covered.
+        """Write the next head and increment its counter: this covers all earlier commits.
 
-        VerificationError `broker.store.rolled_back`: the head written last is gone.
+        VerificationError `broker.store.rolled_back`: the last head is missing.
         """
         async with self._lock:
             await self._anchor()
 
     async def cover(self, revision: int) -> None:
-        """Return once the commit of that revision can't be rolled back unnoticed any more."""
+        """Return once a rollback to before the commit of that revision would be detected."""
         async with self._lock:
             if self._covered < revision:
                 await self._anchor()
 
     async def keep_anchored(self, *, seconds: float) -> None:
-        """Anchor what was committed, and look for the last head, every so often; for ever.
+        """Every `seconds`, anchor new commits and check the last head; never returns.
 
-        Leaves by an error after which the broker must end: VerificationError, and UnavailableError
+        Ends only with an error that must end the broker: VerificationError, or UnavailableError
         `broker.store.fenced`.
         """
         while True:
@@ -117,7 +118,7 @@ class Instance:
                 get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
 
     async def inspect(self) -> None:
-        """Check records, and the last head, and anchor another if anything was committed since."""
+        """Check records and the last head; anchor a new head if anything was committed since."""
         await self._registry.store.inspect()
         async with self._lock:
             stored = await self._registry.heads.get(self._name)
@@ -143,8 +144,8 @@ class Instance:
         number = 0 if self._head is None else self._head.record.number
         return VerificationError(
             "broker.store.rolled_back",
-            f"head {number} of broker instance {self.arena.broker_instance} is not in the store "
-            "any more: it was put back, or another process serves as this broker",
+            f"head {number} of broker instance {self.arena.broker_instance} is no longer in the "
+            "store: the store was rolled back, or another process runs as this broker",
         )
 
 
@@ -159,7 +160,7 @@ async def _next_start(
     if stored is not None and stored.record.is_anchored:
         value = await _caught_up(counter, instance, "start epoch", stored.record.start_epoch)
     else:
-        # An epoch without anchor is what a version before anchors served: the counter goes on.
+        # The epoch was served by a version without anchors: the counter continues from it.
         reached = _UNUSED if stored is None else stored.record.start_epoch
         value = await _first_value(counter, instance, at_most=reached)
         while value < reached:
@@ -168,8 +169,8 @@ async def _next_start(
     if epoch > START_EPOCH_MAX:
         raise LeaseError(
             "lease.start_epoch.exhausted",
-            f"all {START_EPOCH_MAX} starts of broker instance {instance} are used: give a new "
-            "broker.instance",
+            f"broker instance {instance} has used all its {START_EPOCH_MAX} start epochs: set a "
+            "new broker.instance",
         )
     table, name = registry.instances, instance_name(instance)
     revision = await registry.commit(
@@ -178,15 +179,16 @@ async def _next_start(
     )
     if revision is None:
         raise UnavailableError(
-            "broker.instance.contended", f"another process starts as broker instance {instance}"
+            "broker.instance.contended",
+            f"another process is starting as broker instance {instance}",
         )
     return await _increment(counter, to=epoch)
 
 
 async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number: int) -> int:
-    """Return the counter's value once it has the number that the store has.
+    """Return the counter's value once it equals the number in the store.
 
-    It may be behind by the one step of a crash between the record and its count.
+    After a crash between record and increment the counter is behind by one.
     """
     value = await _value(counter)
     if number < value:
@@ -194,21 +196,21 @@ async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number
     if number > value + 1:
         raise VerificationError(
             "broker.anchor.rolled_back",
-            f"the store has {what} {number} of broker instance {instance}, its anchor counts "
-            f"{value}: another machine's anchor, or one that was put back; give this broker a new "
-            "broker.instance",
+            f"the store has {what} {number} of broker instance {instance}, but its anchor counts "
+            f"{value}: the anchor is another machine's, or was rolled back; give this broker a "
+            "new broker.instance",
         )
     return value if value == number else await _increment(counter, to=number)
 
 
 async def _first_value(counter: MonotonicCounter, instance: int, *, at_most: int) -> int:
-    """Return the value of a counter of which the store doesn't know that it was ever used."""
+    """Return the value of a counter that was never used as far as the store knows."""
     try:
         value = await _value(counter)
     except VerificationError as error:
         if error.reason != "counter.missing":
             raise
-        # A TPM makes a counter by incrementing it, and its first count can be any.
+        # A TPM creates a counter by its first increment, and the first value can be anything.
         return await asyncio.to_thread(counter.increment)
     if value > at_most:
         raise _store_behind(instance, "nothing" if at_most == _UNUSED else f"{at_most}", value)
@@ -232,6 +234,6 @@ async def _increment(counter: MonotonicCounter, *, to: int) -> int:
 def _store_behind(instance: int, found: str, value: int) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"the store has {found} of broker instance {instance}, its anchor counts {value}: the "
-        "store was put back to an older state",
+        f"the store has {found} of broker instance {instance}, but its anchor counts {value}: the "
+        "store was rolled back",
     )

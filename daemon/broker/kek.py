@@ -14,13 +14,13 @@ except ModuleNotFoundError as missing:
 
 
 def open_key(config: BrokerConfig) -> KeyWrapper:
-    """Open what the configuration names; UsageError or UnavailableError in one line."""
+    """Open the configured key encryption key; UsageError or UnavailableError in one line."""
     return WrappingKey(read_key(config)) if config.hsm is None else _hsm()(config.hsm)
 
 
 def read_key(config: BrokerConfig) -> bytes:
-    """Read the key file that the configuration names; UsageError in one line."""
-    assert config.key_file is not None  # noqa: S101 - the configuration demands it or a token
+    """Read the configured key file; UsageError in one line."""
+    assert config.key_file is not None  # noqa: S101 - the configuration requires this or a token
     key = read_secret(config.key_file, key="broker.key_file")
     if len(key) != KEY_BYTES:
         raise UsageError(
@@ -32,7 +32,7 @@ def read_key(config: BrokerConfig) -> bytes:
 
 
 def make_hsm_key(place: HsmConfig) -> None:
-    """Make the key in the token; UsageError `hsm.key.exists` if its label is taken."""
+    """Generate the key in the token; UsageError `hsm.key.exists` if its label is taken."""
     _hsm().create(place).close()
 
 

@@ -1,9 +1,9 @@
-"""Key epochs of volumes (sharing.md): who holds which key, and when a new one takes over.
+"""Key epochs of volumes (sharing.md): who holds which key, and when a new epoch begins.
 
-A new epoch begins when an operator asks for it, when a node that holds the key loses its trust,
-when a tenant loses its share of a volume, and with the lease that brings a key near 4 PB.
-Gateways change over within seconds (sealane.daemon.gateway.supply). Sectors sealed earlier stay
-under their key, which its holders still have.
+A new epoch begins when an operator requests it, when a node that holds the key is no longer
+trusted, when a tenant loses its share of a volume, and with the lease that brings a key near 4 PB.
+Gateways switch to it within seconds (sealane.daemon.gateway.supply). Sectors sealed earlier stay
+under their old key, which its holders still have.
 """
 
 import uuid
@@ -17,7 +17,7 @@ from sealane.errors import UsageError
 
 
 class KeyEpochs:
-    """Changes the key epochs of volumes; the books are the registry's."""
+    """Changes the key epochs of volumes in the registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -25,7 +25,7 @@ class KeyEpochs:
     async def rotate(
         self, volume_id: uuid.UUID, *, unless_above: int | None = None
     ) -> VolumeRecord:
-        """Begin a volume's next key epoch, unless it is above `unless_above` already.
+        """Begin a volume's next key epoch, unless its epoch is already above `unless_above`.
 
         UsageError `volume.not_found`, `volume.key_epoch.limit`.
         """
@@ -44,10 +44,10 @@ class KeyEpochs:
         return await self._registry.settle(attempt)
 
     async def withdraw(self, volume_id: uuid.UUID, tenant: str) -> tuple[VolumeRecord, bool]:
-        """End a tenant's share of a volume and begin its next key epoch, in one commit.
+        """End a tenant's share of a volume and begin the next key epoch, in one commit.
 
-        False: the volume can't have another epoch; the share has ended all the same.
-        UsageError `volume.not_found`, `volume.share.not_found`.
+        False: the volume has no key epochs left; the share has ended nevertheless. UsageError
+        `volume.not_found`, `volume.share.not_found`.
         """
 
         async def attempt() -> tuple[VolumeRecord, bool] | None:
@@ -71,7 +71,7 @@ class KeyEpochs:
         return await self._registry.settle(attempt)
 
     async def note_holder(self, spiffe_id: str, volume_id: uuid.UUID, key_epoch: int) -> None:
-        """Enter, before a key is released, that `spiffe_id` is going to hold it."""
+        """Record, before a key is released, that `spiffe_id` will hold it."""
         table = self._registry.holders
         name = f"{HolderRecord.holder(spiffe_id)}{volume_id}"
 
@@ -88,9 +88,9 @@ class KeyEpochs:
         await self._registry.settle(attempt)
 
     async def rotate_held_by(self, spiffe_id: str) -> list[VolumeRecord]:
-        """Begin a new epoch of every volume whose newest key `spiffe_id` holds.
+        """Begin a new epoch for each volume whose newest key `spiffe_id` holds.
 
-        A volume that can't have another epoch is logged and left.
+        A volume that has no key epochs left is logged and skipped.
         """
         rotated = []
         async for holder in self._held_by(spiffe_id):

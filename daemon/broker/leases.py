@@ -1,6 +1,6 @@
-"""Grants counter leases out of the arena of this start, and ends those that are returned.
+"""Grants counter leases from the arena of this start, and ends leases that are returned.
 
-The books are the registry's; what a lease is, `sealane.crypto.lease` says.
+Leases are recorded in the registry; `sealane.crypto.lease` defines them.
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from sealane.errors import LeaseError, UsageError
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
 
-# Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
+# Answers kept for retries. A retry whose answer was dropped gets a new lease; the old one is
+# burned.
 _ANSWERS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedLease:
-    """A sealed lease and the arena its context names."""
+    """A sealed lease and the arena in its HPKE context."""
 
     secret: SignedSecret
     lease_id: int
@@ -42,13 +43,13 @@ class SignedLease:
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """What was asked, as a digest, and the lease it gets."""
+    """Digest of a request, and the lease that it gets."""
 
     asked: bytes
     lease: "asyncio.Future[SignedLease]"
 
     def is_of(self, lease_id: int) -> bool:
-        """Whether it got that lease."""
+        """Return whether this grant is that lease."""
         return self.lease.done() and self.lease.result().lease_id == lease_id
 
 
@@ -60,12 +61,12 @@ class Leases:
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
-        # Grants by who asked, also those on their way: a retry joins the first.
+        # Grants by requester, including those in progress: a retry joins the first.
         self._grants: OrderedDict[tuple[bytes, bytes], _Grant] = OrderedDict()
         self._tasks = TaskOwner()
 
     async def close(self) -> None:
-        """Give up the grants on their way: what they took of the arena is burned."""
+        """Abandon the grants in progress: counters they took from the arena are burned."""
         await self._tasks.close()
 
     async def grant(
@@ -89,7 +90,7 @@ class Leases:
             self._tasks.start(self._settle(grant, caller, context), name="grant")
         elif grant.asked != asked:
             raise UsageError("lease.request.exists", "this request id was used for another lease")
-        # A caller that goes away must not stop what another may be waiting for.
+        # A caller that disconnects must not stop a grant that another call may be waiting for.
         return await asyncio.shield(grant.lease)
 
     async def _settle(self, grant: "_Grant", caller: Subject, context: Context) -> None:
@@ -101,12 +102,12 @@ class Leases:
                 grant.lease.cancel()
                 raise
             grant.lease.set_exception(error)
-            grant.lease.exception()  # who asked may be gone
+            grant.lease.exception()  # the caller may have disconnected
         else:
             grant.lease.set_result(lease)
 
     async def _granted(self, caller: Subject, context: Context) -> SignedLease:
-        """Take counters out of the arena, enter them in the books, seal them."""
+        """Take counters from the arena, record the grant, seal it."""
         granted = self.arena.grant(
             volume_id=uuid.UUID(context.volume_id),
             incarnation=caller.incarnation,
@@ -114,7 +115,8 @@ class Leases:
         )
 
         async def attempt() -> VolumeRecord | None:
-            # A volume deleted, or given a new key epoch, in between gets no lease of the old one.
+            # A volume that was deleted or got a new key epoch in between gets no lease of the old
+            # epoch.
             volume = await writable_volume(
                 self._registry, caller, context.volume_id, context.key_epoch
             )
@@ -179,17 +181,17 @@ class Leases:
         touched: int,
         return_token: bytes,
     ) -> int:
-        """End a lease of the caller's from the counter `touched` on; returns how many that is.
+        """End a lease of the caller from counter `touched` on; return how many counters that is.
 
         They no longer count against the limit of the key epoch, and are never granted again.
-        LeaseError or VerificationError `lease.return.…`; a lease of another start of a broker
-        stays burned.
+        LeaseError or VerificationError `lease.return.…`; a lease of another start of a broker stays
+        burned.
         """
         if arena != (self.arena.broker_instance, self.arena.start_epoch):
             raise LeaseError(
-                "lease.return.arena", f"lease {lease_id} is of another start of a broker"
+                "lease.return.arena", f"lease {lease_id} was granted by another start of a broker"
             )
-        # First: nothing is changed, here or in the books, for a return that doesn't match.
+        # First: a return that doesn't match changes nothing, neither here nor in the registry.
         counters = self.arena.give_back(
             lease_id,
             touched,
@@ -197,11 +199,12 @@ class Leases:
             incarnation=caller.incarnation,
             return_token=return_token,
         )
-        # A late retry of the grant gets another lease: what of this one was left is not counted.
+        # A late retry of the grant gets another lease: the returned counters are not counted any
+        # longer.
         for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
             del self._grants[asked]
         if not await self._registry.record_return(arena, lease_id, touched):
-            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is outstanding")
         await self._audit.record(
             "lease.return",
             subject=caller.spiffe_id,

@@ -1,8 +1,8 @@
-"""Which nodes have attested, what they show, and which were revoked (attestation.md).
+"""Nodes that have attested, their certificates, and their revocations (attestation.md).
 
-One record for each role of a node has all of it, so that an attestation and a revocation at the
-same time can't miss each other. Every answer reads the store: a broker that can't reach it, or that
-another broker has overtaken, authorizes nobody.
+One record per role of a node holds all of this, so that a concurrent attestation and revocation
+can't miss each other. Every answer reads the store: a broker that can't reach it, or that another
+broker has replaced, authorizes nobody.
 """
 
 import asyncio
@@ -37,32 +37,32 @@ SUPERSEDED: Final = "node.superseded"
 EXPIRED: Final = "node.expired"
 UNKNOWN: Final = "node.unknown"
 ROLES: Final = ("target", "gateway", "fabric")
-# Whose peers a role may ask about: those that reach it over the network.
+# For each role, the role of the peers that it may ask about: those that connect to it.
 PEER_ROLES: Final = {"gateway": "target", "target": "gateway", "fabric": "fabric"}
 PEERS_PER_CALL_MAX: Final = 1024
 NONCE_BYTES: Final = 32
 REASON_CHARACTERS_MAX: Final = 200
-# A process that its successor was taken for must not come back; more of them don't run at a time.
+# A superseded process must not come back; more than these don't run at the same time.
 _SUPERSEDED_MAX: Final = 16
 
 
 class CheckDevice(Protocol):
-    """Raises VerificationError unless the caller's opening of a device still counts."""
+    """Raises VerificationError unless the caller's opening of a device is still valid."""
 
     async def __call__(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
         """Check it."""
 
 
 class CheckPolicy(Protocol):
-    """Raises VerificationError `attestation.policy.changed` for a version that is too old."""
+    """Raises VerificationError `attestation.policy.changed` if a policy version is too old."""
 
     def __call__(self, version: int, *, now_ns: int) -> bool:
-        """Check it; True: it will be too old soon."""
+        """Check it; True if it will soon be too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One role of one node, and how it stands now."""
+    """One role of a node, with its current state."""
 
     record: NodeRecord
     state: str  # "active", "expired", "revoked"
@@ -71,9 +71,9 @@ class Member:
 class Membership:
     """The nodes of one authority, for one of its brokers.
 
-    `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
-    knows which versions of the policy still count, `check_device` which openings of devices;
-    `lost` is told the SPIFFE id of every role that is revoked.
+    `cover` returns once a rollback to before a revision would be detected; `check_policy` knows
+    which policy versions are still accepted, `check_device` which openings of devices; `lost` is
+    called with the SPIFFE id of each role that is revoked.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Membership:
         """Raise VerificationError unless the caller may act: it attested, and under this policy.
 
         `node.revoked` since `leaf`, `node.superseded` by a later process, `node.unknown` to the
-        store, `attestation.policy.changed`. True: it should attest again.
+        store, `attestation.policy.changed`. Return True if the caller should attest again.
         """
         is_outdated = self._check_policy(result.policy_version, now_ns=monotonic_ns())
         stored = await self._stored(caller.node, caller.role)
@@ -113,7 +113,7 @@ class Membership:
             raise VerificationError(UNKNOWN, f"no attestation of {caller.spiffe_id} is known")
         if record.incarnation != caller.incarnation:
             raise VerificationError(
-                SUPERSEDED, f"another process has attested as {caller.spiffe_id} since"
+                SUPERSEDED, f"another process has since attested as {caller.spiffe_id}"
             )
         _check_not_refused(record, result.policy_version)
         return is_outdated
@@ -126,7 +126,7 @@ class Membership:
         policy_version: int,
         hardware_sha256: bytes,
     ) -> None:
-        """Enter the leaf that a node was issued, from when on only this incarnation is authorized.
+        """Record the leaf issued to a node; from then on only this incarnation is authorized.
 
         VerificationError if it must not have the leaf: `node.revoked`, or `node.superseded` by an
         incarnation that attested later.
@@ -141,8 +141,8 @@ class Membership:
             if subject.incarnation in before.superseded:
                 raise VerificationError(
                     SUPERSEDED,
-                    f"another process has attested as {subject.spiffe_id} since: one node, one "
-                    "process of a role",
+                    f"another process has since attested as {subject.spiffe_id}: a node runs one "
+                    "process per role",
                 )
             is_renewal = before.incarnation == subject.incarnation
             superseded = (before.incarnation, *before.superseded) if before.incarnation else ()
@@ -153,7 +153,7 @@ class Membership:
                 "policy_version": policy_version,
                 "refused_version": 0,
                 "hardware_sha256": hardware_sha256,
-                # A server may show it until it has this answer; another process never will.
+                # A server may show it until it receives this answer; another process never will.
                 "previous_leaf": before.leaf if is_renewal else b"",
                 "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
                 "attested_at": self._now(),
@@ -175,9 +175,9 @@ class Membership:
         policy_version: int,
         hardware_sha256: bytes,
     ) -> None:
-        """Enter that a policy refused evidence, genuine and of a process that attested before.
+        """Record that a policy refused genuine evidence of a process that attested before.
 
-        What it has under older policies ends now. Evidence of other hardware says nothing of it.
+        Its results under older policies end now. Evidence of other hardware changes nothing for it.
         """
         nodes, name = self._registry.nodes, _name(node, role)
 
@@ -198,10 +198,10 @@ class Membership:
         await self._registry.settle(attempt)
 
     async def leaves(self, name: str, *, caller: Subject) -> list[x509.Certificate]:
-        """Return the leaves that the peer of SPIFFE id `name` may show, newest first.
+        """Return the leaves that the peer with SPIFFE id `name` may show, newest first.
 
-        UnavailableError `peer.unattested`, whether it is unknown, expired, revoked or not for the
-        caller to know.
+        UnavailableError `peer.unattested` if it is unknown, expired or revoked, or the caller may
+        not ask about it.
         """
         node, role = parse_spiffe_id(name)
         stored = await self._stored(node, role)
@@ -252,13 +252,13 @@ class Membership:
     async def revoke(self, node: str, role: str, *, reason: str, unseen: bool = False) -> None:
         """Revoke one role of a node, or all ("").
 
-        UsageError `node.not_found` if it never attested in any of them, unless it may be `unseen`.
+        UsageError `node.not_found` if it never attested in any of these roles, unless `unseen`.
         """
         if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
             raise UsageError(
                 "node.revocation.reason",
-                f"a reason of {len(reason)} characters; allowed: at most {REASON_CHARACTERS_MAX} "
-                "printable ones",
+                f"the reason has {len(reason)} characters; allowed: at most "
+                f"{REASON_CHARACTERS_MAX}, all printable",
             )
         roles = _roles(node, role)
         if not unseen and not any([await self._stored(node, each) for each in roles]):
@@ -279,7 +279,7 @@ class Membership:
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
 
     async def restore(self, node: str, role: str) -> None:
-        """Let a node attest again; what it was issued until now stays refused.
+        """Let a node attest again; certificates issued before stay refused.
 
         UsageError `node.not_found` if it isn't revoked.
         """
@@ -295,7 +295,7 @@ class Membership:
             get_logger().warning("node_restored", node_restored=node, role=each)
 
     async def members(self, *, page_size: int, page_token: str) -> tuple[list[Member], str]:
-        """Return a page of nodes by role and name, and the next page's token (empty: no more)."""
+        """Return a page of nodes by role and name, and the next page's token (empty: last page)."""
         limit = page_limit(page_size)
         page, has_more = await self._registry.nodes.page(after=page_token, limit=limit)
         now = self._now()
@@ -303,11 +303,11 @@ class Membership:
         return members, page[-1].name if page and has_more else ""
 
     async def _refusal(self, caller: Subject, peer: PeerIncarnation) -> str:
-        """Return why `peer` may not act at `caller`; empty: it may."""
+        """Return the reason why `peer` may not act at `caller`; empty: it may."""
         try:
             node, role = parse_spiffe_id(peer.spiffe_id)
             stored = await self._stored(node, role)
-            # Everybody may ask about itself: a gateway does, where no target of ours bounds it.
+            # Everyone may ask about itself: a gateway does where no Sealane target checks it.
             is_self = peer.spiffe_id == caller.spiffe_id
             if stored is None or not (is_self or PEER_ROLES.get(role) == caller.role):
                 return UNKNOWN
@@ -320,7 +320,7 @@ class Membership:
     async def _volume_refusal(self, caller: Subject, tenant: str, peer: PeerIncarnation) -> str:
         """Return why a gateway of `tenant` may not use a volume of the caller; empty: it may.
 
-        One answer for all reasons, whether there is such a volume or not.
+        The reason is the same for all cases, whether the volume exists or not.
         """
         if not peer.volume_id:
             return ""
@@ -365,16 +365,16 @@ class Membership:
             changed = nodes.sealed(name, before.model_copy(update=update))
             return await self._registry.commit([nodes.unchanged(name, stored)], changed)
 
-        # A store that is put back must not bring a revoked node back with it.
+        # A rolled-back store must not undo a revocation.
         await self._cover(await self._registry.settle(attempt))
 
 
 def unseen_node(node: str, roles: Sequence[str]) -> UsageError:
-    """Make the error about a node that never attested."""
+    """Return the error for a node that never attested."""
     return UsageError(
         "node.not_found",
         f"no node {node!r} has attested as {' or '.join(roles)} at these brokers: sealanectl node "
-        "list shows those that have, --unseen takes one that has not yet",
+        "list shows those that have; --unseen accepts one that has not attested yet",
     )
 
 
@@ -393,8 +393,8 @@ def _roles(node: str, role: str) -> Sequence[str]:
     if NAME_PATTERN.fullmatch(node) is None or role not in {"", *ROLES}:
         raise UsageError(
             "node.malformed",
-            f"role {role[:80]!r} of node {node[:80]!r}; allowed: the name of a node and "
-            f"{', '.join(ROLES)}, or no role for all",
+            f"role {role[:80]!r} of node {node[:80]!r}; allowed: a node's name, and one of "
+            f"{', '.join(ROLES)} or an empty role for all",
         )
     return (role,) if role else ROLES
 
@@ -413,8 +413,8 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
     if record.refused_version > policy_version:
         raise VerificationError(
             CHANGED,
-            f"policy version {record.refused_version} refused what it accepted under version "
-            f"{policy_version}",
+            f"policy version {record.refused_version} refuses this node, which version "
+            f"{policy_version} accepted",
         )
 
 

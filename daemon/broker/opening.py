@@ -1,4 +1,4 @@
-"""From a broker's configuration to its service: store, authority, start epoch, in that order."""
+"""Opens a broker from its configuration: store, authority, start epoch, in that order."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ HEADS_NAME: Final = "heads.counter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedBroker:
-    """A broker without its servers; `log` is the file that `audit` records into."""
+    """A broker without its servers; `log` is the file that `audit` writes to."""
 
     service: BrokerService
     instance: Instance
@@ -49,9 +49,9 @@ class OpenedBroker:
 async def opened_broker(
     config: BrokerConfig, *, node: str, state: Path, metrics: Metrics, tcti: str
 ) -> AsyncIterator["OpenedBroker"]:
-    """Start a broker that ends with the block; `tcti` is where its TPM is.
+    """Start a broker for the duration of the block; `tcti` names its TPM.
 
-    Errors as `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
+    Raises the errors of `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
     """
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ async def opened_broker(
 
 
 async def _leave(instance: Instance) -> None:
-    """Anchor what was committed since the last head: an orderly stop leaves nothing uncovered."""
+    """Anchor what was committed since the last head: a clean stop leaves nothing uncovered."""
     try:
         await instance.inspect()
     except UnavailableError as error:
@@ -111,7 +111,7 @@ async def _open_store(
 
 
 def etcd_credentials(config: EtcdConfig) -> grpc.ChannelCredentials | None:
-    """Read the files of mutual TLS to the members; None: the configuration names none."""
+    """Read the files for mutual TLS to the etcd members; None if none are configured."""
     if config.ca_file is None or config.certificate_file is None or config.key_file is None:
         return None
     return grpc.ssl_channel_credentials(

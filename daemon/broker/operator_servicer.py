@@ -1,4 +1,4 @@
-"""gRPC face of what a broker's operator asks of keys and leases; on the broker's Unix socket."""
+"""gRPC service of keys and leases for the broker's operator, on its Unix socket."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -14,7 +14,7 @@ from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
-    """Rotates keys and shows the books."""
+    """Rotates keys and lists leases."""
 
     def __init__(self, broker: BrokerService) -> None:
         self._broker = broker
@@ -36,7 +36,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     async def ListLeases(
         self, request: operator_pb2.ListLeasesRequest, context: Context
     ) -> operator_pb2.ListLeasesResponse:
-        """Return a page of the books; a page of one volume's leases may be short."""
+        """Return a page of leases; a page of a single volume's leases may be short."""
         limit = page_limit(request.page_size)
         wanted = _volume_id(request.volume_id) if request.volume_id else None
         page, has_more = await self._broker.registry.grants.page(

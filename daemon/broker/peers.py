@@ -1,4 +1,4 @@
-"""Who calls, as far as an address tells, and how often the callers of one prefix may."""
+"""Address prefixes of callers, and the rate limit of each prefix."""
 
 import ipaddress
 import urllib.parse
@@ -11,7 +11,7 @@ CALLS_PER_SECOND: Final = 50
 BURST_CALLS: Final = 512
 
 PREFIXES_MAX: Final = 4096
-"""Prefixes that are limited each for itself; beyond them all others share one limit."""
+"""Prefixes with a limit of their own; all further ones share one limit."""
 IPV4_PREFIX_BITS: Final = 24
 IPV6_PREFIX_BITS: Final = 56
 
@@ -19,7 +19,7 @@ _OTHERS: Final = "others"
 
 
 def address_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer (`ipv4:192.0.2.1:5000`), without its port."""
+    """Return the address in gRPC's name of a peer (`ipv4:192.0.2.1:5000`), without the port."""
     family, _, rest = urllib.parse.unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]")
     try:
@@ -31,9 +31,9 @@ def address_of(peer: str) -> str:
 
 
 def prefix_of(address: str) -> str:
-    """Return the prefix that an address is counted under: what one party easily has all of.
+    """Return the prefix that an address counts under: a range typical of a single party.
 
-    /24 of IPv4, /56 of IPv6; anything else is itself.
+    /24 for IPv4, /56 for IPv6; anything else counts as is.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -44,14 +44,14 @@ def prefix_of(address: str) -> str:
 
 
 class RateLimiter:
-    """A token bucket for each prefix: `BURST_CALLS` at once, `CALLS_PER_SECOND` after that.
+    """A token bucket per prefix: `BURST_CALLS` at once, then `CALLS_PER_SECOND`.
 
-    A bucket is only forgotten once it is full again, so nobody gets rid of a limit by calling from
-    elsewhere. While `PREFIXES_MAX` buckets are in use, further prefixes share one.
+    A bucket is forgotten only once it is full again, so a caller can't escape its limit by
+    switching addresses. While `PREFIXES_MAX` buckets are in use, further prefixes share one.
     """
 
     def __init__(self) -> None:
-        # A bucket is the time at which it is full again: each call makes it later by an interval.
+        # A bucket is the time at which it is full again; each call delays that by an interval.
         self._full_at: dict[str, int] = {}
         self._swept_ns = 0
 
@@ -70,7 +70,7 @@ class RateLimiter:
     def _bucket(self, prefix: str, now_ns: int, interval: int) -> str:
         if prefix in self._full_at or len(self._full_at) < PREFIXES_MAX:
             return prefix
-        # Not more often than a bucket can have become full: a sweep looks at all of them.
+        # At most once per time in which a bucket fills, because a sweep visits all buckets.
         if now_ns - self._swept_ns >= interval:
             self._swept_ns = now_ns
             self._full_at = {p: at for p, at in self._full_at.items() if at > now_ns}

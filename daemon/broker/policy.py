@@ -1,7 +1,7 @@
 """The verifier's policy document: TOML, strict like the configuration, signed by its owner.
 
-What it means is in `sealane.crypto.attestation.policy`; attestation.md has every field.
-Absent fields are refused here, or refuse whoever would need them.
+`sealane.crypto.attestation.policy` defines its meaning, attestation.md describes each field. A
+missing field is an error, or refuses the nodes that would need it.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from sealane.daemon.runtime.files import read_bounded
 from sealane.daemon.runtime.sections import parse_toml
 from sealane.errors import UsageError, VerificationError
 
-# Bounds of the store: one record holds the document. Some 400 machines.
+# Limit of the store, because one record holds the document. Some 400 machines.
 POLICY_BYTES_MAX: Final = 128 << 10
 SIGNATURE_SUFFIX: Final = ".sig"
 
@@ -130,7 +130,7 @@ class _PolicyDocument(Section):
 
 
 def parse_policy(document: bytes, *, source: str) -> Policy:
-    """Read a document; UsageError `config.…` with one line at the first thing that is wrong."""
+    """Parse a document; UsageError `config.…`, one line about the first error."""
     if len(document) > POLICY_BYTES_MAX:
         raise UsageError(
             "config.size", f"{source}: {len(document)} bytes; allowed: {POLICY_BYTES_MAX}"
@@ -160,7 +160,7 @@ def parse_policy(document: bytes, *, source: str) -> Policy:
 
 
 def read_document(path: Path) -> bytes:
-    """Read a policy or its signature, unparsed; UsageError `config.unreadable`."""
+    """Read a policy or its signature without parsing it; UsageError `config.unreadable`."""
     try:
         return read_bounded(path)
     except OSError as error:
@@ -168,7 +168,7 @@ def read_document(path: Path) -> bytes:
 
 
 def read_signature(path: Path) -> bytes:
-    """Read what stands beside a policy document at `path`; empty if nothing does."""
+    """Read the signature file beside the policy document at `path`; empty if there is none."""
     beside = path.with_name(path.name + SIGNATURE_SUFFIX)
     return read_document(beside) if beside.exists() else b""
 
@@ -188,7 +188,7 @@ def parse_owner_key(pem: bytes, *, source: str) -> OwnerKey:
 
 
 def sign_policy(document: bytes, key: OwnerPrivateKey) -> bytes:
-    """Sign a document as its owner."""
+    """Sign a document with its owner's key."""
     signed = fields(_SIGNATURE_DOMAIN, document)
     if isinstance(key, Ed25519PrivateKey):
         return key.sign(signed)
@@ -210,7 +210,7 @@ def verify_owner(document: bytes, signature: bytes, *, owner: OwnerKey) -> None:
 
 
 def cautions(policy: Policy, *, safe_flags: Mapping[str, Mapping[str, bool]]) -> list[str]:
-    """Return what a security engineer should look at twice, one line each."""
+    """Return what a security engineer should double-check, one line each."""
     found = []
     if policy.software_allowed:
         found.append("software evidence is allowed: it says nothing about a machine")
@@ -224,21 +224,24 @@ def cautions(policy: Policy, *, safe_flags: Mapping[str, Mapping[str, bool]]) ->
             if name in safe and safe[name] != value
         ]
         found += [
-            f"reference {reference.name!r} takes any {name}"
+            f"reference {reference.name!r} accepts any {name}"
             for name, accepted in sorted(reference.measurements.items())
             if accepted is Position.ANY
         ]
         if reference.product == "Milan":
             found.append(
                 f"reference {reference.name!r} is for Milan, whose keys have been extracted: "
-                "rely on who can touch these machines"
+                "security there rests on who has physical access to the machines"
             )
         if reference.accepted_tier is Tier.WARNING:
-            found.append(f"reference {reference.name!r} accepts results of tier warning")
+            found.append(
+                f"reference {reference.name!r} accepts attestation results of tier warning"
+            )
     roles = {role for machine in policy.hardware.values() for role in machine.roles}
     served = {role for reference in policy.references for role in reference.roles}
     found += [
-        f"no reference values for a {role}: none can enrol" for role in sorted(roles - served)
+        f"no reference values for role {role}: no {role} can enrol"
+        for role in sorted(roles - served)
     ]
     return found
 
@@ -291,4 +294,4 @@ def _digests(values: Iterable[str]) -> frozenset[bytes]:
 def _refuse_twice(names: Iterable[str], what: str, source: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError("config.value", f"{source}: {what} {twice[0]!r} stands twice")
+        raise UsageError("config.value", f"{source}: {what} {twice[0]!r} appears twice")

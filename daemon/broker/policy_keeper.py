@@ -1,7 +1,7 @@
 """The policy in force: kept in the broker's store, replaced by newer versions its owner signed.
 
-A version is used once: what is applied must have a higher one. After a change every node attests
-again: results under older versions are refused after `REAPPRAISAL_SECONDS`.
+A version number is used once: a new policy must have a higher one. After a change every node
+attests again: results under older versions are refused after `REAPPRAISAL_SECONDS`.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-# Nodes are told with the next answer that they get; this is how long they have. Whoever the new
-# policy refuses meanwhile has no time left.
+# Grace period: nodes learn of the change with their next response. A node that the new policy
+# refuses in the meantime has no time left.
 REAPPRAISAL_SECONDS: Final = 30
 
 CHANGED: Final = "attestation.policy.changed"
 
-# How late a broker hears of a policy that another one of its store applied, if a watch is lost.
+# Upper bound on how late a broker notices another broker's policy if a watch is lost.
 REFRESH_SECONDS: Final = 5
 
 _IN_FORCE: Final = "in-force"
 
 
 class PolicyKeeper:
-    """Owns the policy in force. `changed` is called with each new one."""
+    """Owner of the policy in force. `changed` is called with each new one."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PolicyKeeper:
         audit: Audit,
         changed: Callable[[Policy], None],
     ) -> None:
-        """Without an `owner` documents need no signature: for development only."""
+        """Accept policies signed by `owner`; None: no signature needed, for development only."""
         self._registry = registry
         self._owner = owner
         self._audit = audit
@@ -56,9 +56,9 @@ class PolicyKeeper:
         return b"" if self._stored is None else self._stored.record.document
 
     async def offer(self, document: bytes, signature: bytes, *, source: str) -> None:
-        """Take what is stored, or the operator's file if that is newer: at the start, at SIGHUP.
+        """Load the stored policy, or the operator's file if newer; at startup and at SIGHUP.
 
-        An older file is left aside: the policy moved on by `sealanectl policy apply`.
+        An older file is ignored: `sealanectl policy apply` has replaced it.
         """
         await self.refresh()
         offered = self._accept(document, signature, source=source)
@@ -70,9 +70,9 @@ class PolicyKeeper:
             await self.apply(document, signature, source=source, subject="configuration")
 
     async def refresh(self) -> None:
-        """Take over what the store holds by now: another broker's change, say.
+        """Adopt the policy in the store, for example after another broker's change.
 
-        VerificationError `policy.rolled_back` if that is older than what was in force here.
+        VerificationError `policy.rolled_back` if it is older than the one in force here.
         """
         stored = await self._registry.policies.get(_IN_FORCE)
         if stored is None or stored == self._stored:
@@ -82,15 +82,15 @@ class PolicyKeeper:
         if policy.version < self.policy.version:
             raise VerificationError(
                 "policy.rolled_back",
-                f"the store holds policy version {policy.version}, version {self.policy.version} "
-                "was in force",
+                f"the store holds policy version {policy.version}, but version "
+                f"{self.policy.version} was already in force",
             )
         self._enact(policy, stored)
 
     async def keep_refreshed(self) -> None:
-        """Follow other brokers' changes, for ever; leaves by VerificationError only.
+        """Follow other brokers' changes; never returns, ends with VerificationError only.
 
-        The store tells of them. It is looked at besides, in case that its word gets lost.
+        The store reports changes. It is also polled, in case a report is lost.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat(self._follow), name="policy-watch")
@@ -115,7 +115,7 @@ class PolicyKeeper:
     async def apply(
         self, document: bytes, signature: bytes, *, source: str, subject: str
     ) -> Policy:
-        """Put a policy into force and record it; returns it.
+        """Put a policy into force, record that in the audit log, and return it.
 
         UsageError `config.…` or `policy.version.used`; VerificationError `policy.signature`.
         """
@@ -137,10 +137,10 @@ class PolicyKeeper:
         if policy.version <= before.version:
             raise UsageError(
                 "policy.version.used",
-                f"{source}: version {policy.version}; allowed: more than {before.version}, which "
-                "is in force",
+                f"{source}: version {policy.version}; allowed: above {before.version}, the one in "
+                "force",
             )
-        # Recorded before it is in force: nothing is granted by a policy without a record.
+        # Recorded before it is in force: nothing is granted under a policy without a record.
         await self._audit.record(
             "policy.apply",
             subject=subject,
@@ -158,13 +158,13 @@ class PolicyKeeper:
         )
         if revision is None:
             raise UsageError(
-                "policy.version.used", f"{source}: another policy was applied meanwhile"
+                "policy.version.used", f"{source}: another policy was applied in the meantime"
             )
         self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
 
     def check_version(self, version: int, *, now_ns: int) -> bool:
-        """Refuse a result under an older policy, some time after the change; True: soon.
+        """Refuse a result under an older policy, some time after the change; return True if soon.
 
         VerificationError `attestation.policy.changed`: attest again.
         """
@@ -172,8 +172,8 @@ class PolicyKeeper:
         if version != self.policy.version and now_ns - self._changed_ns >= grace_ns:
             raise VerificationError(
                 CHANGED,
-                f"attested under policy version {version}, version {self.policy.version} is in "
-                "force: attest again",
+                f"attested under policy version {version}, but version {self.policy.version} is "
+                "in force: attest again",
             )
         return version != self.policy.version
 

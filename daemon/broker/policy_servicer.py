@@ -1,4 +1,4 @@
-"""gRPC faces of policy and audit log, on the broker's Unix socket."""
+"""gRPC services for policy and audit log, on the broker's Unix socket."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -19,7 +19,7 @@ _PART_BYTES: Final = 1 << 16
 
 
 class PoliciesServicer(policy_pb2_grpc.PoliciesServicer):
-    """Shows the policy in force and replaces it."""
+    """Returns the policy in force and replaces it."""
 
     def __init__(self, keeper: PolicyKeeper) -> None:
         self._keeper = keeper
@@ -50,14 +50,14 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
     """Exports the audit log."""
 
     def __init__(self, path: Path, head: Callable[[], Head]) -> None:
-        """`head` returns the last acknowledged record of the log at `path`."""
+        """Export the log at `path`; `head` returns its last acknowledged record."""
         self._path = path
         self._head = head
 
     async def ExportAudit(
         self, request: empty_pb2.Empty, context: Context
     ) -> AsyncIterator[policy_pb2.AuditPart]:
-        """Stream the acknowledged records; each part says where they end."""
+        """Stream the acknowledged records; each part holds the head that they end at."""
         head = self._head()
         records = 0
         with self._path.open("rb") as file:
@@ -67,7 +67,7 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
                     raise VerificationError(
                         "audit.truncated",
                         f"{self._path}: has {records} of the {head.sequence} records that were "
-                        "acknowledged: the log was cut",
+                        "acknowledged: the log was truncated",
                     )
                 part = lines[: head.sequence - records]
                 records += len(part)

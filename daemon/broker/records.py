@@ -1,9 +1,9 @@
-"""The records that brokers keep, and how they stand in the store.
+"""The records that brokers keep, and their form in the store.
 
-A record is JSON behind a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The key it
-stands under is covered, so nobody who can write to the store can make a record, change one, or put
-one in another's place. An older version under the same key has a good MAC: that is what the store's
-state record is for (sealane.daemon.broker.store.checked).
+A record is JSON after a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The MAC covers the
+record's key in the store. So someone with write access to the store can't create or change a
+record, or move one to another key. An older version under the same key does have a valid MAC: the
+store's state record detects that (sealane.daemon.broker.store.checked).
 """
 
 import datetime as dt
@@ -34,7 +34,7 @@ FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
 _MAC_BYTES: Final = 32
 SHARES_MAX: Final = 64
-"""Tenants that one volume is shared with at a time."""
+"""Tenants that a volume can be shared with at the same time."""
 
 KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
 BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
@@ -43,7 +43,7 @@ StartEpoch = Annotated[int, Field(ge=0, le=START_EPOCH_MAX)]
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, nothing unknown in it. Bytes are base64 in JSON."""
+    """Base of all records: immutable, unknown fields refused. Bytes are base64 in JSON."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
@@ -59,23 +59,23 @@ class AuthorityRecord(Record):
 
 
 class TenantRecord(Record):
-    """A tenant: k_s, wrapped, and how many volumes it has."""
+    """A tenant: its key k_s, wrapped, and its number of volumes."""
 
     wrapped_key: bytes
     volume_count: Annotated[int, Field(ge=0)] = 0
 
 
 class ShareRecord(Record):
-    """A tenant whose gateways may use a volume of another."""
+    """A tenant whose gateways may use another tenant's volume."""
 
     tenant: str
     read_only: bool
 
 
 class VolumeRecord(Record):
-    """One registered volume: what its descriptor says (protocol/v1/broker.proto).
+    """A registered volume: the content of its descriptor (protocol/v1/broker.proto).
 
-    A deleted volume stays: its id, and so its key, is never given out again.
+    The record of a deleted volume is kept, so that its id, and thus its key, is never used again.
     """
 
     volume_id: uuid.UUID
@@ -90,63 +90,64 @@ class VolumeRecord(Record):
     fully_sealed: bool = False
     filling_gateway: str = ""
     oldest_key_epoch: KeyEpoch = 1
-    # Leased under `key_epoch`, without what came back.
+    # Leased under `key_epoch`, minus returned counters.
     counters_leased: Annotated[int, Field(ge=0)] = 0
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
     device_id: uuid.UUID | None = None
     shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
-    # What it will be once it is stored so; 0: it isn't growing.
+    # Sector count after the resize in progress; 0: none.
     growing_to: Annotated[int, Field(ge=0)] = 0
 
     def allows(self, tenant: str, *, writing: bool = False) -> bool:
-        """Whether gateways of `tenant` may use it: its own, and those it is shared with."""
+        """Return whether `tenant` owns it, or has a share that allows the use."""
         share = self.share_of(tenant)
         return tenant == self.tenant or (share is not None and not (writing and share.read_only))
 
     def share_of(self, tenant: str) -> ShareRecord | None:
-        """Return what another tenant may do; None: nothing."""
+        """Return the share of another tenant; None: it has none."""
         return next((share for share in self.shares if share.tenant == tenant), None)
 
     def without_share(self, tenant: str) -> "VolumeRecord":
-        """Return it as it is for its other tenants."""
+        """Return a copy without this tenant's share."""
         left = tuple(share for share in self.shares if share.tenant != tenant)
         return self.model_copy(update={"shares": left})
 
     def with_share(self, share: ShareRecord) -> "VolumeRecord":
-        """Return it shared so, by the names of the tenants; UsageError `volume.share.limit`."""
+        """Return a copy with this share, sorted by tenant; UsageError `volume.share.limit`."""
         shares = [*self.without_share(share.tenant).shares, share]
         if len(shares) > SHARES_MAX:
             raise UsageError(
                 "volume.share.limit",
-                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants, which is the limit",
+                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants already; allowed: "
+                f"{SHARES_MAX}",
             )
         ordered = tuple(sorted(shares, key=lambda each: each.tenant))
         return self.model_copy(update={"shares": ordered})
 
     def growing(self, sector_count: int) -> "VolumeRecord":
-        """Return it about to have so many sectors; UsageError `volume.resize.…`."""
+        """Return a copy that begins to grow to this size; UsageError `volume.resize.…`."""
         if self.mode == VolumeMode.OFF:
             raise UsageError(
                 "volume.resize.mode",
-                f"volume {self.volume_id} has mode off, and was filled with sealed sectors when it "
-                "was made: create a larger one and copy",
+                f"volume {self.volume_id} can't grow: it has mode off and was filled with sealed "
+                "sectors when it was created; create a larger one and copy",
             )
         if sector_count < self.sector_count:
             raise UsageError(
                 "volume.resize.smaller",
-                f"volume {self.volume_id} has {self.sector_count} sectors: with {sector_count} it "
-                "would lose what is in the others; create a smaller one and copy",
+                f"volume {self.volume_id} has {self.sector_count} sectors and can't shrink to "
+                f"{sector_count}; create a smaller one and copy",
             )
         return self.model_copy(update={"growing_to": sector_count})
 
     def grown(self, sector_count: int) -> "VolumeRecord":
-        """Return it with the sectors that it was growing to; UsageError `volume.resize.state`."""
+        """Return a copy with the size that it was growing to; UsageError `volume.resize.state`."""
         if sector_count not in {self.growing_to, self.sector_count}:
             raise UsageError(
                 "volume.resize.state",
-                f"volume {self.volume_id} doesn't grow to {sector_count} sectors: another change "
-                "of its size was begun meanwhile",
+                f"volume {self.volume_id} doesn't grow to {sector_count} sectors: another resize "
+                "was begun in the meantime",
             )
         is_over = sector_count == self.growing_to
         growing_to = 0 if is_over else self.growing_to
@@ -154,11 +155,11 @@ class VolumeRecord(Record):
 
     @property
     def key_epochs(self) -> range:
-        """The key epochs that sectors of it may be sealed under."""
+        """Key epochs that its sectors may be sealed under."""
         return range(self.oldest_key_epoch, self.key_epoch + 1)
 
     def in_next_epoch(self) -> "VolumeRecord":
-        """Return it in its next key epoch; UsageError `volume.key_epoch.limit`."""
+        """Return a copy in the next key epoch; UsageError `volume.key_epoch.limit`."""
         if len(self.key_epochs) >= KEY_EPOCHS_MAX:
             raise UsageError(
                 "volume.key_epoch.limit",
@@ -168,15 +169,16 @@ class VolumeRecord(Record):
         return self.model_copy(update={"key_epoch": self.key_epoch + 1, "counters_leased": 0})
 
     def with_lease(self, counters: int) -> "VolumeRecord":
-        """Return it once `counters` more are leased: in its next epoch if no whole lease is left.
+        """Return a copy with `counters` more leased, in the next epoch if no whole lease is left.
 
-        LeaseError `lease.key_exhausted`: they don't fit, and there can't be another epoch.
+        LeaseError `lease.key_exhausted`: they don't fit, and no key epochs are left.
         """
         leased = self.counters_leased + counters
         if leased > EPOCH_COUNTERS_MAX:
             raise LeaseError(
                 "lease.key_exhausted",
-                f"4 PB are leased under key epoch {self.key_epoch} of volume {self.volume_id}",
+                f"volume {self.volume_id} has used up key epoch {self.key_epoch}: 4 PB are leased "
+                "under it",
             )
         if leased + LEASE_COUNTERS > EPOCH_COUNTERS_MAX and len(self.key_epochs) < KEY_EPOCHS_MAX:
             return self.in_next_epoch()
@@ -184,29 +186,29 @@ class VolumeRecord(Record):
 
 
 class HolderRecord(Record):
-    """The newest key epoch of a volume that one role of one node was ever given."""
+    """The newest key epoch of a volume that a role of a node ever received."""
 
     volume_id: uuid.UUID
     key_epoch: KeyEpoch
 
     @staticmethod
     def holder(spiffe_id: str) -> str:
-        """Return what the names of all records of a holder begin with."""
+        """Return the prefix of the names of all records of a holder."""
         return f"{spiffe_id.removeprefix('spiffe://sealane/')}/"
 
 
 class RequestRecord(Record):
-    """Which volume a tenant's request made."""
+    """The volume that a tenant's request created."""
 
     volume_id: uuid.UUID
-    # What it asked for: the volume may have grown since. 0: noted before volumes could.
+    # Requested size: the volume may have grown since. 0: recorded before volumes could grow.
     sector_count: Annotated[int, Field(ge=0)] = 0
 
 
 class InstanceRecord(Record):
-    """Whom a broker instance number belongs to, and the start epoch it last went for.
+    """The node that a broker instance number belongs to, and the last start epoch it claimed.
 
-    `is_anchored` is false until the first start after a store was taken over that had no anchor.
+    `is_anchored` is false until the first start after taking over a store that had no anchor.
     """
 
     node: str
@@ -215,18 +217,19 @@ class InstanceRecord(Record):
 
 
 class Revocation(Record):
-    """That an operator revoked a node, and the operator's words."""
+    """An operator's revocation of a node, with the reason given."""
 
     reason: str
     revoked_at: dt.datetime
 
 
 class NodeRecord(Record):
-    """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
+    """One role of a node: the last leaf issued to it (DER), and its revocation if any.
 
-    `previous_leaf` is of the same incarnation, `superseded` are those before it, newest first.
-    Nothing issued until `restored_at` counts. `hardware_sha256` is of the hardware id that it last
-    attested with, `refused_version` that of a newer policy which refused that hardware since.
+    `previous_leaf` is of the same incarnation; `superseded` are earlier incarnations, newest first.
+    Certificates issued until `restored_at` are refused. `hardware_sha256` is of the hardware id
+    that it last attested with; `refused_version` is that of a newer policy which has refused that
+    hardware since.
     """
 
     node: str
@@ -245,7 +248,7 @@ class NodeRecord(Record):
 
 
 class HeadRecord(Record):
-    """The last head of one broker: its number is what that broker's anchor counts."""
+    """The last head of a broker; its number is the value of that broker's anchor counter."""
 
     number: Annotated[int, Field(ge=1)]
     start_epoch: StartEpoch
@@ -255,10 +258,10 @@ Counter = Annotated[int, Field(ge=1, le=COUNTER_END)]
 
 
 class GrantRecord(Record):
-    """A lease: a half-open range of counters of one arena, to one incarnation of a gateway.
+    """A lease: a half-open range of counters of one arena, for one incarnation of a gateway.
 
-    `touched` is the first counter that came back; None: nothing came back yet. A lease of an arena
-    that isn't served any more, or of an incarnation that is gone, is burned.
+    `touched` is the first returned counter; None: nothing was returned yet. A lease of an arena
+    that is no longer served, or of an incarnation that has ended, is burned.
     """
 
     broker_instance: BrokerInstance
@@ -275,22 +278,22 @@ class GrantRecord(Record):
 
     @property
     def name(self) -> str:
-        """Its name in the table: the leases of one arena follow each other."""
+        """Name in the table; leases of one arena are adjacent."""
         return grant_name((self.broker_instance, self.start_epoch), self.lease_id)
 
     @property
     def counters(self) -> int:
-        """How many counters were granted."""
+        """Number of counters granted."""
         return self.counter_end - self.counter_start
 
     @property
     def returned(self) -> int:
-        """How many of them came back."""
+        """Number of counters returned."""
         return 0 if self.touched is None else self.counter_end - self.touched
 
 
 class Opening(Record):
-    """A process that may serve a device; `until`: only so long, the device went to another node."""
+    """A process that may serve a device; `until`: only until then, because the device was moved."""
 
     node: str
     incarnation: bytes
@@ -299,11 +302,12 @@ class Opening(Record):
 
 
 class DeviceRecord(Record):
-    """A store directory of a target (devices.md): whose it is, and who keeps its anchor.
+    """A store directory of a target (devices.md): its owner, and what keeps its anchor.
 
-    Also a volume on a third party, `is_volume`, under the volume's id: its owner is a gateway.
-    The fencing epoch grows with each opening and each move. Until `is_initialised`, what its owner
-    finds in it is believed. A forgotten device stays, so that it never counts as a new one.
+    Also a volume on a third party (`is_volume`), under the volume's id; its owner is a gateway. The
+    fencing epoch increases with each opening and each move. Until `is_initialised`, the state that
+    its owner finds is accepted. The record of a forgotten device is kept, so that the device is
+    never taken for a new one.
     """
 
     device_id: uuid.UUID
@@ -317,16 +321,16 @@ class DeviceRecord(Record):
     is_forgotten: bool = False
     is_volume: bool = False
     anchor_floor: Annotated[int, Field(ge=0, le=U64_MAX)] = 0
-    """The highest number of a record of its anchor that is gone: those stay taken."""
+    """The highest number of any removed record of its anchor: these numbers stay taken."""
 
     @property
     def role(self) -> str:
-        """Whose nodes open it."""
+        """Role of the nodes that open it."""
         return "gateway" if self.is_volume else "target"
 
 
 class DeviceRequestRecord(Record):
-    """What one node shows or may show: the unknown device it came with, or that the next may be."""
+    """An unknown device that a node shows, or the permission to show one next."""
 
     device_id: uuid.UUID | None = None
     anchor: AnchorKind | None = None
@@ -334,23 +338,23 @@ class DeviceRequestRecord(Record):
 
 
 class ServedRecord(Record):
-    """The device that one process of a target has open: its volumes go there."""
+    """The device that a target's process has open: new volumes go there."""
 
     device_id: uuid.UUID
     incarnation: bytes
 
 
 class AnchorRecord(Record):
-    """One record of a device's anchor (sealane.daemon.device.anchors)."""
+    """A record of a device's anchor (sealane.daemon.device.anchors)."""
 
     number: Annotated[int, Field(ge=1, le=U64_MAX)]
     blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]
     mac: Annotated[bytes, Field(max_length=MAC_BYTES)] = b""
-    """Of the device's owner, who checks it."""
+    """Made and checked by the device's owner."""
 
 
 class PolicyRecord(Record):
-    """The policy in force, as its owner gave it; versions only grow."""
+    """The policy in force, as its owner supplied it; versions only increase."""
 
     version: Annotated[int, Field(ge=1)]
     document: bytes
@@ -358,20 +362,20 @@ class PolicyRecord(Record):
 
 
 class AuditHeadRecord(Record):
-    """Where one broker's audit log ended when a record of it was last acknowledged."""
+    """The end of a broker's audit log when one of its records was last acknowledged."""
 
     sequence: Annotated[int, Field(ge=1)]
     digest: bytes
 
 
 class CollateralRecord(Record):
-    """The high-water marks of hardware vendors' collateral: values only grow."""
+    """The high-water marks of hardware vendors' collateral; values only increase."""
 
     marks: dict[str, int]
 
 
 class ClockRecord(Record):
-    """What a machine's clock said when it last attested (TPMS_CLOCK_INFO)."""
+    """A machine's clock at its last attestation (TPMS_CLOCK_INFO)."""
 
     reset_count: Annotated[int, Field(ge=0)]
     restart_count: Annotated[int, Field(ge=0)]
@@ -383,7 +387,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[R]):
-    """A record and the revision of its last change, for the compare of the next one."""
+    """A record and the revision of its last change, to be compared at the next change."""
 
     record: R
     revision: int
@@ -391,7 +395,7 @@ class Stored(Generic[R]):
 
 
 class Table(Generic[R]):
-    """The records of one kind, each under its name; names are visible ASCII."""
+    """The records of one kind, by name; names are visible ASCII."""
 
     __slots__ = ("_key", "_model", "_prefix", "_store")
 
@@ -402,14 +406,14 @@ class Table(Generic[R]):
         self._key = record_key
 
     async def get(self, name: str) -> Stored[R] | None:
-        """Return the record `name`; VerificationError if it isn't one of ours."""
+        """Return the record `name`; VerificationError if no broker wrote it."""
         entry = await self._store.get(self.key(name))
         return None if entry is None else self._opened(entry)
 
     async def page(
         self, *, within: str = "", after: str = "", limit: int
     ) -> tuple[list[Stored[R]], bool]:
-        """Return up to `limit` records by name: names begin with `within`, lie behind `after`.
+        """Return up to `limit` records whose names begin with `within` and sort after `after`.
 
         True: there are more.
         """
@@ -423,17 +427,17 @@ class Table(Generic[R]):
         return self._prefix + name
 
     def sealed(self, name: str, record: R) -> dict[str, bytes]:
-        """Return what a commit puts so that `record` stands under `name`."""
+        """Return the put for a commit that stores `record` as `name`."""
         key = self.key(name)
         content = record.model_dump_json().encode()
         return {key: self._mac(key, content) + content}
 
     def unchanged(self, name: str, stored: Stored[R] | None) -> Compare:
-        """Return what a commit compares so that `name` still is as it was read."""
+        """Return the compare for a commit: `name` is unchanged since it was read."""
         return Compare(self.key(name), 0 if stored is None else stored.revision)
 
     async def watch(self, *, from_revision: int) -> AsyncIterator[Stored[R]]:
-        """Yield records that are put from that revision on; errors as `Store.watch` and `get`."""
+        """Yield records put from that revision on; raises the errors of `Store.watch` and `get`."""
         async for commit in self._store.watch(self._prefix, from_revision=from_revision):
             for change in commit:
                 if change.value is not None:
@@ -443,7 +447,8 @@ class Table(Generic[R]):
         mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(entry.key, content)):
             raise VerificationError(
-                "broker.store.record.forged", f"{entry.key}: no broker of this authority wrote it"
+                "broker.store.record.forged",
+                f"{entry.key}: not written by a broker of this authority",
             )
         try:
             record = self._model.model_validate_json(content)
@@ -460,7 +465,7 @@ class Table(Generic[R]):
 
 
 class Tables:
-    """Every table there is; who adds a kind of record adds it here."""
+    """All tables; a new kind of record is added here."""
 
     def __init__(self, store: Store, *, record_key: bytes) -> None:
         self.tenants = Table(store, "tenants", TenantRecord, record_key=record_key)
@@ -484,15 +489,15 @@ class Tables:
 
 
 def instance_name(instance: int) -> str:
-    """Return the name that a broker instance's records stand under."""
+    """Return the name of a broker instance's records."""
     return f"{instance:05}"
 
 
 def arena_name(arena: tuple[int, int]) -> str:
-    """Return what the names of all grants of one arena (instance, start epoch) begin with."""
+    """Return the prefix of the names of all grants of one arena (instance, start epoch)."""
     return f"{instance_name(arena[0])}/{arena[1]:08}/"
 
 
 def grant_name(arena: tuple[int, int], lease_id: int) -> str:
-    """Return the name that a lease's record stands under."""
+    """Return the name of a lease's record."""
     return f"{arena_name(arena)}{lease_id:018}"

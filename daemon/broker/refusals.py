@@ -1,4 +1,4 @@
-"""Puts what was refused into the audit log, within bounds; grants are recorded by the services."""
+"""Records refusals in the audit log, within limits; services record their grants themselves."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from sealane.transport.tasks import TaskOwner
 
 TEXT_MAX: Final = 128  # characters of a caller's text that the log keeps
 SUMMARY_SECONDS: Final = 60.0
-"""How often refusals alike are summed up."""
+"""Interval at which similar refusals are summed up."""
 KINDS_MAX: Final = 64
-"""Kinds of refusals told apart in that time: some 100 MB of records a day at the most."""
+"""Kinds of refusals that are distinguished per interval: at most some 100 MB of records a day."""
 STRANGER_KINDS_MAX: Final = 16
-"""Those of them that callers without an attested identity may use: some 27 MB a day."""
+"""How many of these callers without an attested identity may use: some 27 MB a day."""
 CALLER_KINDS_MAX: Final = 8
-"""Those that one attested caller may use."""
+"""How many of these one attested caller may use."""
 
 _OTHERS: Final = "others"
 _STRANGERS: Final = "strangers"
@@ -37,9 +37,9 @@ _SUMMED_DETAIL: Final = ("method", "address")
 async def refusals_recorded(
     audit: Audit, kind: str, *, subject: str, **detail: Detail
 ) -> AsyncIterator[None]:
-    """Record that the block was refused, or failed, if it was; before the answer leaves.
+    """Record that the block was refused or failed, before the response is sent.
 
-    UnavailableError `audit.unwritable` takes the place of the answer if it can't be recorded.
+    UnavailableError `audit.unwritable` replaces the response if it can't be recorded.
     """
     try:
         yield
@@ -57,7 +57,7 @@ async def refusals_recorded(
 
 @dataclass(slots=True, kw_only=True)
 class _Alike:
-    """Refusals alike, behind the first of them."""
+    """Similar refusals that followed the first one."""
 
     kind: str
     subject: str
@@ -73,14 +73,14 @@ _Key: TypeAlias = tuple[str, str, str, str]
 
 
 class SummedAudit:
-    """An audit log that records refusals within bounds, and everything else as it comes.
+    """An audit log that records refusals within limits, and everything else as is.
 
-    Anybody can be refused as fast as the network carries it. The first refusal of a kind is
-    recorded before it is answered; those alike are counted, and recorded as one with the times of
-    the first and the last when the minute is over. Alike are refusals of one caller, for one
-    reason, in one kind of call; those of a caller who attested also by what they were asked for. A
-    caller who did not is known by the prefix of an address, whatever name it claims, and all of
-    them have `STRANGER_KINDS_MAX` of the kinds, so they never crowd out one who did.
+    Anyone can be refused as fast as the network allows. The first refusal of a kind is recorded
+    before it is answered. Similar ones are counted, and recorded as one at the end of the minute,
+    with the times of the first and the last. Refusals are similar if caller, reason and kind of
+    call are the same; for an attested caller also the requested object. A caller without
+    attestation is identified by its address prefix, whatever name it claims; all such callers
+    together have `STRANGER_KINDS_MAX` of the kinds, so they can't crowd out attested ones.
     """
 
     def __init__(self, log: Audit) -> None:
@@ -129,14 +129,14 @@ class SummedAudit:
         await self._log.record(kind, subject=subject, outcome=outcome, reason=reason, **detail)
 
     async def close(self) -> None:
-        """Record what was counted since the last minute."""
+        """Record the refusals counted since the last minute."""
         await self._tasks.close()
         await self._sum_up()
 
     def _key(
         self, kind: str, subject: str, reason: str, detail: Mapping[str, Detail]
     ) -> tuple[_Key, str]:
-        """Return what refusals are alike by, and whom the record names."""
+        """Return the key that similar refusals share, and the subject to record."""
         is_stranger = "address" in detail or subject == UNKNOWN_CALLER
         caller = prefix_of(str(detail.get("address", subject))) if is_stranger else subject
         asked = "" if is_stranger else repr(sorted(detail.items()))
@@ -178,5 +178,5 @@ class SummedAudit:
                         last=alike.last.isoformat(),
                     )
         except UnavailableError as error:
-            # Nothing at all is granted from now on: whoever asks hears it.
+            # Nothing at all is granted from now on, and every caller gets an error.
             get_logger().error("refusals_not_recorded", reason=error.reason)

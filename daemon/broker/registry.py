@@ -1,8 +1,8 @@
-"""What the brokers of one authority know, as typed records over any store.
+"""The state of the brokers of one authority, as typed records in any store.
 
-All state of a broker that outlives its process goes through here. Every change is one commit that
-compares what it was made from; who loses a race reads again. Several brokers may share one store:
-none leads.
+All state of a broker that outlives its process is here. Each change is one commit that compares the
+records that it was derived from; if a comparison fails, the change is derived again. Several
+brokers may share one store; none of them leads.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 
 class Registry(Tables):
-    """The records of one authority. `open` makes the authority at the very first start."""
+    """The records of one authority. `open` creates the authority at the very first start."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Registry(Tables):
 
     @classmethod
     async def open(cls, store: Store, wrapping: KeyWrapper, *, node: str) -> "Registry":
-        """Open the authority that the store's brokers share; the first of them makes it.
+        """Open the authority that the store's brokers share; the first broker creates it.
 
         VerificationError `key.wrap.invalid` under another key encryption key,
         `broker.store.rolled_back` if its records are not what brokers left.
@@ -81,11 +81,12 @@ class Registry(Tables):
             await store.commit(
                 [Compare(_AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
             )
-            # Ours, or that of a broker that was faster.
+            # Created by this broker or by a faster one.
             entry = await store.get(_AUTHORITY_KEY)
         if entry is None:
             raise VerificationError(
-                "broker.store.rolled_back", "the store lost the authority it was just given"
+                "broker.store.rolled_back",
+                "the store lost the authority that was just written to it",
             )
         try:
             record = AuthorityRecord.model_validate_json(entry.value)
@@ -111,23 +112,25 @@ class Registry(Tables):
         await self.store.close()
 
     async def settle(self, attempt: Callable[[], Awaitable[_Result | None]]) -> _Result:
-        """Run `attempt`, which reads, compares and commits, until no other change got in between.
+        """Run `attempt`, which reads, compares and commits, until no other change intervenes.
 
-        UnavailableError `broker.store.contended` after 64 lost races.
+        UnavailableError `broker.store.contended` after 64 attempts.
         """
         pause = _BACK_OFF_SECONDS
         for _ in range(_ATTEMPTS_MAX):
             result = await attempt()
             if result is not None:
                 return result
-            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - spreads rivals, no secret
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - spreads competitors, no secret
             pause = min(2 * pause, _BACK_OFF_SECONDS_MAX)
         raise UnavailableError(
-            "broker.store.contended", f"lost {_ATTEMPTS_MAX} races for one record: try again"
+            "broker.store.contended",
+            f"{_ATTEMPTS_MAX} attempts to change a record all conflicted with other changes: "
+            "try again",
         )
 
     async def tenant_key(self, tenant: str) -> bytearray:
-        """Return the tenant's k_s, made at first use; the caller wipes it."""
+        """Return the tenant's key k_s, created at first use; the caller wipes it."""
 
         async def attempt() -> Stored[TenantRecord] | None:
             stored = await self.tenants.get(tenant)
@@ -143,7 +146,7 @@ class Registry(Tables):
         return self._wrapping.unwrap(record.wrapped_key, purpose="tenant key", owner=tenant)
 
     def new_device(self, device_id: uuid.UUID, *, owner: str) -> DeviceRecord:
-        """Return the record of a device that nobody has opened yet, with a fresh secret."""
+        """Return the record of a device that was never opened, with a new secret."""
         secret = new_key()
         try:
             wrapped = self._wrapping.wrap(secret, purpose=_DEVICE, owner=str(device_id))
@@ -158,7 +161,7 @@ class Registry(Tables):
         )
 
     async def served_device(self, target_node: str) -> Stored[DeviceRecord] | None:
-        """Return the device that the target's present process has open."""
+        """Return the device that the target's current process has open."""
         served = await self.served.get(target_node)
         member = await self.nodes.get(f"target/{target_node}")
         if (
@@ -172,9 +175,9 @@ class Registry(Tables):
     async def register(self, record: VolumeRecord) -> tuple[VolumeRecord, bool]:
         """Store `record`, or return what the same request stored before; True: it is new.
 
-        A volume on a target goes to the device that the target serves. One on a third party that
-        names a device is one itself, made here. UsageError `volume.request.exists` if the request
-        asked for another volume.
+        A volume on a target is placed on the device that the target serves. A volume on a third
+        party that names a device is a device itself, created here. UsageError
+        `volume.request.exists` if the request asked for a different volume.
         """
         request = f"{record.tenant}/{record.request_id}"
 
@@ -182,14 +185,14 @@ class Registry(Tables):
             known = await self.requests.get(request)
             if known is not None:
                 stored = await self.volumes.get(str(known.record.volume_id))
-                # Deleted since: the request went with it, as the next attempt sees.
+                # Deleted in the meantime, and the request with it, as the next attempt will see.
                 if stored is None:
                     return None
                 asked = known.record.sector_count or stored.record.sector_count
                 if _wanted(stored.record, asked) != _wanted(record, record.sector_count):
                     raise UsageError(
                         "volume.request.exists",
-                        "this request id was used for another volume: use a new one",
+                        "this request id was used for a different volume: use a new one",
                     )
                 return stored.record, False
             tenant = await self.tenants.get(record.tenant)
@@ -213,7 +216,7 @@ class Registry(Tables):
                 compares.append(self.devices.unchanged(name, None))
                 puts = self.devices.sealed(name, self._volume_device(record))
             elif device is not None:
-                # Not while it goes to another node, or goes for good.
+                # Conflicts with moving or forgetting the device.
                 compares.append(self.devices.unchanged(device.name, device))
                 made = record.model_copy(update={"device_id": device.record.device_id})
             revision = await self.commit(
@@ -242,7 +245,7 @@ class Registry(Tables):
     async def list_volumes(
         self, *, tenant: str | None, target_node: str | None, after: str, limit: int
     ) -> list[VolumeRecord]:
-        """Return up to `limit` volumes a tenant may use or a target has, by id behind `after`."""
+        """Return up to `limit` volumes a tenant may use or a target has, by id, after `after`."""
         found: list[VolumeRecord] = []
         has_more = True
         while has_more and len(found) < limit:
@@ -260,7 +263,7 @@ class Registry(Tables):
     async def change_volume(
         self, volume_id: uuid.UUID, change: Callable[[VolumeRecord], VolumeRecord]
     ) -> VolumeRecord:
-        """Change a volume's record; UsageError `volume.not_found`, and what `change` raises."""
+        """Change a volume's record; UsageError `volume.not_found`, and errors of `change`."""
 
         async def attempt() -> VolumeRecord | None:
             stored = await self.volume(volume_id)
@@ -274,17 +277,17 @@ class Registry(Tables):
         return await self.settle(attempt)
 
     async def finish_filling(self, volume_id: uuid.UUID) -> VolumeRecord:
-        """Note that every sector of a volume is sealed; UsageError `volume.not_found`."""
+        """Record that all sectors of a volume are sealed; UsageError `volume.not_found`."""
         return await self.change_volume(
             volume_id, lambda volume: volume.model_copy(update={"filling_gateway": ""})
         )
 
     async def share(self, volume_id: uuid.UUID, share: ShareRecord) -> VolumeRecord:
-        """Share a volume so from now on; UsageError `volume.not_found`, `volume.share.limit`."""
+        """Set a share of a volume; UsageError `volume.not_found`, `volume.share.limit`."""
         return await self.change_volume(volume_id, lambda volume: volume.with_share(share))
 
     async def unregister(self, volume_id: uuid.UUID) -> int:
-        """Mark a volume deleted, forget the request that made it, and return the revision."""
+        """Mark a volume deleted, forget the request that created it; return the revision."""
 
         async def attempt() -> int | None:
             name = str(volume_id)
@@ -295,7 +298,8 @@ class Registry(Tables):
             tenant = await self.tenants.get(before.tenant)
             if tenant is None:
                 raise VerificationError(
-                    "broker.store.malformed", f"volume {volume_id} is of a tenant that isn't there"
+                    "broker.store.malformed",
+                    f"volume {volume_id} belongs to a tenant that doesn't exist",
                 )
             after = before.model_copy(update={"is_deleted": True, "request_id": None})
             device = await self.devices.get(name) if before.device_id == volume_id else None
@@ -318,13 +322,13 @@ class Registry(Tables):
         return await self.settle(attempt)
 
     def _volume_device(self, record: VolumeRecord) -> DeviceRecord:
-        """Return the record of a volume on a third party as a device that nobody has opened yet."""
+        """Return the device record of a volume on a third party, never opened yet."""
         return self.new_device(record.volume_id, owner=record.target_node).model_copy(
             update={"anchor": "broker", "is_volume": True}
         )
 
     def _forgotten(self, device: Stored[DeviceRecord]) -> tuple[dict[str, bytes], list[str]]:
-        """Return what a commit puts and deletes so that a volume is no device any more."""
+        """Return the puts and deletes for a commit that makes a volume no longer a device."""
         update = {
             "is_forgotten": True,
             "wrapped_secret": b"",
@@ -338,7 +342,7 @@ class Registry(Tables):
         )
 
     async def record_grant(self, record: GrantRecord, *, volume: Stored[VolumeRecord]) -> bool:
-        """Enter a grant in the books before anyone gets it; False: `volume` has changed since.
+        """Record a grant before it is handed out; False: `volume` has changed since.
 
         LeaseError `lease.overlap` if a lease of that name was granted before.
         """
@@ -354,14 +358,16 @@ class Registry(Tables):
         )
         if revision is None and await self.grants.get(record.name) is not None:
             raise LeaseError(
-                "lease.overlap", f"lease {record.name} was granted before: nothing is granted"
+                "lease.overlap",
+                f"lease {record.name} was granted before: refusing to grant it again",
             )
         return revision is not None
 
     async def record_return(self, arena: tuple[int, int], lease_id: int, touched: int) -> bool:
-        """Enter in the books that a lease came back; False: it had, or it was never granted.
+        """Record that a lease was returned; False: it was returned before, or never granted.
 
-        The caller has made sure that its holder returns it: what came back counts as never used.
+        The caller has verified that its holder returns it: the returned counters count as never
+        used.
         """
         name = grant_name(arena, lease_id)
 
@@ -385,7 +391,7 @@ class Registry(Tables):
 
 
 def new_tenant(wrapping: KeyWrapper, tenant: str) -> TenantRecord:
-    """Make a tenant with a fresh k_s."""
+    """Return the record of a new tenant with a new key k_s."""
     fresh = new_key()
     wrapped = wrapping.wrap(fresh, purpose="tenant key", owner=tenant)
     wipe(fresh)
@@ -393,18 +399,18 @@ def new_tenant(wrapping: KeyWrapper, tenant: str) -> TenantRecord:
 
 
 def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
-    """Return a fresh key for the MACs of records, and the same wrapped."""
+    """Return a new key for the MACs of records, and the same wrapped."""
     key = secrets.token_bytes(KEY_BYTES)
     return key, wrapping.wrap(key, purpose=_RECORD_KEY, owner="broker")
 
 
 def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
-    """Return what puts the authority, which its wrapping protects instead of a MAC."""
+    """Return the put for the authority's record, which its wrapping protects instead of a MAC."""
     return {_AUTHORITY_KEY: record.model_dump_json().encode()}
 
 
 def with_state(entries: dict[str, bytes], record_key: bytes) -> dict[str, bytes]:
-    """Return `entries` of a new store and its first state record."""
+    """Return the `entries` of a new store together with its first state record."""
     return entries | {STATE_KEY: SetHash(record_key).first(entries)}
 
 

@@ -1,4 +1,4 @@
-"""The broker role of a daemon: store, verifier, and the servers in front of them."""
+"""The broker role of a daemon: store, verifier, and their servers."""
 
 from functools import partial
 from typing import Final
@@ -40,15 +40,15 @@ LOCAL_SERVICES: Final = (
     "sealane.v1.DeviceRegistry",
     "sealane.v1.Membership",
 )
-"""What it serves on the daemon's Unix socket."""
+"""Services on the daemon's Unix socket."""
 STORE_SERVICES: Final = tuple(name for name in LOCAL_SERVICES if name != "sealane.v1.AuditLog")
-"""What isn't healthy while the store doesn't answer."""
+"""Services that are unhealthy while the store doesn't answer."""
 AUDIT_SERVICES: Final = ("sealane.v1.AuditLog",)
-"""What isn't healthy while the audit log has no space left but its reserve."""
+"""Services that are unhealthy while the audit log has only its reserve left."""
 
 
 async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
-    """Start the role: the store and its keepers, the verifier, and both servers of nodes."""
+    """Start the role: the store and its tasks, the verifier, and both servers for nodes."""
     node, metrics, spawn = context.config.node.name, context.metrics, context.spawn
     opened = await context.stack.enter_async_context(
         opened_broker(
@@ -89,7 +89,7 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
 
 
 def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metrics) -> Identity:
-    """Return the broker's identity, which its own authority certifies."""
+    """Return the broker's identity, certified by its own authority."""
 
     async def issue(keys: Keys) -> Issued:
         subject = Subject(
@@ -109,7 +109,7 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
 def _serve_locally(
     broker: BrokerService, instance: Instance, verifier: VerifierParts, context: RoleContext
 ) -> None:
-    """Add what the operator calls: LOCAL_SERVICES."""
+    """Add the services for the operator: LOCAL_SERVICES."""
     local = context.local
     policy_pb2_grpc.add_PoliciesServicer_to_server(PoliciesServicer(verifier.keeper), local)
     policy_pb2_grpc.add_AuditLogServicer_to_server(
@@ -129,7 +129,7 @@ async def _serve(
     identity: Identity,
     context: RoleContext,
 ) -> None:
-    """Listen to nodes: to those that attest, and to those that have."""
+    """Start both servers for nodes: for attestation, and for attested nodes."""
     broker, refused = opened.service, opened.audit.refused_call
     authority = broker.authority
     authorizer = context.authorizer(identity, verifier.membership.admit, refused=refused)

@@ -1,4 +1,4 @@
-"""What the broker does with volumes: registers and shares them, releases their keys."""
+"""Volumes at the broker: registers and shares them, and releases their keys."""
 
 import uuid
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ VOLUME_ANCHORS: Final = {"", "broker", "none"}
 
 
 class BrokerService:
-    """One start of the broker: what it knows, and the arena of this start."""
+    """One start of the broker: its registry, and the arena of this start."""
 
     def __init__(
         self, registry: Registry, instance: Instance, *, audit: Audit, metrics: Metrics
@@ -51,7 +51,7 @@ class BrokerService:
         self.leases = Leases(registry, instance.arena, audit=audit, metrics=metrics)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Abandon what is in progress."""
         await self.leases.close()
 
     async def register_volume(
@@ -66,42 +66,42 @@ class BrokerService:
         third_party: str = "",
         anchor: str = "",
     ) -> broker_pb2.RegisterVolumeResponse:
-        """Register a volume of the caller's tenant; the same request id gives the same volume.
+        """Register a volume of the caller's tenant; the same request id returns the same volume.
 
-        A volume on a third party belongs to one gateway: the caller, which alone ever gets its key
-        and leases; brokers keep its anchor, unless `anchor` is "none". The caller also fills a
+        A volume on a third party belongs to one gateway, the caller: only it ever gets the volume's
+        key and leases. Brokers keep its anchor unless `anchor` is "none". The caller also fills a
         volume of mode "off".
         """
         sector_count = _sector_count(size_bytes)
         if len(display_name) > DISPLAY_NAME_CHARACTERS_MAX or not display_name.isprintable():
             raise UsageError(
                 "volume.display_name",
-                f"display name of {len(display_name)} characters; allowed: at most "
-                f"{DISPLAY_NAME_CHARACTERS_MAX} printable ones",
+                f"a display name of {len(display_name)} characters; allowed: at most "
+                f"{DISPLAY_NAME_CHARACTERS_MAX}, all printable",
             )
         if NAME_PATTERN.fullmatch(target_node) is None:
             raise UsageError(
-                "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
+                "volume.target", f"target {target_node[:80]!r}; allowed: a node's name"
             )
         if mode not in MODES or bool(third_party) not in {mode != "", mode == VolumeMode.LOCAL}:
             raise UsageError(
                 "volume.mode",
-                f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
-                "no mode on a target, local on a third party, off on either",
+                f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: empty "
+                "on a target, local on a third party, off on both",
             )
         if third_party and (
             NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node
         ):
             raise UsageError(
                 "volume.third_party",
-                f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
-                "the caller's own configuration gives one",
+                f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name from "
+                "the caller's own configuration",
             )
         if anchor not in VOLUME_ANCHORS or (anchor and mode != VolumeMode.LOCAL):
             raise UsageError(
                 "volume.anchor",
-                f"anchor {anchor[:80]!r} of volume mode {mode!r}; allowed: broker, none in mode "
-                "local",
+                f"anchor {anchor[:80]!r} for volume mode {mode!r}; allowed: broker or none, and "
+                "only in mode local",
             )
         is_sealed = mode == VolumeMode.OFF
         volume_id = uuid.uuid4()
@@ -137,7 +137,7 @@ class BrokerService:
     async def descriptors(
         self, caller: Subject, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:
-        """Return a page of descriptors and the token of the next one (empty: no more)."""
+        """Return a page of descriptors and the token of the next one (empty: last page)."""
         after = str(parse_uuid(page_token, what="page token")) if page_token else ""
         limit = page_limit(page_size)
         is_target = caller.role == "target"
@@ -156,7 +156,7 @@ class BrokerService:
     async def finish_filling(
         self, caller: Subject, volume_id: str
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Let gateways attach a volume that the caller, and nobody else, has filled."""
+        """Allow gateways to attach a volume; only the gateway that filled it may call this."""
         record = await own_volume(self.registry, caller, volume_id)
         if record.filling_gateway not in {"", caller.node}:
             raise VerificationError(
@@ -170,7 +170,7 @@ class BrokerService:
     async def begin_resize(
         self, caller: Subject, volume_id: str, *, size_bytes: int
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Let a volume of the caller's grow: return its descriptor as it will be.
+        """Begin to grow a volume of the caller's tenant; return its descriptor with the new size.
 
         UsageError `volume.size`, `volume.resize.smaller`, `volume.resize.mode`.
         """
@@ -180,7 +180,7 @@ class BrokerService:
         growing = await self.registry.change_volume(
             record.volume_id, lambda volume: volume.growing(sector_count)
         )
-        await self._resize_told(caller, growing, outcome="granted", sector_count=sector_count)
+        await self._record_resize(caller, growing, outcome="granted", sector_count=sector_count)
         return signed_descriptor(
             self.authority, growing.model_copy(update={"sector_count": sector_count}), caller
         )
@@ -188,7 +188,7 @@ class BrokerService:
     async def finish_resize(
         self, caller: Subject, volume_id: str, *, size_bytes: int
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Note that a volume is stored in the size it was growing to.
+        """Record that a volume is stored with the size it was growing to.
 
         UsageError `volume.size`, `volume.resize.state`.
         """
@@ -198,12 +198,12 @@ class BrokerService:
         grown = await self.registry.change_volume(
             record.volume_id, lambda volume: volume.grown(sector_count)
         )
-        # An older store must not take from a volume what its owner has written since.
+        # A rolled-back store must not cut off what the owner has written since.
         await self._instance.cover(await self.registry.store.revision())
-        await self._resize_told(caller, grown, outcome="done", sector_count=sector_count)
+        await self._record_resize(caller, grown, outcome="done", sector_count=sector_count)
         return signed_descriptor(self.authority, grown, caller)
 
-    async def _resize_told(
+    async def _record_resize(
         self,
         caller: Subject,
         volume: VolumeRecord,
@@ -226,10 +226,10 @@ class BrokerService:
         )
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
-        """Forget a volume: no key of it is released again."""
+        """Remove a volume: its keys are never released again."""
         record = await own_volume(self.registry, caller, volume_id)
         revision = await self.registry.unregister(record.volume_id)
-        # A key that nobody may have any more must not come back with an older store.
+        # A rolled-back store must not release the key of a deleted volume.
         await self._instance.cover(revision)
         await self.audit.record(
             "volume.unregister", subject=caller.spiffe_id, outcome="done", volume_id=volume_id
@@ -238,21 +238,21 @@ class BrokerService:
     async def share_volume(
         self, caller: Subject, volume_id: str, *, tenant: str, read_only: bool
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Let gateways of another tenant use a volume of the caller's.
+        """Share a volume of the caller's tenant with another tenant's gateways.
 
-        UsageError `volume.share.tenant`, `.third_party`, `.limit`. It doesn't tell whether there is
-        such a tenant: that is the policy's.
+        UsageError `volume.share.tenant`, `.third_party`, `.limit`. The answer does not reveal
+        whether the tenant exists: that is in the policy.
         """
         record = await own_volume(self.registry, caller, volume_id)
         if NAME_PATTERN.fullmatch(tenant) is None or tenant == record.tenant:
             raise UsageError(
-                "volume.share.tenant", f"tenant {tenant[:80]!r}; allowed: another one's name"
+                "volume.share.tenant", f"tenant {tenant[:80]!r}; allowed: another tenant's name"
             )
         if record.third_party:
             raise UsageError(
                 "volume.share.third_party",
-                f"volume {record.volume_id} belongs to gateway {record.target_node!r} alone; "
-                "volumes on a target of ours can be shared",
+                f"volume {record.volume_id} belongs to gateway {record.target_node!r} alone; only "
+                "volumes on a Sealane target can be shared",
             )
         share = ShareRecord(tenant=tenant, read_only=read_only)
         shared = await self.registry.share(record.volume_id, share)
@@ -272,13 +272,13 @@ class BrokerService:
     async def unshare_volume(
         self, caller: Subject, volume_id: str, *, tenant: str
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """End a tenant's share; nothing sealed from its new key epoch on is open to that tenant.
+        """Stop sharing a volume with a tenant, which gets no key for the new key epoch.
 
         UsageError `volume.share.not_found`.
         """
         record = await own_volume(self.registry, caller, volume_id)
         after, is_rotated = await self.key_epochs.withdraw(record.volume_id, tenant)
-        # An older store must not bring the share back.
+        # A rolled-back store must not restore the share.
         await self._instance.cover(await self.registry.store.revision())
         await self.audit.record(
             "volume.unshare",
@@ -305,7 +305,7 @@ class BrokerService:
         return volume
 
     async def rotate_keys_of(self, spiffe_id: str) -> None:
-        """Begin new key epochs wherever a node that lost its trust holds the newest key."""
+        """Begin new key epochs wherever a node that is no longer trusted holds the newest key."""
         await self._cover_rotation(await self.key_epochs.rotate_held_by(spiffe_id))
 
     async def _cover_rotation(self, volumes: Sequence[VolumeRecord]) -> None:
@@ -321,13 +321,13 @@ class BrokerService:
                 "key_rotated", volume_id=str(volume.volume_id), key_epoch=volume.key_epoch
             )
         if volumes:
-            # An older store must not bring a key back into use.
+            # A rolled-back store must not bring a key back into use.
             await self._instance.cover(await self.registry.store.revision())
 
     async def release_key(
         self, caller: Subject, *, volume_id: str, key_epoch: int, request_id: bytes
     ) -> SignedSecret:
-        """Seal one key epoch of a volume to the caller's attested KEM key."""
+        """Seal the key of one key epoch of a volume to the caller's attested KEM key."""
         record = (await visible_volume(self.registry, caller, volume_id)).record
         check_holder(record, caller)
         if key_epoch not in record.key_epochs:
@@ -369,7 +369,7 @@ class BrokerService:
 
 
 def _sector_count(size_bytes: int) -> int:
-    """Return the sectors of a volume of that size; UsageError `volume.size`."""
+    """Return the number of sectors for a volume size in bytes; UsageError `volume.size`."""
     sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
     if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
         raise UsageError(

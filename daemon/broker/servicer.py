@@ -1,4 +1,4 @@
-"""gRPC faces of the broker: `Attestation` (server TLS only) and `Broker` (mutual TLS)."""
+"""gRPC services of the broker: `Attestation` (server TLS only) and `Broker` (mutual TLS)."""
 
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
@@ -32,7 +32,7 @@ class _Resize(Protocol):
 
 
 class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
-    """Challenges nodes and issues certificates for what they attest."""
+    """Challenges nodes and certifies their attested keys."""
 
     def __init__(self, service: VerifierService, *, anchor_pem: bytes) -> None:
         self._service = service
@@ -43,7 +43,7 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         request: attestation_pb2.GetChallengeRequest,
         context: Context,
     ) -> attestation_pb2.Challenge:
-        """Hand out a nonce."""
+        """Return a nonce."""
         challenge = await self._service.challenge(
             node=request.node,
             role=request.role,
@@ -68,7 +68,7 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         request: attestation_pb2.AttestRequest,
         context: Context,
     ) -> attestation_pb2.AttestationResult:
-        """Appraise evidence and issue a certificate and the result that goes with it."""
+        """Appraise evidence; issue a certificate and the attestation result for it."""
         issued = await self._service.attest(
             session_id=request.session_id,
             runtime_data=request.runtime_data,
@@ -140,7 +140,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.UnregisterVolumeRequest,
         context: Context,
     ) -> empty_pb2.Empty:
-        """Forget a volume."""
+        """Remove a volume."""
         caller = self._caller(context)
         async with self._recorded("volume.unregister", caller, volume_id=request.volume_id):
             await self._broker.unregister_volume(caller, request.volume_id)
@@ -166,7 +166,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.RemoveVolumeShareRequest,
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Share a volume with a tenant no more."""
+        """Stop sharing a volume with a tenant."""
         caller = self._caller(context)
         async with self._recorded(
             "volume.unshare", caller, volume_id=request.volume_id, shared_with=request.tenant
@@ -180,7 +180,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.BeginResizeRequest,
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Let a volume grow."""
+        """Begin to grow a volume."""
         return await self._resized(request, context, self._broker.begin_resize)
 
     async def FinishResize(
@@ -188,7 +188,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.FinishResizeRequest,
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Note that a volume has grown."""
+        """Record that a volume has grown."""
         return await self._resized(request, context, self._broker.finish_resize)
 
     async def _resized(
@@ -206,7 +206,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.FinishFillingRequest,
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Note that a volume is filled."""
+        """Record that a volume is filled."""
         return await self._broker.finish_filling(self._caller(context), request.volume_id)
 
     async def GetVolumeKey(
@@ -214,7 +214,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.GetVolumeKeyRequest,
         context: Context,
     ) -> broker_pb2.SealedVolumeKey:
-        """Release one key epoch."""
+        """Release the key of one key epoch."""
         caller = self._caller(context)
         async with self._recorded(
             "key.release", caller, volume_id=request.volume_id, key_epoch=request.key_epoch
@@ -257,7 +257,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.GrantLeaseRequest,
         context: Context,
     ) -> broker_pb2.SealedLease:
-        """Grant counters."""
+        """Lease counters."""
         caller = self._caller(context)
         async with self._recorded(
             "lease.grant", caller, volume_id=request.volume_id, key_epoch=request.key_epoch

@@ -1,4 +1,4 @@
-"""gRPC faces of the membership: `Trust` (mutual TLS) and `Membership` (Unix socket)."""
+"""gRPC services of the membership: `Trust` (mutual TLS) and `Membership` (Unix socket)."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -17,7 +17,7 @@ from sealane.protocol.v1 import trust_pb2, trust_pb2_grpc
 
 
 class TrustServicer(trust_pb2_grpc.TrustServicer):
-    """What attested nodes ask about their peers."""
+    """Calls of attested nodes about their peers."""
 
     def __init__(
         self, membership: Membership, authority: CertificateAuthority, authorizer: Authorizer
@@ -27,7 +27,7 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
         self._caller = authorizer.caller
 
     async def GetPeer(self, request: trust_pb2.GetPeerRequest, context: Context) -> trust_pb2.Peer:
-        """Return the leaves a peer may show."""
+        """Return the leaves that a peer may show."""
         caller = self._caller(context)
         leaves = await self._membership.leaves(request.spiffe_id, caller=caller)
         return trust_pb2.Peer(
@@ -37,7 +37,7 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
     async def AuthorizePeers(
         self, request: trust_pb2.AuthorizePeersRequest, context: Context
     ) -> trust_pb2.SignedAuthorization:
-        """Say which peers may act."""
+        """Return which peers may act."""
         authorization = await self._membership.authorize(
             self._caller(context),
             nonce=request.nonce,
@@ -51,7 +51,7 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
 
 
 class MembershipServicer(trust_pb2_grpc.MembershipServicer):
-    """What the broker's operator does about nodes."""
+    """Calls of the broker's operator about nodes."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -79,7 +79,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
     async def RestoreNode(
         self, request: trust_pb2.RestoreNodeRequest, context: Context
     ) -> empty_pb2.Empty:
-        """Take a revocation back."""
+        """Undo a revocation."""
         await self._membership.restore(request.node, request.role)
         return empty_pb2.Empty()
 

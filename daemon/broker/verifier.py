@@ -1,8 +1,8 @@
-"""The verifier service: what surrounds appraisal. Limits, threads, audit, certificates, results.
+"""The verifier service around appraisal: limits, threads, audit, certificates, results.
 
-Order of work for a stranger's call: rate of its address, size, single-use challenge, then
+Order of checks for a stranger's call: rate of its address, size, single-use challenge, then
 verification on a few threads of its own. A refusal is recorded with the rule that decided and its
-class; the stranger hears one text, after a time that does not tell which rule it was.
+class; the stranger gets one fixed text, after a time that does not reveal which rule it was.
 """
 
 import asyncio
@@ -34,31 +34,32 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
-# Verification takes milliseconds of a processor: two at once leave the broker its event loop.
+# A verification takes milliseconds of CPU: with two at a time the event loop stays responsive.
 VERIFICATIONS_AT_ONCE: Final = 2
-# What may wait for it, 64 MiB of evidence at most.
+# Verifications that may wait: at most 64 MiB of evidence.
 VERIFICATIONS_WAITING_MAX: Final = 256
 
 NAME_CHARACTERS_MAX: Final = 128
-"""Characters of the names in a request for a challenge: a node, its role, a type of evidence."""
+"""Length limit of the names in a challenge request: node, role, types of evidence."""
 EVIDENCE_TYPES_MAX: Final = 8
-"""Types of evidence that one node may offer."""
+"""Types of evidence that a node may offer."""
 INTRODUCTION_BYTES_MAX: Final = 80 << 10
-"""Bytes of what a type of evidence needs before its challenge: at most a TPM's certificates."""
+"""Size limit of a challenge request's introduction, as for the certificates of a TPM."""
 
 BROKEN_EVIDENCE: Final = "broken_evidence"
 POLICY_VIOLATION: Final = "policy_violation"
 REFUSED: Final = "attestation.refused"
 STALE: Final = "attestation.nonce.stale"
 
-# Refusals are answered at a multiple of this after the call came: whole verifications fit into one.
+# Refusals are sent at a multiple of this after the call arrived; a whole verification fits into
+# one.
 _REFUSAL_STEP_SECONDS: Final = 0.1
 
 _Result = TypeVar("_Result")
 
 
 class Books(Protocol):
-    """The books of nodes (sealane.daemon.broker.membership)."""
+    """The node records (sealane.daemon.broker.membership)."""
 
     async def attested(
         self,
@@ -68,7 +69,7 @@ class Books(Protocol):
         policy_version: int,
         hardware_sha256: bytes,
     ) -> None:
-        """Enter what is issued; VerificationError if the node must not have the leaf."""
+        """Record an issued leaf; VerificationError if the node must not have it."""
 
     async def refused(
         self,
@@ -79,12 +80,12 @@ class Books(Protocol):
         policy_version: int,
         hardware_sha256: bytes,
     ) -> None:
-        """Enter that the policy refused genuine evidence."""
+        """Record that the policy refused genuine evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """What an accepted node gets."""
+    """What an accepted node receives."""
 
     verified: Verified
     certificate: x509.Certificate
@@ -118,7 +119,7 @@ class VerifierService:
         self._books = books
 
     def close(self) -> None:
-        """Wait for what is being verified."""
+        """Wait for verifications in progress."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def challenge(
@@ -132,8 +133,8 @@ class VerifierService:
     ) -> Challenge:
         """Open a challenge for a caller at `address`.
 
-        UsageError for what can't be named; VerificationError `attestation.refused`;
-        UnavailableError `attestation.rate.limit`, `.busy` or `.challenge.limit`.
+        UsageError for malformed names; VerificationError `attestation.refused`; UnavailableError
+        `attestation.rate.limit`, `.busy` or `.challenge.limit`.
         """
         started = monotonic_ns()
         try:
@@ -195,7 +196,7 @@ class VerifierService:
             )
             await self._check_clock(verified)
             issued = self._issue(verified, challenge, now=utc_now())
-            # Not before the evidence has proved who asks: revocations are nobody else's.
+            # Only after the evidence has proved who asks: revocations are nobody else's business.
             await self._books.attested(
                 verified.subject(),
                 issued.certificate,
@@ -236,7 +237,7 @@ class VerifierService:
             self._waiting -= 1
 
     async def _check_clock(self, verified: Verified) -> None:
-        """Refuse hardware whose clock has gone back: it, or its state, was put back."""
+        """Refuse hardware whose clock has gone back: its state was rolled back."""
         claims = verified.appraisal.items[PRIMARY].claims
         if claims.clock is not None and verified.appraisal.is_accepted:
             await self._clocks.advance(claims.hardware_id, claims.clock)
@@ -292,7 +293,7 @@ class VerifierService:
         )
 
     async def _note(self, kind: str, error: Error, *, address: str) -> None:
-        """Record a refusal that says nothing about evidence, and so is answered at once."""
+        """Record a refusal that reveals nothing about evidence, and so is answered at once."""
         self._metrics.broker.attestations.labels("refused", error.reason).inc()
         await self._audit.record(
             kind,
@@ -306,7 +307,7 @@ class VerifierService:
     async def _refuse(
         self, kind: str, error: VerificationError, *, subject: str, started: int, **detail: Detail
     ) -> NoReturn:
-        """Record what was refused and why, and raise what the caller may know of it."""
+        """Record a refusal and its reason, and raise what the caller may learn of it."""
         refusal = POLICY_VIOLATION if isinstance(error, PolicyViolationError) else BROKEN_EVIDENCE
         self._metrics.broker.attestations.labels("refused", error.reason).inc()
         get_logger().warning("attestation_refused", reason=error.reason, message=error.args[0])
@@ -329,13 +330,13 @@ class VerifierService:
 
 
 class Clocks:
-    """What the clocks of machines said last, among the records of the broker's store."""
+    """The last known clocks of machines, in records of the broker's store."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def advance(self, hardware_id: str, clock: HardwareClock) -> None:
-        """Keep `clock`; VerificationError `attestation.clock.went_back`."""
+        """Store `clock`; VerificationError `attestation.clock.went_back`."""
         table = self._registry.clocks
         name = hashlib.sha256(hardware_id.encode()).hexdigest()
 
@@ -346,7 +347,7 @@ class Clocks:
                 if clock.has_gone_back(last):
                     raise VerificationError(
                         "attestation.clock.went_back",
-                        f"the clock of {hardware_id} says {clock}, after {last}",
+                        f"the clock of {hardware_id} shows {clock}, but showed {last} before",
                     )
             record = ClockRecord(
                 reset_count=clock.reset_count,
@@ -363,9 +364,9 @@ class Clocks:
 def _check_request(
     node: str, role: str, evidence_types: Sequence[str], introduction: bytes
 ) -> None:
-    """UsageError `attestation.challenge.size` unless all of it is within its bounds.
+    """UsageError `attestation.challenge.size` unless the request is within its limits.
 
-    Before anything else looks at it: a stranger's request is up to a message long.
+    Checked before anything else: a stranger's request may be as large as a gRPC message.
     """
     sizes = {
         "node": (len(node), NAME_CHARACTERS_MAX),
@@ -399,7 +400,7 @@ def _hardware_sha256(verified: Verified) -> bytes:
 
 
 def _facts(verified: Verified) -> dict[str, Detail]:
-    """Return what the audit keeps of an appraisal."""
+    """Return the facts of an appraisal for the audit log."""
     appraisal = verified.appraisal
     primary = appraisal.items[PRIMARY]
     decided: Finding = appraisal.decided

@@ -1,7 +1,7 @@
-"""Who may have what of a volume, and how it is told (docs/operate/sharing.md).
+"""Access to volumes: who may use or see which volume, and how (docs/operate/sharing.md).
 
-A volume is its tenant's; gateways of tenants that it is shared with use it, too, and its target
-sees it. To everybody else it is as one that isn't there.
+A volume belongs to a tenant. Gateways of tenants that it is shared with may use it, too, and its
+target sees it. For everyone else it does not exist.
 """
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
@@ -17,13 +17,13 @@ from sealane.protocol.v1 import broker_pb2
 async def visible_volume(
     registry: Registry, caller: Subject, volume_id: str
 ) -> Stored[VolumeRecord]:
-    """Return a volume that the caller may know of; UsageError `volume.not_found`."""
+    """Return a volume that the caller may see; UsageError `volume.not_found`."""
     stored = await registry.volume(parse_uuid(volume_id, what="volume id"))
     record = stored.record
     is_user = caller.role == "gateway" and record.allows(caller.tenant)
     is_target = caller.role == "target" and caller.node == record.target_node
     if not is_user and not is_target:
-        # The same answer as for a volume that isn't there: ids of other tenants stay unknown.
+        # The same answer as for a missing volume: ids of other tenants' volumes stay unknown.
         raise UsageError("volume.not_found", f"there is no volume {record.volume_id}")
     return stored
 
@@ -34,7 +34,8 @@ async def own_volume(registry: Registry, caller: Subject, volume_id: str) -> Vol
     if caller.tenant != record.tenant:
         raise VerificationError(
             "volume.tenant.refused",
-            f"volume {record.volume_id} is shared with tenant {caller.tenant!r}, and another's",
+            f"volume {record.volume_id} is only shared with tenant {caller.tenant!r}; it belongs "
+            "to another",
         )
     return record
 
@@ -50,14 +51,14 @@ async def writable_volume(
     if not volume.record.allows(caller.tenant, writing=True):
         raise VerificationError(
             "volume.read_only",
-            f"volume {volume.record.volume_id} is shared with tenant {caller.tenant!r} to be "
-            "read: it gets no counters",
+            f"volume {volume.record.volume_id} is shared with tenant {caller.tenant!r} read-only: "
+            "it gets no counters",
         )
     return volume
 
 
 def check_holder(record: VolumeRecord, caller: Subject) -> None:
-    """Refuse keys and counters to all but the gateway that alone keeps, or now fills, a volume."""
+    """Refuse keys and counters to all but the gateway that owns or is filling a volume."""
     if record.third_party and caller.node != record.target_node:
         raise VerificationError(
             "volume.owner.refused",
@@ -72,7 +73,7 @@ def check_holder(record: VolumeRecord, caller: Subject) -> None:
 
 
 def wrong_epoch(record: VolumeRecord, key_epoch: int) -> UsageError:
-    """Make the error for a key epoch that the volume doesn't have, or doesn't seal under."""
+    """Return the error for a key epoch that the volume doesn't have, or doesn't seal under."""
     return UsageError(
         "volume.key_epoch",
         f"key epoch {key_epoch} of volume {record.volume_id}; the newest is {record.key_epoch}, "
@@ -89,7 +90,7 @@ def secret_context(
     request_id: bytes,
     arena: Arena | None = None,
 ) -> Context:
-    """Return what a key or a lease is sealed for."""
+    """Return the HPKE context of a sealed key or lease."""
     return Context(
         purpose=purpose,
         recipient=caller.spiffe_id,
@@ -104,7 +105,7 @@ def secret_context(
 def signed_descriptor(
     authority: CertificateAuthority, record: VolumeRecord, caller: Subject
 ) -> broker_pb2.SignedVolumeDescriptor:
-    """Describe a volume to the caller: a guest hears of its own share only, a target of none."""
+    """Describe a volume to the caller: a guest sees only its own share, a target none."""
     told = [
         share
         for share in record.shares

@@ -1,11 +1,11 @@
-"""A target's catalogue, whose list of volumes is anchored: what counts is what the anchor says.
+"""A target's catalogue whose list of volumes is anchored: the anchor decides which volumes exist.
 
-Volumes come and go one at a time. A volume that comes is on the list once the anchor has it, and
-its descriptor is renamed after that; one that goes is renamed first, and counts until the anchor no
-longer has it. A descriptor that takes another's place lies beside it until the anchor has it. So a
-crash leaves at most one volume whose descriptor's name is wrong, and the anchor
-tells which way. The list also has the number of the device's opening: a directory that is put back
-from before the last start doesn't fit, whatever volumes it holds.
+Volumes are added and removed one at a time. A new volume is on the list once the anchor has it; its
+descriptor is renamed after that. A volume to be removed is renamed first, and stays on the list
+until the anchor no longer has it. A replacement descriptor lies beside the old one until the anchor
+has it. So after a crash at most one volume has a descriptor with the wrong name, and the anchor
+tells which state is right. The list also includes the number of the device's opening, so a
+directory rolled back to before the last start doesn't match, whatever its volumes.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from sealane.daemon.device.openings import MISMATCH
 from sealane.errors import UsageError, VerificationError
 
 _LABEL: Final = "sealane catalogue v1"
-# More than one were left by discards that failed. Brokers are told up to 1024 states: two of each.
+# More than one remain after failed discards. Brokers accept up to 1024 states: up to two for each.
 _UNFINISHED_MAX: Final = 256
 _REPLACEMENTS_MAX: Final = 128
 
 Listing = Mapping[uuid.UUID, bytes]
-"""SHA-256 of the descriptor file of each volume."""
+"""SHA-256 of each volume's descriptor file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What may be anchored: `to_finish` is on the list and its descriptor isn't renamed yet.
+    """A possible anchored state: `to_finish` is on the list, but its descriptor isn't renamed yet.
 
-    `to_replace` is on it with its next descriptor.
+    `to_replace` is on the list with its next descriptor.
     """
 
     openings: int
@@ -47,7 +47,7 @@ class _State:
 
 
 class AnchoredCatalogue:
-    """`adopt` once the anchor is open; then volumes may come and go, by one caller at a time."""
+    """Call `adopt` once the anchor is open; after that volumes may change, one at a time."""
 
     def __init__(self, catalogue: Catalogue, *, file: DeviceFile) -> None:
         self._catalogue = catalogue
@@ -55,20 +55,20 @@ class AnchoredCatalogue:
         self._anchors: DeviceAnchors | None = None
         self._listed: dict[uuid.UUID, bytes] = {}
         self._begun: dict[uuid.UUID, bytes] = {}
-        # Not served, not on our list, and the anchor may still have them on its.
+        # Not served and not on this list, but possibly still on the anchor's.
         self._unsettled: set[uuid.UUID] = set()
         self._openings = 0
         self._number = 0
 
     async def states(self) -> list[bytes]:
-        """Return every blob that the anchor may have if nobody touched the directory."""
+        """Return all blobs that the anchor may hold if the directory was not tampered with."""
         return [state.blob for state in await asyncio.to_thread(self._states)]
 
     async def adopt(self, anchors: DeviceAnchors, *, is_believed: bool) -> None:
-        """Take the list that is anchored, finish what a crash left, and anchor this opening.
+        """Adopt the anchored list, complete what a crash interrupted, and anchor this opening.
 
-        `is_believed`: take what is found. VerificationError `device.anchor.mismatch`: it is not
-        what is anchored.
+        `is_believed`: accept the list as found. VerificationError `device.anchor.mismatch` if the
+        list found is not the anchored one.
         """
         self._anchors = anchors
         self._begun.clear()
@@ -80,8 +80,8 @@ class AnchoredCatalogue:
         if not matching:
             raise VerificationError(
                 MISMATCH,
-                f"what was found of device {self._file.device_id} is not what was anchored: its "
-                "list of volumes was put back, or changed",
+                f"what was found on device {self._file.device_id} is not what was anchored: its "
+                "list of volumes was changed or rolled back",
             )
         state = matching[0]
         if state.to_finish is not None:
@@ -92,7 +92,7 @@ class AnchoredCatalogue:
             await asyncio.to_thread(self._catalogue.drop_replacement, volume_id)
         self._listed = dict(state.listing)
         self._openings = state.openings + 1
-        # First here, then there: a directory that has counted less is an older one.
+        # The file first, then the anchor: a directory with a lower count is an older one.
         await asyncio.to_thread(self._file.write, self._openings)
         await self._anchor(self._listed)
 
@@ -101,12 +101,12 @@ class AnchoredCatalogue:
         return await asyncio.to_thread(self._catalogue.scan)
 
     async def begin(self, volume_id: uuid.UUID, content: bytes) -> None:
-        """Note a volume that is about to be made; see `Catalogue.begin`."""
+        """Begin to create a volume; see `Catalogue.begin`."""
         await asyncio.to_thread(self._catalogue.begin, volume_id, content)
         self._begun[volume_id] = _digest(content)
 
     async def finish(self, volume_id: uuid.UUID) -> None:
-        """Put a volume on the list, whose store is there; an error leaves it to `settle`."""
+        """Put a volume on the list once its store exists; after an error `settle` removes it."""
         listed = {**self._listed, volume_id: self._begun.pop(volume_id)}
         self._unsettled.add(volume_id)
         await self._anchor(listed)
@@ -115,7 +115,7 @@ class AnchoredCatalogue:
         self._listed = listed
 
     async def replace(self, volume_id: uuid.UUID, content: bytes) -> None:
-        """Put another descriptor in the place of a listed volume's; may be tried again."""
+        """Replace the descriptor of a listed volume; may be repeated."""
         await asyncio.to_thread(self._catalogue.begin_replacement, volume_id, content)
         listed = {**self._listed, volume_id: _digest(content)}
         await self._anchor(listed)
@@ -123,18 +123,18 @@ class AnchoredCatalogue:
         self._listed = listed
 
     def leave(self, volume_id: uuid.UUID) -> None:
-        """Leave a volume that didn't come to be to `settle`."""
+        """Leave it to `settle` to remove a volume whose creation failed."""
         self._begun.pop(volume_id, None)
         self._unsettled.add(volume_id)
 
     async def begin_removal(self, volume_id: uuid.UUID) -> None:
-        """Take a volume off the list; once it is served no more, `settle` takes it off for good."""
+        """Take a volume off the list; later `settle` takes it off the anchored one."""
         await asyncio.to_thread(self._catalogue.begin_removal, volume_id)
         self._unsettled.add(volume_id)
         del self._listed[volume_id]
 
     async def settle(self) -> Sequence[uuid.UUID]:
-        """Return the volumes that have left the list for good: their stores can go."""
+        """Return the volumes that are off the anchored list: their stores can be deleted."""
         if self._unsettled:
             await self._anchor(self._listed)
         settled = [*self._unsettled]
@@ -142,7 +142,7 @@ class AnchoredCatalogue:
         return settled
 
     async def forget(self, volume_id: uuid.UUID) -> None:
-        """Forget an unfinished volume, whose store is gone, and its own anchor."""
+        """Forget an unfinished volume whose store was deleted, and its own anchor record."""
         self._begun.pop(volume_id, None)
         name = volume_record(volume_id)
         if self._open_anchors.current(name) is not None:
@@ -161,7 +161,7 @@ class AnchoredCatalogue:
         await self._open_anchors.advance(CATALOGUE, self._number, blob, at_once=True)
 
     def _states(self) -> list[_State]:
-        """Return what may be anchored, beginning with what stands in the files."""
+        """Return the states that may be anchored, the one in the files first."""
         found = self._catalogue.scan()
         listing = {volume_id: _digest(content) for volume_id, content in found.volumes}
         listings: list[tuple[Listing, uuid.UUID | None, uuid.UUID | None]] = [(listing, None, None)]
@@ -170,7 +170,7 @@ class AnchoredCatalogue:
         for volume_id, content in found.replacements[:_REPLACEMENTS_MAX]:
             listings.append(({**listing, volume_id: _digest(content)}, None, volume_id))
         openings = self._file.openings
-        # The last opening may have been counted here and not there.
+        # The last opening may have been counted in the file but not in the anchor.
         counts = [openings, openings - 1] if openings else [openings]
         return [
             _State(

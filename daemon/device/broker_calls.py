@@ -1,4 +1,4 @@
-"""Calls to the brokers about a device, of its target or its gateway; verifies all it gets."""
+"""Calls to brokers about a device, by its target or gateway; every answer is verified."""
 
 import asyncio
 import hashlib
@@ -22,14 +22,14 @@ from sealane.protocol.v1 import devices_pb2
 from sealane.protocol.v1.devices_pb2_grpc import DevicesStub
 
 _CALL_SECONDS: Final = 10.0
-# Shorter than `advance` waits for its anchor, so that the next broker is asked in time.
+# Shorter than `advance` waits for its anchor, so there is time to try the next broker.
 _ADVANCE_SECONDS: Final = 3.0
 _CLOSE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedDevice:
-    """What the broker says to the device's owner. Who gets it wipes `secret` (32 bytes)."""
+    """The broker's answer to the device's owner. The receiver wipes `secret` (32 bytes)."""
 
     served: ServedDevice
     is_initial: bool
@@ -39,7 +39,7 @@ class OpenedDevice:
 
 
 class DeviceClient:
-    """Calls the broker as this node's target, or as its gateway about a volume on a third party."""
+    """Client of the brokers for this node's target, or its gateway's third-party volumes."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = Brokers(config, identity)
@@ -48,10 +48,10 @@ class DeviceClient:
     async def open(
         self, device_id: uuid.UUID, *, anchor: AnchorKind, found: Sequence[bytes]
     ) -> OpenedDevice:
-        """Become the one process that serves the device.
+        """Become the only process that serves the device.
 
-        VerificationError `device.…`: the broker refuses, or what comes is not from it, not for this
-        request, or of another device. UnavailableError: ask again.
+        VerificationError `device.…`: the broker refused, or the answer is not from it, not for this
+        request, or for another device. UnavailableError: try again.
         """
         request = devices_pb2.OpenDeviceRequest(
             device_id=str(device_id),
@@ -97,7 +97,7 @@ class DeviceClient:
         )
 
     async def confirm(self, served: ServedDevice) -> None:
-        """Say that the device's state is anchored."""
+        """Report that the device's state is anchored."""
         request = devices_pb2.ConfirmDeviceRequest(
             device_id=str(served.device_id), fencing_epoch=served.fencing_epoch
         )
@@ -132,7 +132,7 @@ class DeviceClient:
         )
 
     async def close(self, served: ServedDevice) -> None:
-        """Say that nothing serves the device here any more."""
+        """Report that this process no longer serves the device."""
         request = devices_pb2.CloseDeviceRequest(
             device_id=str(served.device_id), fencing_epoch=served.fencing_epoch
         )
@@ -146,7 +146,7 @@ def _records(state: devices_pb2.DeviceState) -> dict[str, Anchored]:
         return {r.name: Anchored(number=r.number, blob=r.blob, mac=r.mac) for r in state.records}
     except UsageError as error:
         raise VerificationError(
-            "device.state.malformed", "the broker's records can't be of an anchor"
+            "device.state.malformed", "the broker's records are not valid anchor records"
         ) from error
 
 

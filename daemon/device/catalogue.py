@@ -1,11 +1,11 @@
-"""Which volumes a target keeps in its directory: each one's signed descriptor beside its store.
+"""The volumes in a target's directory: each one's signed descriptor beside its store.
 
-`<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store, `<volume id>.jobs` what
-its background jobs did. While a volume is being
-made or removed its descriptor is called `.volume.unfinished`: what a crash leaves under that name
-was never announced, or is being forgotten, and goes at the next start, unless the anchor has it on
-its list (sealane.daemon.device.anchored_catalogue). A descriptor that is about to take another's
-place, `.volume.next`, is one or the other, as the anchor says. Nothing else is deleted.
+`<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store, `<volume id>.jobs` the
+results of its background jobs. While a volume is being created or removed, its descriptor is called
+`.volume.unfinished`. A volume that a crash leaves under that name was never announced, or is being
+removed, and is deleted at the next start unless it is on the anchored list
+(sealane.daemon.device.anchored_catalogue). A replacement descriptor, `.volume.next`, is either
+dropped or takes effect, as the anchor decides. Nothing else is deleted.
 """
 
 import contextlib
@@ -32,24 +32,26 @@ _JOBS: Final = frozenset({JOBS_SUFFIX, f"{JOBS_SUFFIX}.new"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is in the directory; every list is sorted by name."""
+    """Content of the directory; all lists are sorted by name."""
 
     volumes: Sequence[tuple[uuid.UUID, bytes]]
     """Volumes with a store, and the content of their descriptor files."""
     unfinished: Sequence[uuid.UUID]
-    """Volumes that were being made or removed."""
+    """Volumes that were being created or removed."""
     replacements: Sequence[tuple[uuid.UUID, bytes]]
-    """Volumes whose descriptor was being replaced, and the content of the next one."""
+    """Volumes whose descriptor was being replaced, with the content of the next one."""
     strays: Sequence[tuple[str, str]]
-    """Files that are none of this, by name, each with what is wrong."""
+    """Names of all other files, each with what is wrong."""
 
 
 def make_directory(directory: Path) -> None:
-    """Make a target's directory unless it is there; UsageError `target.directory`."""
+    """Create a target's directory if it doesn't exist; UsageError `target.directory`."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("target.directory", f"can't make {directory}: {error.strerror}") from error
+        raise UsageError(
+            "target.directory", f"can't create {directory}: {error.strerror}"
+        ) from error
 
 
 class Catalogue:
@@ -59,7 +61,7 @@ class Catalogue:
         self._directory = directory
 
     def begin(self, volume_id: uuid.UUID, content: bytes) -> None:
-        """Note a volume that is about to be made. UsageError if there is something of it."""
+        """Begin to create a volume. UsageError if any of its files exists."""
         for suffix in (_FINISHED, STORE_SUFFIX):
             path = self._path(volume_id, suffix)
             if path.exists():
@@ -69,31 +71,31 @@ class Catalogue:
         self._write(self._path(volume_id, _UNFINISHED), content)
 
     def begin_replacement(self, volume_id: uuid.UUID, content: bytes) -> None:
-        """Note what a volume's descriptor is about to become."""
+        """Write the next descriptor of a volume."""
         self._write(self._path(volume_id, _NEXT), content)
 
     def finish_replacement(self, volume_id: uuid.UUID) -> None:
-        """Make it that."""
+        """Replace the volume's descriptor by the next one."""
         self._rename(volume_id, _NEXT, _FINISHED)
 
     def drop_replacement(self, volume_id: uuid.UUID) -> None:
-        """Forget what a volume's descriptor never became."""
+        """Drop the next descriptor of a volume."""
         self._unlink(volume_id, _NEXT)
 
     def finish(self, volume_id: uuid.UUID) -> None:
-        """Note that the volume's store is there."""
+        """Record that the volume's store exists."""
         self._rename(volume_id, _UNFINISHED, _FINISHED)
 
     def begin_removal(self, volume_id: uuid.UUID) -> None:
-        """Note that the volume's store is about to go."""
+        """Record that the volume's store is about to be deleted."""
         self._rename(volume_id, _FINISHED, _UNFINISHED)
 
     def forget(self, volume_id: uuid.UUID) -> None:
-        """Forget an unfinished volume, whose store is gone."""
+        """Forget an unfinished volume whose store was deleted."""
         self._unlink(volume_id, _UNFINISHED)
 
     def scan(self) -> Found:
-        """Look at every file. Nothing is changed."""
+        """Check all files. Changes nothing."""
         names = sorted(entry.name for entry in self._directory.iterdir())
         volumes: list[tuple[uuid.UUID, bytes]] = []
         unfinished: list[uuid.UUID] = []
@@ -109,7 +111,7 @@ class Catalogue:
             elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
                 strays.append((name, "a store without a descriptor"))
             elif suffix == _NEXT and stem + _FINISHED not in names:
-                strays.append((name, "a next descriptor of no volume"))
+                strays.append((name, "a replacement descriptor without a volume"))
             elif suffix == _NEXT:
                 self._add(volume_id, name, replacements, strays)
             elif suffix == _UNFINISHED and stem + _FINISHED in names:
@@ -156,21 +158,25 @@ class Catalogue:
         try:
             write_durably(path, content)
         except OSError as error:
-            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+            raise UnavailableError("store.create", f"can't write {path}: {error}") from error
 
     def _unlink(self, volume_id: uuid.UUID, suffix: str) -> None:
         try:
             self._path(volume_id, suffix).unlink(missing_ok=True)
             self._sync()
         except OSError as error:
-            raise UnavailableError("store.remove", f"can't forget {volume_id}: {error}") from error
+            raise UnavailableError(
+                "store.remove", f"can't remove the files of volume {volume_id}: {error}"
+            ) from error
 
     def _rename(self, volume_id: uuid.UUID, old: str, new: str) -> None:
         try:
             self._path(volume_id, old).replace(self._path(volume_id, new))
             self._sync()
         except OSError as error:
-            raise UnavailableError("store.catalogue", f"can't note {volume_id}: {error}") from error
+            raise UnavailableError(
+                "store.catalogue", f"can't rename the descriptor of volume {volume_id}: {error}"
+            ) from error
 
     def _sync(self) -> None:
         """Make renames durable."""

@@ -1,4 +1,4 @@
-"""A target's store directory as a device: its name, its secret, its anchors (devices.md)."""
+"""A target's store directory as a device: its id, its secret, its anchors (devices.md)."""
 
 import asyncio
 import uuid
@@ -25,14 +25,14 @@ _OPENINGS_MAX: Final = (1 << 53) - 1
 
 
 class DeviceFile:
-    """`<directory>/device`: the device's UUID and how often it was opened. Its calls block.
+    """`<directory>/device`: the device's UUID, and how often it was opened. Its calls block.
 
-    Held from its making to `release` by one process. Not secret and not authentic: whoever changes
-    it presents another device, or one whose anchor doesn't match.
+    One process holds it from creation to `release`. It is neither secret nor authentic: changing it
+    presents another device, or one whose anchor doesn't match.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read the file, or make one with a new UUID.
+        """Read the file, or create it with a new UUID.
 
         UnavailableError `anchor.in_use`, `device.failed`; VerificationError `device.malformed`.
         """
@@ -47,9 +47,9 @@ class DeviceFile:
             raise
 
     def hold_again(self) -> None:
-        """Hold the file after `release`, as it is now; errors as the first time.
+        """Hold the file again after `release`; errors as for the first time.
 
-        VerificationError `device.malformed` also if it names another device.
+        VerificationError `device.malformed` also if it now names another device.
         """
         self._lock = OwnerLock(self._lock_path)
         try:
@@ -59,7 +59,7 @@ class DeviceFile:
             raise
 
     def write(self, openings: int) -> None:
-        """Note how often the device was opened, durably."""
+        """Write how often the device was opened, durably."""
         content = canonical_json({"device_id": str(self.device_id), "openings": openings})
         try:
             write_durably(self._path, content)
@@ -68,13 +68,13 @@ class DeviceFile:
         self.openings = openings
 
     def release(self) -> None:
-        """Let the next process have it."""
+        """Release the file for the next process."""
         self._lock.release()
 
     def _read_again(self) -> int:
         found = self._read()
         if found is None or found[0] != self.device_id:
-            raise VerificationError("device.malformed", f"{self._path}: names another device")
+            raise VerificationError("device.malformed", f"{self._path}: names a different device")
         return found[1]
 
     def _read(self) -> tuple[uuid.UUID, int] | None:
@@ -108,12 +108,12 @@ def parse_device(content: bytes, *, source: str) -> tuple[uuid.UUID, int]:
         or not 0 <= openings < _OPENINGS_MAX
         or found.keys() != {"device_id", "openings"}
     ):
-        raise VerificationError("device.malformed", f"{source}: names no device")
+        raise VerificationError("device.malformed", f"{source}: does not name a device")
     return device_id, openings
 
 
 class Device:
-    """A device that this process may serve, until it is lost or closed."""
+    """A device that this process may serve until it is lost or closed."""
 
     def __init__(
         self,
@@ -125,22 +125,23 @@ class Device:
         anchor_seconds: float = 0.0,
         is_believed: bool = False,
     ) -> None:
-        """Take over `file`, `secret` (32 bytes) and `anchor`, and let go of them in `close`.
+        """Take over `file`, `secret` (32 bytes) and `anchor`; `close` releases them.
 
-        See `DeviceAnchors` for `anchor_seconds`. `is_believed`: an operator takes what is found.
+        See `DeviceAnchors` for `anchor_seconds`. `is_believed`: the operator accepts the state as
+        found.
         """
         self.file = file
         self.anchors_rarely = anchor_seconds > 0
-        """Whether the anchor wears out: then it hears of checkpoints, not of every flush."""
+        """Whether the anchor wears out: then only checkpoints are anchored, not every flush."""
         self._anchor_seconds = anchor_seconds
         self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
 
     def reopen(
         self, served: ServedDevice, *, secret: bytearray, anchor: Anchor, is_believed: bool
     ) -> None:
-        """Take the device up again after `close`, with its file held; takes over the rest."""
+        """Open the device again after `close`, with its file held; takes over the arguments."""
         if not self._is_closed:
-            raise UsageError("device.state", f"device {self.device_id} is open")
+            raise UsageError("device.state", f"device {self.device_id} is already open")
         self._open(served, secret=secret, anchor=anchor, is_believed=is_believed)
 
     def _open(
@@ -156,11 +157,11 @@ class Device:
 
     @property
     def device_id(self) -> uuid.UUID:
-        """The device's name."""
+        """Id of the device."""
         return self.served.device_id
 
     def tree_secret(self, volume_id: uuid.UUID, *, generation: int) -> bytearray:
-        """Return the 32 bytes a volume's tree, MAC and log keys come from; the caller wipes it.
+        """Return the 32-byte secret for a volume's tree, MAC and log keys; the caller wipes it.
 
         UnavailableError `device.closed`.
         """
@@ -169,21 +170,21 @@ class Device:
         return derive_tree_secret(self._secret, volume_id=volume_id, generation=generation)
 
     def lose(self, error: Error) -> None:
-        """Note that another process has it now, or that nothing can be anchored any more."""
+        """Record that another process has the device, or that it can't be anchored any longer."""
         if not self._loss.done():
             self._loss.set_result(error)
 
     @property
     def loss(self) -> Error | None:
-        """Why it was lost, if it was."""
+        """Reason for which it was lost, or None."""
         return self._loss.result() if self._loss.done() else None
 
     async def wait_lost(self) -> Error:
-        """Return why it was lost, once it is."""
+        """Wait until it is lost; return the reason."""
         return await asyncio.shield(self._loss)
 
     async def close(self) -> None:
-        """Anchor what was told, as far as possible, wipe the secret, and free the directory."""
+        """Anchor requested states if possible, wipe the secret, and release the directory."""
         if self._is_closed:
             return
         self._is_closed = True

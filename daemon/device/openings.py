@@ -9,6 +9,6 @@ OWNER_REFUSED: Final = "device.owner.refused"
 MISMATCH: Final = "device.anchor.mismatch"
 
 LOST: Final = frozenset({FENCED, FORGOTTEN, MOVED, OWNER_REFUSED})
-"""What an opening that doesn't count any more is refused with."""
+"""Refusals of an opening that is no longer valid."""
 GIVEN_AWAY: Final = frozenset({MOVED, OWNER_REFUSED})
-"""Those of them that an operator's move is the reason of, who may give the device back."""
+"""Those caused by an operator's move; another move may give the device back."""

@@ -1,4 +1,4 @@
-"""A store's anchor: what it wants anchored goes to its device's anchors (anchors.md)."""
+"""Connects the anchor requests of one store to its device's anchors (anchors.md)."""
 
 import asyncio
 import uuid
@@ -11,20 +11,21 @@ from sealane.errors import Error, VerificationError
 from sealane.transport.tasks import TaskOwner
 
 _MARGIN_SECONDS: Final = 1.0
-"""How much longer the engine waits than the device's anchors do: theirs is the better answer."""
+"""The engine waits this much longer than the device's anchors, because their error says more."""
 
 
 class StoreAnchor:
-    """Answers one store's wishes until it is closed; made on a running event loop."""
+    """Answers one store's requests until it is closed; created on a running event loop."""
 
     def __init__(
         self, anchors: DeviceAnchors, volume_id: uuid.UUID, *, rarely: bool, believed: bool
     ) -> None:
-        """Take up the record that a device has of the volume.
+        """Start from the volume's record in the device's anchors.
 
-        `rarely`: the anchor wears out, and hears of checkpoints, not of every flush. `believed`:
-        an operator takes what is found, where nothing is anchored. VerificationError
-        `store.rolled_back`: what is anchored isn't the state of its number.
+        `rarely`: the anchor wears out, so only checkpoints are anchored, not every flush.
+        `believed`: the operator accepts the state as found where none is anchored.
+        VerificationError `store.rolled_back` if the anchored state and its number don't belong
+        together.
         """
         self._anchors = anchors
         self._name = volume_record(volume_id)
@@ -45,12 +46,12 @@ class StoreAnchor:
         asyncio.get_running_loop().add_reader(self._fd, self._look)
 
     async def close(self) -> None:
-        """Answer nothing more; the store must be closed before."""
+        """Stop answering; the store must be closed before."""
         asyncio.get_running_loop().remove_reader(self._fd)
         await self._tasks.close()
 
     def _look(self) -> None:
-        # Read in any case, or the descriptor stays readable.
+        # Always read, or the descriptor stays readable.
         wanted = self.native.take()
         if wanted is not None:
             self._tasks.start(self._answer(*wanted), name="store-anchor")

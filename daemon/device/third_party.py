@@ -1,6 +1,6 @@
 """A volume on a third party as a device: its anchor at the brokers, for one opening of it.
 
-The anchor is the volume's, not the gateway's: a volume that moves takes it along (devices.md).
+The anchor belongs to the volume, not to the gateway: a volume that moves keeps it (devices.md).
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,32 +12,32 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error
 
 Tell: TypeAlias = Callable[[], Awaitable[None]]
-"""Tells the brokers something about this opening."""
+"""Reports something about this opening to the brokers."""
 
 
 class VolumeDevice:
-    """Open for this process, until it is closed, or another opening takes it over."""
+    """Open for this process until it is closed, or another opening takes over."""
 
     def __init__(
         self, anchor: Anchor, *, is_believed: bool, tell_anchored: Tell, tell_closed: Tell
     ) -> None:
-        """`is_believed`: nothing of it is anchored, or an operator takes what is found."""
+        """`is_believed`: nothing of it is anchored, or the operator accepts the state as found."""
         self.anchors = DeviceAnchors(anchor, lost=self._lose)
         self.is_believed = is_believed
         self.loss: Error | None = None
-        """Why it isn't this process's any more."""
+        """Reason why it no longer belongs to this process."""
         self.on_loss: Callable[[], None] | None = None
         self._tell_anchored = tell_anchored
         self._tell_closed = tell_closed
 
     async def confirm(self) -> None:
-        """From now on believe only what is anchored; errors of the call."""
+        """Accept only anchored state from now on; raises the errors of the call."""
         if self.is_believed:
             await self._tell_anchored()
             self.is_believed = False
 
     async def close(self) -> None:
-        """Anchor what was told, as far as possible, and let the next opening have it at once."""
+        """Anchor requested states if possible, and let the next opening have it at once."""
         await self.anchors.close()
         try:
             await self._tell_closed()
@@ -54,4 +54,4 @@ class VolumeDevice:
 
 
 OpenDevice: TypeAlias = Callable[[], Awaitable[VolumeDevice]]
-"""Opens a volume as a device. VerificationError `device.…`; UnavailableError: ask again."""
+"""Opens a volume as a device. VerificationError `device.…`; UnavailableError: try again."""

@@ -1,1 +1,1 @@
-"""The fabric role: sessions between datacenters for the jobs of this machine."""
+"""The fabric role: sessions between data centres for the jobs of this machine."""

@@ -1,7 +1,7 @@
-"""Who may be at the other end of a session: tenants, nodes, and a secret that both jobs know.
+"""Admission of the peer of a session: by tenant, node, and a secret that both jobs know.
 
-Tenant and node are those of the peer's certificate. The secret is the jobs' own, for what
-certificates can't tell apart: two jobs of one tenant on one node, the members of a group.
+Tenant and node are taken from the peer's certificate. The secret belongs to the jobs; it separates
+what certificates can't: two jobs of one tenant on one node, or the members of a group.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,16 +15,16 @@ from sealane.errors import UsageError
 from sealane.transport.establish import session_secret
 
 NAMES_MAX: Final = 1024
-"""Nodes, and tenants, that one listener may name."""
+"""Limit of the nodes, and of the tenants, that one listener may name."""
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 64
 STRANGERS_LOGGED_MAX: Final = 64
-"""Strangers that one listener logs; the rest it refuses without a word."""
+"""Limit of refused peers that one listener logs; further refusals are silent."""
 _SHOWN_MAX: Final = 80
 
 
 class Admission:
-    """Whom one call to open or listen admits. Use `admission()`: it wipes the secret."""
+    """Peers that one call to open or listen admits. Use `admission()`: it wipes the secret."""
 
     def __init__(
         self, *, tenants: Iterable[str], nodes: Iterable[str], secret: bytearray | None
@@ -32,7 +32,7 @@ class Admission:
         self._tenants = frozenset(tenants)
         self._nodes = frozenset(nodes)
         self.secret = secret
-        """What both jobs' secret becomes (32 bytes); None if they have none."""
+        """Key derived from the jobs' secret (32 bytes); None if there is no secret."""
         self._strangers: set[tuple[str, str]] = set()
 
     def admits(self, peer: Subject) -> bool:
@@ -47,7 +47,7 @@ class Admission:
         return is_admitted
 
     def note_stranger(self, peer: Subject, *, display_name: str, reason: str) -> None:
-        """Log a refusal: each peer once for a reason, STRANGERS_LOGGED_MAX in all."""
+        """Log a refusal: once per peer and reason, at most STRANGERS_LOGGED_MAX in all."""
         stranger = (peer.spiffe_id, reason)
         if stranger in self._strangers or len(self._strangers) >= STRANGERS_LOGGED_MAX:
             return
@@ -65,7 +65,7 @@ class Admission:
 def admission(
     *, own_tenant: str, tenants: Iterable[str], nodes: Iterable[str], secret: bytes
 ) -> Iterator[Admission]:
-    """Admit `nodes` (none named: any) of `tenants` (none named: our own) who know `secret`.
+    """Admit `nodes` (empty: all) of `tenants` (empty: this fabric's) whose job knows `secret`.
 
     UsageError `session.peers.malformed`, `session.secret.length`.
     """
@@ -78,13 +78,13 @@ def admission(
         for name in names:
             if NAME_PATTERN.fullmatch(name) is None:
                 raise UsageError(
-                    "session.peers.malformed", f"{name[:_SHOWN_MAX]!r} is no name among {what}"
+                    "session.peers.malformed", f"{name[:_SHOWN_MAX]!r} can't be one of the {what}"
                 )
     if secret and not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise UsageError(
             "session.secret.length",
             f"a secret of {len(secret)} bytes; allowed: none, or {SECRET_BYTES_MIN} to "
-            f"{SECRET_BYTES_MAX}",
+            f"{SECRET_BYTES_MAX} bytes",
         )
     made = Admission(
         tenants=tenants or [own_tenant],

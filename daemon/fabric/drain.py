@@ -1,6 +1,6 @@
-"""How a fabric stops: no new sessions, what is under way is finished, then everything ends.
+"""Drain of a fabric: no new sessions, operations in flight finish, then all sessions end.
 
-The peers are told at once, in the sessions themselves (docs/formats/session-wire.md, DRAINING).
+Peers learn of it at once, within the sessions (docs/formats/session-wire.md, DRAINING).
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
 REASON = "session.closed.draining"
-"""Why a session ended that had no more time, or had not begun."""
+"""Close reason of a session that ran out of time in a drain, or had not begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a drain is."""
+    """Progress of a drain."""
 
     seconds_left: float
     sessions_left: int
 
 
 class Drain:
-    """The one drain of a fabric; begins once, and is never taken back."""
+    """The drain of a fabric; begins once, and can't be undone."""
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self._sessions = sessions
@@ -32,23 +32,24 @@ class Drain:
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is; None while it has not begun."""
+        """Progress; None before the drain has begun."""
         if self._deadline is None:
             return None
         left = self._deadline - asyncio.get_running_loop().time()
         return Progress(seconds_left=max(left, 0.0), sessions_left=len(self._sessions))
 
     def check(self) -> None:
-        """UnavailableError `fabric.draining` once it has begun."""
+        """Raise UnavailableError `fabric.draining` once the drain has begun."""
         if self._deadline is not None:
             raise UnavailableError(
-                "fabric.draining", "the fabric stops and takes no new sessions: try another one"
+                "fabric.draining",
+                "the fabric is stopping and takes no new sessions: use another one",
             )
 
     async def run(self, timeout_seconds: float) -> None:
-        """Begin, or join what has begun; return when every session has ended.
+        """Begin the drain, or join it; return when all sessions have ended.
 
-        A later call may only shorten the time.
+        A later call can only shorten the time.
         """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         is_first = self._deadline is None

@@ -1,6 +1,6 @@
-"""The exchange of keys between two fabrics, from both sides: what crosses the control channel.
+"""Key exchange between two fabrics over the control channel, both sides.
 
-Blocks as the KEM key does (a TPM takes milliseconds): to be called on a thread of its own.
+Blocks as long as the KEM key does (milliseconds with a TPM): call it on a separate thread.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from sealane.transport.establish import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What the initiator proposes, as it crosses the control channel."""
+    """The initiator's proposal, as sent over the control channel."""
 
     version: int
     display_name: str
@@ -40,54 +40,54 @@ class Offer:
     rate_bits_per_second: int
     data_addresses: tuple[str, ...]
     sealed_share: bytes
-    """To the responder's KEM key, for all of the above and both ends' identities."""
+    """Sealed to the responder's KEM key; bound to all of the above and both ends' identities."""
     secret_proof: bytes
-    """MAC of the same under the secret of both jobs; empty if they have none."""
+    """MAC over the offer under the secret of both jobs; empty if they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """An attestation result, and who signed it."""
+    """An attestation result and its signer."""
 
     token: str
-    """The compact JWS."""
+    """Compact JWS."""
     verifier: bytes
-    """The certificate of its signer (DER)."""
+    """Certificate of the signer (DER)."""
 
     @property
     def thumbprint(self) -> bytes:
-        """SHA-256 of the token, 32 bytes."""
+        """Return SHA-256 of the token, 32 bytes."""
         return hashlib.sha256(self.token.encode()).digest()
 
 
 CheckResult = Callable[[Result], Shown]
-"""What a responder with this result shows. VerificationError `token.…` unless the result is one of
-the peer, in force, for a leaf that its end of the channel may show."""
+"""Returns what a responder with this result has shown. VerificationError `token.…` unless the
+result is the peer's, valid, and for a leaf that its end of the channel may show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the responder adds, with its proof that it derived the same keys."""
+    """The responder's answer, with its proof that it derived the same keys."""
 
     result: Result
-    """Of the responder: the initiator has shown its own with the call."""
+    """The responder's; the initiator has sent its own with the call."""
 
     connection_id: bytes
     public_key: bytes
     nonce: bytes
     units: tuple[int, ...]
-    """Of the candidates."""
+    """Accepted candidates."""
     data_addresses: tuple[str, ...]
     sealed_share: bytes
-    """To the initiator's KEM key, for the whole transcript."""
+    """Sealed to the initiator's KEM key; bound to the whole transcript."""
     confirmation: bytes
 
 
 class Initiation:
-    """The initiator's side of one exchange: `offer` goes out, the answer to `keys`, once.
+    """The initiator's side of one exchange: send `offer`, pass the answer to `keys`, once.
 
-    `shown` is what we show on the channel, `responder` whom the leaf that the peer shows there
-    speaks for, `check_result` what its attestation result has to pass.
+    `shown` is what this end shows on the channel, `responder` the subject of the leaf that the peer
+    shows there, `check_result` the check of its attestation result.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class Initiation:
         )
 
     def keys(self, answer: Answer) -> SessionKeys:
-        """Derive the session's keys; wipes our share.
+        """Derive the session's keys; wipes this end's share.
 
         VerificationError: `token.…` for an attestation result that isn't the responder's,
-        `secret.sealed` for a share that it didn't seal to us for this,
+        `secret.sealed` for a share that it didn't seal to this fabric for this exchange,
         `session.establish.confirmation` if it derived other keys.
         """
         try:
@@ -171,13 +171,13 @@ def respond(
     data_addresses: tuple[str, ...],
     secret: bytearray | None,
 ) -> tuple[Answer, SessionKeys]:
-    """Answer an offer of `initiator`, who showed `initiator_shown`.
+    """Answer an offer of `initiator`, which showed `initiator_shown`.
 
-    `own_certificate` is the thumbprint of our leaf, SHA-256 (DER), which `own_result` names;
-    `secret` what the secret of our job became, if it has one.
+    `own_certificate` is the thumbprint of this fabric's leaf, SHA-256 (DER), which `own_result`
+    names; `secret` is the key derived from the job's secret, if it has one.
 
     VerificationError: `session.secret.mismatch` if the initiator's job doesn't know the secret,
-    `secret.sealed` for a share that it didn't seal to us for this,
+    `secret.sealed` for a share that the initiator did not seal to this fabric for this exchange,
     `session.establish.version` or `.malformed`, `exchange.share.low_order`.
     """
     signed = SessionOffer(
@@ -193,7 +193,7 @@ def respond(
         rate_bits_per_second=offer.rate_bits_per_second,
         addresses=offer.data_addresses,
     )
-    # First: who doesn't know it costs no private key's work.
+    # First: a peer that doesn't know the secret costs no private-key operation.
     if secret is not None:
         check_secret(secret, signed, offer.secret_proof)
     initiator_share = open_share(offer.sealed_share, signed, key=kem)

@@ -1,4 +1,4 @@
-"""Tokens that fetch the rings of a session: each once, and soon."""
+"""Single-use, short-lived tokens for fetching the rings of a session."""
 
 import asyncio
 import secrets
@@ -11,7 +11,7 @@ from sealane.daemon.fabric.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A session and the token that fetches its rings."""
+    """A session and the token for its rings."""
 
     session: Session
     ring_socket: str
@@ -19,7 +19,7 @@ class Grant:
 
 
 class Grants:
-    """The grants of one fabric that nobody has claimed; a session whose grant expires ends."""
+    """Unclaimed grants of a fabric; a session whose grant expires is closed."""
 
     def __init__(self, ring_socket: Path, *, timeout_seconds: float) -> None:
         self._ring_socket = ring_socket
@@ -27,16 +27,16 @@ class Grants:
         self._unclaimed: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
 
     def add(self, session: Session) -> Grant:
-        """Make the token of a session."""
+        """Create the token of a session."""
         token = secrets.token_bytes(TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(self._timeout_seconds, self._expire, token)
         self._unclaimed[token] = (session, timer)
         return Grant(session=session, ring_socket=str(self._ring_socket), ring_token=token)
 
     def claim(self, token: bytes) -> tuple[int, int, int, int, int] | None:
-        """Give the descriptors of its session away; the caller closes them.
+        """Hand over the descriptors of the token's session; the caller closes them.
 
-        None if there is no such grant (any more), or the session is closed.
+        None if there is no such grant (any longer), or the session is closed.
         """
         granted = self._unclaimed.pop(token, None)
         if granted is None:
@@ -46,7 +46,7 @@ class Grants:
         return session.take_job_descriptors()
 
     def close(self) -> None:
-        """Take all back; their sessions are the caller's to close."""
+        """Revoke all grants; the caller closes their sessions."""
         for _, timer in self._unclaimed.values():
             timer.cancel()
         self._unclaimed.clear()

@@ -1,8 +1,9 @@
 """The jobs of a fabric: processes that introduced themselves at the ring socket.
 
-A job is named by the kernel (its pidfd), not by what it says of itself. All that its sessions use
-is counted for it, and ends with it: at once, whoever else holds its descriptors. A process number
-is only looked at while the process that has it is known to live, so its reuse changes nothing.
+A job is identified by the kernel (its pidfd), not by its own claim. All resources of its sessions
+are charged to it and are released when it ends, immediately, no matter which other processes hold
+its descriptors. A process id is only used while its process is known to be alive, so reuse of
+process ids does no harm.
 """
 
 import asyncio
@@ -20,35 +21,35 @@ from sealane.errors import UnavailableError, UsageError
 
 TOKEN_BYTES = 16
 JOBS_MAX = 1024
-"""Processes that live and have introduced themselves."""
+"""Limit of living processes that have introduced themselves."""
 _SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 _PEER_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A process with sessions, or without any yet."""
+    """A process that may have sessions."""
 
     name: str
-    """`jobs/{pid}-{number}`, unique at this fabric."""
+    """`jobs/{pid}-{number}`, unique in this fabric."""
     pid: int
     token: bytes
     account: JobAccount
-    """What its sessions use of the shared rate, and of its operations."""
+    """Its sessions' use of the shared rate, and their operations."""
     pidfd: int
     regions: dict[str, int] = field(default_factory=dict)
-    """Region bytes of its open sessions and listeners, by their names."""
+    """Region bytes of its open sessions and listeners, by name."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         return bool(poller.poll(0))
 
 
 class Jobs:
-    """Watches the processes; `on_gone` is told of each that has ended."""
+    """Watches the processes; calls `on_gone` for each one that has ended."""
 
     def __init__(self, settings: FabricSettings, *, on_gone: Callable[[Job], None]) -> None:
         self._settings = settings
@@ -59,21 +60,21 @@ class Jobs:
         self._count = 0
 
     def introduce(self, connection: socket.socket) -> bytes:
-        """Take the process at the other end in, or find it; return its job token.
+        """Register the process at the other end, or find it; return its job token.
 
-        UnavailableError `fabric.jobs.gone` if it has ended meanwhile, `.limit` if there are too
-        many.
+        UnavailableError `fabric.jobs.gone` if it has ended in the meantime, `.limit` if there are
+        too many.
         """
         return self.take_in(*peer_of(connection)).token
 
     def take_in(self, pid: int, pidfd: int) -> Job:
-        """Find the job of a process, or make it; the descriptor is taken over."""
+        """Find or create the job of a process; takes over the descriptor."""
         known = self._by_pid.get(pid)
         if known is not None and not known.is_gone:
             os.close(pidfd)
             return known
         if known is not None:
-            # The number is another process's now.
+            # The process id belongs to another process now.
             self._forget(known)
         self._count += 1
         limits = self._settings.limits
@@ -91,7 +92,9 @@ class Jobs:
         if job.is_gone or len(self._by_pid) >= JOBS_MAX:
             os.close(pidfd)
             if len(self._by_pid) >= JOBS_MAX:
-                raise UnavailableError("fabric.jobs.limit", f"there are {JOBS_MAX} jobs already")
+                raise UnavailableError(
+                    "fabric.jobs.limit", f"{JOBS_MAX} jobs are known already; allowed: {JOBS_MAX}"
+                )
             raise UnavailableError("fabric.jobs.gone", f"process {pid} has ended")
         self._by_pid[pid] = job
         self._by_token[job.token] = job
@@ -99,21 +102,21 @@ class Jobs:
         return job
 
     def of(self, token: bytes) -> Job:
-        """Return the living job of that token; UsageError `session.job.unknown`."""
+        """Return the living job with that token; UsageError `session.job.unknown`."""
         job = self._by_token.get(token)
         if job is None:
             raise UsageError(
                 "session.job.unknown",
-                "no living process has introduced itself with that token at the ring socket",
+                "no running process has introduced itself with that token at the ring socket",
             )
         return job
 
     def list(self) -> list[Job]:
-        """Return the jobs, in the order in which they came."""
+        """Return the jobs in order of registration."""
         return list(self._by_token.values())
 
     def close(self) -> None:
-        """Watch none of them any more."""
+        """Stop watching all processes."""
         for job in self.list():
             self._release(job)
 
@@ -130,11 +133,11 @@ class Jobs:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process number and pidfd of the process that made the connection.
+    """Return process id and pidfd of the process that made the connection.
 
-    A kernel before 6.5 can't tell the second. There it is opened by number: should the process have
-    ended before that, and its number be another's, nothing lives for it longer than that other one,
-    and an honest job is not there any more to use what it gets.
+    Before Linux 6.5 the kernel doesn't provide the pidfd; it is then opened by process id. If the
+    process ended before that and its id was reused, everything registered here ends with the
+    process that now has the id, and no honest job is left that could use it.
     """
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid: int = _PEER_CREDENTIALS.unpack(packed)[0]

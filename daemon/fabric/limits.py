@@ -1,4 +1,4 @@
-"""What a session asks for beside what the operator allows: of one session, and of a job."""
+"""Checks of requests against the operator's limits, for one session and for one job."""
 
 import itertools
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ _SHOWN_MAX = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Checks of one fabric; each raises with the key that allows more."""
+    """Checks of one fabric; each error names the configuration key to raise."""
 
     settings: FabricSettings
 
     def check_name(self, display_name: str) -> None:
-        """UsageError for a name that is empty or too long."""
+        """UsageError for an empty or too long name."""
         if not 1 <= len(display_name) <= DISPLAY_NAME_MAX:
             raise UsageError(
                 "session.display_name.length",
@@ -29,7 +29,7 @@ class Limits:
             )
 
     def check_region(self, region_bytes: int) -> None:
-        """UsageError for a region that no session may have."""
+        """UsageError for a region size that no session may have."""
         if not REGION_BYTES_MIN <= region_bytes <= self.settings.region_bytes_max:
             raise UsageError(
                 "session.region.range",
@@ -38,7 +38,7 @@ class Limits:
             )
 
     def check_peer_address(self, address: str) -> None:
-        """UsageError for what is no host and port: a job must not have us call anything else."""
+        """UsageError unless it is host and port: a job must not make the fabric call others."""
         try:
             peer_address(address)
         except ValueError as error:
@@ -47,15 +47,16 @@ class Limits:
             ) from error
 
     def units_among(self, units: tuple[int, ...], most: int) -> tuple[int, ...]:
-        """Return those of a peer's candidates that this fabric takes, `most` bytes at most.
+        """Return the peer's candidates that this fabric accepts, `most` bytes at most.
 
-        UsageError if there are none, or they are no candidates.
+        UsageError if there are none, or if they are malformed.
         """
         is_falling = all(larger > smaller for larger, smaller in itertools.pairwise(units))
         if not (1 <= len(units) <= UNIT_CANDIDATES_MAX and is_falling):
             raise UsageError(
                 "session.establish.malformed",
-                f"units {units}: 1 to {UNIT_CANDIDATES_MAX} that fall are needed",
+                f"units of {units} bytes; allowed: 1 to {UNIT_CANDIDATES_MAX} sizes in descending "
+                "order",
             )
         fixed = self.settings.unit_bytes
         least = UNIT_BYTES_MIN if fixed is None else fixed
@@ -69,7 +70,7 @@ class Limits:
         return found
 
     def check_rate(self, rate_bits_per_second: int) -> None:
-        """UsageError for a rate beyond that of the fabric."""
+        """UsageError for a rate above the fabric's."""
         if not 8 <= rate_bits_per_second <= self.settings.rate_max_bits_per_second:
             raise UsageError(
                 "session.rate.range",
@@ -78,37 +79,37 @@ class Limits:
             )
 
     def check_share(self, rate_bits_per_second: int) -> None:
-        """UsageError for a rate beyond what a job may have of the fabric's."""
+        """UsageError for a rate above one job's share of the fabric's rate."""
         most = self.settings.job_rate_bits_per_second
         if rate_bits_per_second > most:
             raise UsageError(
                 "session.limit.rate_share",
-                f"rate of {rate_bits_per_second} bit/s; a job may have {most} "
+                f"rate of {rate_bits_per_second} bit/s; allowed for one job: {most} "
                 f"(fabric.limits.rate_share = {self.settings.limits.rate_share:g})",
             )
 
     def check_count(self, open_count: int) -> None:
-        """UnavailableError if the fabric has as many sessions as it may."""
+        """UnavailableError if the fabric has the maximum number of sessions."""
         if open_count >= self.settings.sessions_max:
             raise UnavailableError(
                 "session.count.limit",
-                f"{self.settings.sessions_max} sessions are open or awaited: close one, or "
-                "raise fabric.sessions_max",
+                f"{self.settings.sessions_max} sessions are open or waiting for a peer: close "
+                "one, or raise fabric.sessions_max",
             )
 
     def check_job(self, job: Job, *, region_bytes: int) -> None:
-        """UnavailableError if the job's sessions and their memory leave no room for another."""
+        """UnavailableError if the job's sessions or their memory leave no room for another."""
         limits = self.settings.limits
         if len(job.regions) >= limits.sessions:
             raise UnavailableError(
                 "session.limit.sessions",
-                f"{job.name} has {limits.sessions} sessions open or awaited: close one, or raise "
-                "fabric.limits.sessions",
+                f"{job.name} has {limits.sessions} sessions open or waiting for a peer: close "
+                "one, or raise fabric.limits.sessions",
             )
         used = sum(job.regions.values())
         if used + region_bytes > limits.region_bytes:
             raise UnavailableError(
                 "session.limit.region_bytes",
-                f"{job.name} has regions of {used} bytes, and {region_bytes} more are beyond the "
-                f"{limits.region_bytes} that it may have (fabric.limits.region_bytes)",
+                f"{job.name} has regions of {used} bytes and asks for {region_bytes} more; "
+                f"allowed: {limits.region_bytes} in all (fabric.limits.region_bytes)",
             )

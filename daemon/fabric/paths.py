@@ -1,7 +1,7 @@
-"""Addresses of a session's paths: a pair of them, with ports, for each (session-wire.md).
+"""Addresses of a session's paths: a pair of addresses with ports per path (session-wire.md).
 
-Path i goes from the i-th address of one end to the i-th of the other. The initiator offers as many
-as it has, the responder answers with no more than those.
+Path i connects the i-th address of one end with the i-th of the other. The initiator offers all its
+addresses; the responder answers with at most as many.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from sealane.errors import UsageError
 
 
 def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:
-    """Return address:port to bind for each path, `paths` of them at every address, in turn.
+    """Return address:port to bind for each path: `paths` paths per address, in turn.
 
-    Port 0: the kernel's choice, so that a network which hashes ports sends each its own way.
+    Port 0 lets the kernel choose, so a network that hashes ports can route each path differently.
     """
     hosts = [ipaddress.ip_address(address) for address in listen_data]
     named = [f"[{host}]:0" if host.version == 6 else f"{host}:0" for host in hosts]
@@ -23,9 +23,9 @@ def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:
 
 
 def check_addresses(addresses: Sequence[str], reason: str) -> None:
-    """UsageError unless each is one that the engine can parse, and there are 1 to 32 of them.
+    """UsageError unless there are 1 to 32 addresses, each of which the engine can parse.
 
-    A peer's text must not become an internal error.
+    A peer's text must not cause an internal error.
     """
     if not 1 <= len(addresses) <= PATHS_MAX:
         raise UsageError(reason, f"{len(addresses)} addresses; allowed: 1 to {PATHS_MAX}")

@@ -1,6 +1,6 @@
-"""Keeps the plan of a session up to date: from its counters to an estimate, from that to a plan.
+"""Keeps the plan of a session current: its counters give an estimate, the estimate gives a plan.
 
-Needs numpy: the fabric imports it with its first session.
+Needs numpy, so the fabric imports it with its first session.
 """
 
 import asyncio
@@ -14,42 +14,43 @@ from sealane.planning.model import PACKET_OVERHEAD_BYTES, Loss, Path
 from sealane.planning.planner import LossEstimate, Objective, PathCounters, Plan, Planner
 
 INTERVAL_SECONDS = 1.0
-"""Between two looks at the counters."""
+"""Interval at which counters are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is thought of a session's path, and what follows for its messages."""
+    """Estimate of a session's path, and the resulting plan for its messages."""
 
     plan: Plan
     estimate: LossEstimate
 
 
 class Planned(Protocol):
-    """A session as far as its plan goes."""
+    """The part of a session that planning needs."""
 
     outlook: Outlook | None
 
     def statistics(self) -> dict[str, int]:
-        """Return its counters."""
+        """Return the session's counters."""
 
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
-        """Put rows of (length_max, k, m, depth) in force."""
+        """Put rows of (length_max, k, m, depth) into force."""
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed."""
+        """Wait until the session is closed."""
 
 
 class _Counters:
-    """Reads a session's counters as its path's."""
+    """Converts a session's counters to its path's."""
 
     def __init__(self) -> None:
         self._lost = 0
         self._least_srtt = 0
 
     def read(self, statistics: dict[str, int]) -> tuple[PathCounters, float]:
-        """Return the path's counters, and how long packets queue on it in round trips."""
-        # A packet that was late and not lost is taken back: what is known never shrinks.
+        """Return the path's counters, and the queueing delay of packets on it in round trips."""
+        # A packet first counted as lost may arrive late and be uncounted: the known losses never
+        # decrease.
         self._lost = max(self._lost, statistics["lost_packets"])
         srtt = statistics["srtt_nanos"]
         self._least_srtt = min(self._least_srtt or srtt, srtt)
@@ -72,10 +73,10 @@ async def keep_planned(
     objective: str = Objective.MEAN.value,
     interval_seconds: float = INTERVAL_SECONDS,
 ) -> None:
-    """Install a plan for the assumed loss, and another whenever the path shows to be different.
+    """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
-    Returns when the session is closed; a plan in the making is given up then, and when this is
-    cancelled. Losses that come with congestion change nothing.
+    Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
+    Losses caused by congestion change nothing.
     """
     given_up = threading.Event()
 
@@ -98,12 +99,12 @@ async def keep_planned(
             await session.wait_closed()
             keeping.cancel()
     finally:
-        # Its thread would go on, and have the process wait for it.
+        # Otherwise the thread would continue, and the process would wait for it at exit.
         given_up.set()
 
 
 class _GivenUpError(Exception):
-    """Nobody waits for this plan any more."""
+    """The plan is no longer needed."""
 
 
 async def _keep(session: Planned, make: Callable[[], Planner], interval_seconds: float) -> None:

@@ -1,8 +1,9 @@
-"""The Unix socket where a job fetches the rings of a session it was granted (ring-abi.md).
+"""The Unix socket from which a job fetches the rings of a granted session (ring-abi.md).
 
-The job connects, sends the 16-byte token of its grant and gets five descriptors by SCM_RIGHTS.
-A token works once and for a short time; the peer must run as our own user. Before that it has
-introduced itself, with 16 zero bytes, and got the token that names its process in calls.
+The job connects, sends the 16-byte token of its grant and receives five descriptors by SCM_RIGHTS.
+A token is single-use and short-lived; the peer must run as the daemon's user. Before that the job
+has introduced itself with 16 zero bytes, and received the token that identifies its process in
+calls.
 """
 
 import asyncio
@@ -20,15 +21,15 @@ from sealane.errors import UnavailableError
 
 TOKEN_BYTES = 16
 INTRODUCTION = bytes(TOKEN_BYTES)
-"""Sent instead of a token by who has none."""
+"""Sent instead of a token by a process that has none."""
 INTRODUCED = b"\x02"
-"""Followed by the job's token."""
+"""Followed by the job token."""
 GRANTED = b"\x01"
-"""Followed by nothing; with it come region, submission, completion, doorbell and call."""
+"""Followed by nothing; sent with the descriptors: region, submission, completion, doorbell, call."""
 REFUSED = b"\x00"
 
 HELLO_TIMEOUT_SECONDS = 5.0
-"""A job that connects and says nothing holds a descriptor and a thread of ours."""
+"""Time limit for a job that connects and sends nothing, because it occupies a thread."""
 
 Claim = Callable[[bytes], tuple[int, int, int, int, int] | None]
 Introduce = Callable[[socket.socket], bytes]
@@ -36,12 +37,12 @@ R = TypeVar("R")
 
 
 def serve(path: Path, claim: Claim, introduce: Introduce) -> AbstractAsyncContextManager[None]:
-    """Answer at `path` until the block is left.
+    """Serve `path` for the duration of the block.
 
     `claim` redeems a token or returns None; `introduce` gives the process that made a connection
     its job token, or raises UnavailableError. Both run in the event loop.
 
-    Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
+    Raises UsageError for a path that can't be a socket's, UnavailableError for one that is in use.
     """
     loop = asyncio.get_running_loop()
 

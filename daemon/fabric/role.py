@@ -1,4 +1,4 @@
-"""The fabric role of a daemon: sessions of the jobs here, and what peers call."""
+"""The fabric role of a daemon: session services for local jobs and for peer fabrics."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ from sealane.transport.establish import Shown
 
 
 async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
-    """Start the role: the service of sessions, for jobs of this machine and for peers."""
+    """Start the role: the session service for jobs of this machine and for peers."""
     identity, trust = await context.enrolled.enrol("fabric")
 
     @contextlib.asynccontextmanager
@@ -64,7 +64,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
         reach_peer=reach_over(connect_peer),
         permit=lambda peer: authorizations.permit(peer),  # noqa: PLW0108 - made below
     )
-    # First, so that peers are told that this fabric is barred, and not that they are refused.
+    # First, so that peers see that this fabric is barred, and not that they are refused.
     identity.on_barred.append(service.bar)
     authorizations = context.enrolled.authorize_peers(
         identity,

@@ -1,7 +1,7 @@
-"""The fabric role's logic: listeners, establishment from both sides, limits, grants, closing.
+"""Logic of the fabric role: listeners, establishment on both sides, limits, grants, closing.
 
-Knows no wire format: the servicer converts, `reach_peer` reaches the peer, the native
-endpoint moves the data.
+It knows no wire format: the servicer converts messages, `reach_peer` connects to the peer, the
+native endpoint moves the data.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
-"""Closed sessions that can still be looked at."""
+"""Closed sessions that can still be queried."""
 QUIET_REASONS = frozenset(
     {
         "session.closed.cancelled",
@@ -56,15 +56,15 @@ QUIET_REASONS = frozenset(
         "session.peer_closed.requested",
     }
 )
-"""Ends of a session that are no fault; others are logged as warnings."""
+"""Close reasons that are not faults; others are logged as warnings."""
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
-"""Ends of a session whose path answers, but not at full size."""
+"""Close reasons of a session whose path answers, but not to packets of full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Who made the offer, as mutual TLS proved it."""
+    """The sender of an offer, as authenticated by mutual TLS."""
 
     subject: Subject
     shown: Shown
@@ -73,20 +73,20 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
-    """An authenticated channel to one fabric, which may act."""
+    """An authenticated channel to a fabric that may act."""
 
     subject: Subject
-    """Whom the leaf at its end speaks for."""
+    """Subject of the leaf at the other end."""
     shown: Shown
-    """What we show there."""
+    """Leaf and attestation result that this end shows."""
     check_result: CheckResult
-    """What the peer's attestation result has to pass."""
+    """Check of the peer's attestation result."""
     establish: Callable[[Offer], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """Where a session is to go, and how fast."""
+    """Destination and rate of a session."""
 
     node: str
     address: str
@@ -96,7 +96,7 @@ class _Target:
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
-"""(address, node) → a link to exactly that node's fabric. Raises unless it may act."""
+"""(address, node) → a link to the fabric of that node. Raises unless the fabric may act."""
 
 
 class FabricService:
@@ -112,12 +112,12 @@ class FabricService:
         reach_peer: ReachPeer,
         permit: Callable[[PeerIncarnation], Permit],
     ) -> None:
-        """Serve sessions with peers as long as they may act, which `permit` of each says."""
+        """Serve sessions with a peer for as long as `permit` says that the peer may act."""
         self.settings = settings
-        """What the operator allows."""
+        """The operator's limits."""
         self._own = own
         self._own_result = own_result
-        """The thumbprint of our leaf, and the attestation result that names it."""
+        """Thumbprint of this fabric's leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
         self._permit = permit
@@ -133,7 +133,7 @@ class FabricService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve the ring socket; on leaving, every session is closed."""
+        """Serve the ring socket; close all sessions at the end of the block."""
         async with ring_socket.serve(
             self.settings.ring_socket, self.grants.claim, self.jobs.introduce
         ):
@@ -159,8 +159,9 @@ class FabricService:
     ) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting.
 
-        The peer is one of `peer_nodes` (none: any) of `peer_tenants` (none: our own), whose job
-        knows `secret`. Offers of others are refused, and the listener goes on waiting.
+        The peer must be one of `peer_nodes` (empty: all) of `peer_tenants` (empty: this fabric's),
+        and its job must know `secret`. Offers of others are refused, and the listener keeps
+        waiting.
         """
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
@@ -177,9 +178,10 @@ class FabricService:
             job = self.jobs.of(job_token)
             if self._listener(display_name) is not None:
                 raise UsageError(
-                    "session.listener.exists", f"somebody listens for {display_name!r} already"
+                    "session.listener.exists",
+                    f"a session {display_name!r} is already waiting for a peer",
                 )
-            # The offer decides if the unit is not fixed.
+            # If the unit size is not fixed, the offer decides.
             unit_bytes = self.settings.unit_bytes or UNIT_BYTES
             session = self._register(
                 job,
@@ -202,7 +204,7 @@ class FabricService:
             await self._settle(session)
             if session.state in OPEN:
                 return self._grant(session)
-            # The initiator gave up half-way; the job still waits for a session.
+            # The initiator gave up midway; the job still waits for a session.
 
     async def open(
         self,
@@ -217,12 +219,12 @@ class FabricService:
         peer_tenant: str = "",
         secret: bytes = b"",
     ) -> Grant:
-        """Open a session to a listener of that name at the peer, a node of `peer_tenant` (our own).
+        """Open a session to a peer's listener of that name; `peer_tenant` empty: this fabric's own.
 
-        `secret`: what the listener's job has to know. Raises UsageError for values out of range,
-        UnavailableError if a limit is reached, the peer has no listener (for us) or the path is not
-        validated in time, VerificationError if the exchange was tampered with, the peer is another
-        tenant's or its job has another secret.
+        `secret`: what the listener's job must know. Raises UsageError for values out of range,
+        UnavailableError if a limit is reached, the peer has no listener (for this fabric) or the
+        path is not validated in time, VerificationError if the exchange was tampered with, the peer
+        is another tenant's or its job has another secret.
         """
         self.drain.check()
         job = self.jobs.of(job_token)
@@ -264,7 +266,7 @@ class FabricService:
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
-                f"the path to {target.node} carries small packets, and none with units of "
+                f"the path to {target.node} carries small packets only, none with units of "
                 f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state not in OPEN:
@@ -281,7 +283,7 @@ class FabricService:
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
-                f"session version {offer.version} is not supported, only {VERSION}",
+                f"session version {offer.version} is not supported; allowed: {VERSION}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
         check_addresses(offer.data_addresses, "session.establish.malformed")
@@ -291,10 +293,10 @@ class FabricService:
         if session is None or not session.admission.takes(
             peer.subject, display_name=offer.display_name
         ):
-            # Who may not use a listener is not told that there is one.
+            # A peer that may not use a listener must not learn that it exists.
             raise UnavailableError(
                 "session.listener.absent",
-                f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
+                f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
             )
         admitted = session.admission
         certificate, result = self._own_result()
@@ -328,18 +330,18 @@ class FabricService:
             is_initiator=False,
             permit=self._permit(peer_of(peer.subject)),
         )
-        # Refused if another offer, or the listener's end, came first.
+        # Refused if another offer, or the end of the listener, came first.
         session.begin(_agreed(session, peer.subject, offer), start)
         return answer
 
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
-        """Drain in the background, in the time of the settings at most: no new sessions."""
+        """Start draining in the background, for at most the time that the settings allow."""
         most = self.settings.drain_timeout_seconds
         seconds = most if timeout_seconds is None else min(timeout_seconds, most)
         self._draining.start(self.drain.run(seconds), name="drain")
 
     def get(self, name: str) -> Session:
-        """Return a session by name, also a recently closed one."""
+        """Return a session by name, including recently closed ones."""
         session = self._sessions.get(name)
         if session is None:
             session = next((old for old in self._closed if old.identity.name == name), None)
@@ -352,22 +354,22 @@ class FabricService:
         return [*self._closed, *self._sessions.values()]
 
     def close(self, name: str) -> None:
-        """Close a session; closing a closed one is harmless."""
+        """Close a session. Idempotent."""
         self.get(name).close("session.closed.requested")
 
     def peers(self) -> Iterable[PeerIncarnation]:
-        """Whom sessions are with."""
+        """Return the peers that have sessions."""
         peers = (session.identity.peer for session in self._sessions.values())
         return {peer for peer in peers if peer is not None}
 
     async def end_peer(self, peer: PeerIncarnation, reason: str) -> None:
-        """Close every session with a peer that may not act any more."""
+        """Close all sessions with a peer that may no longer act."""
         for session in [*self._sessions.values()]:
             if session.identity.peer == peer:
                 session.close(_PEER_ENDS.get(reason, "session.peer.refused"))
 
     def bar(self, reason: str) -> None:  # noqa: ARG002 - the identity has logged it
-        """Close every session: this fabric may not act any more."""
+        """Close all sessions: this fabric may no longer act."""
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
@@ -377,8 +379,8 @@ class FabricService:
             if not target.admission.admits(link.subject):
                 raise VerificationError(
                     "session.peer.tenant",
-                    f"{target.node} is of tenant {link.subject.tenant!r}; to open a session to "
-                    "another tenant, name it",
+                    f"{target.node} is of tenant {link.subject.tenant!r}; a session to another "
+                    "tenant's fabric must name that tenant",
                 )
             initiation = await asyncio.to_thread(
                 Initiation,
@@ -400,12 +402,12 @@ class FabricService:
         if paths > len(offer.data_addresses):
             raise UsageError(
                 "session.establish.malformed",
-                f"the peer answers with {paths} paths; offered: {len(offer.data_addresses)}",
+                f"the peer answered with {paths} paths; offered: {len(offer.data_addresses)}",
             )
         if not (answer.units and set(answer.units) <= set(units)):
             raise UsageError(
                 "session.establish.malformed",
-                f"the peer takes units of {answer.units} bytes, offered: {units}",
+                f"the peer answered with units of {answer.units} bytes; offered: {units}",
             )
         start = Start(
             units=answer.units,
@@ -444,11 +446,11 @@ class FabricService:
 
     @property
     def _ip_version(self) -> int:
-        """What carries packets; of both, the one with the larger headers."""
+        """Return the IP version of the data packets; if both, the one with larger headers."""
         return max(ipaddress.ip_address(each).version for each in self.settings.listen_data)
 
     def _units(self, address: str) -> tuple[int, ...]:
-        """Units to try towards `address`, in bytes, falling."""
+        """Return unit sizes to try towards `address`, in bytes, descending."""
         if self.settings.unit_bytes is not None:
             return (self.settings.unit_bytes,)
         return tuple(candidates(self._ip_version, route_mtu(address)))
@@ -496,7 +498,7 @@ class FabricService:
         del session.job.regions[session.identity.name]
         self._closed.append(session)
         reason = session.close_reason
-        # The job, the peer or the operator closed it: as it should be. The rest wants a look.
+        # Closed by the job, the peer or the operator: expected. Other reasons deserve attention.
         is_quiet = reason in QUIET_REASONS
         log = get_logger().info if is_quiet else get_logger().warning
         log(
@@ -509,7 +511,7 @@ class FabricService:
         )
 
     def _job_gone(self, job: Job) -> None:
-        """Free all that a job had: its process has ended, whoever else holds its descriptors."""
+        """Release all that an ended job had, whichever processes still hold its descriptors."""
         for session in [*self._sessions.values()]:
             if session.job is job:
                 session.close("session.job.gone")
@@ -527,7 +529,7 @@ class FabricService:
         return self.grants.add(session)
 
     async def _keep_planned(self, session: Session) -> None:
-        # Numpy and the model: a fabric without sessions does without.
+        # Needs numpy and the model; a fabric without sessions does not load them.
         plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
         await plans.keep_planned(
             session,

@@ -1,4 +1,4 @@
-"""gRPC faces of the fabric: `Sessions` for local jobs, `SessionPeer` for other fabrics."""
+"""gRPC services of the fabric: `Sessions` for local jobs, `SessionPeer` for other fabrics."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -26,21 +26,21 @@ from sealane.transport.establish import Shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChannel:
-    """A channel on which the peer has proved to be that node's fabric, and which may act."""
+    """A channel to a fabric that is authenticated as that node's and may act."""
 
     channel: grpc.aio.Channel
     shown: Shown
-    """What we show there."""
+    """Leaf and attestation result that this end shows."""
     subject: Subject
-    """Whom the peer's leaf speaks for."""
+    """Subject of the peer's leaf."""
     check_result: CheckResult
-    """What the peer's attestation result has to pass."""
+    """Check of the peer's attestation result."""
 
 
 ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[PeerChannel]]
 """(address, node) → a channel to that fabric."""
 IdentifyPeer = Callable[[Any], Peer]
-"""The sender of a call, by its verified certificate."""
+"""Returns the sender of a call, by its verified certificate."""
 
 ESTABLISH_TIMEOUT_SECONDS = 10.0
 PAGE_SIZE_DEFAULT = 50
@@ -56,7 +56,7 @@ _STATES = {
 
 
 def reach_over(connect_peer: ConnectPeer) -> ReachPeer:
-    """Return how the service reaches a peer: one `Establish` call on a channel of its own."""
+    """Return the service's way to reach a peer: one `Establish` call on a channel."""
 
     @contextlib.asynccontextmanager
     async def reach(address: str, node: str) -> AsyncIterator[PeerLink]:
@@ -113,7 +113,7 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
-    """Sessions as a job sees them; served on the Unix socket."""
+    """Session calls of jobs; served on the Unix socket."""
 
     def __init__(self, service: FabricService) -> None:
         self._service = service
@@ -136,7 +136,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     async def OpenSession(
         self, request: sessions_pb2.OpenSessionRequest, context: Any
     ) -> sessions_pb2.SessionGrant:
-        """Open a session towards a peer that listens."""
+        """Open a session to a peer that listens."""
         return _grant(
             await self._service.open(
                 job_token=request.job_token,
@@ -176,7 +176,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     async def WatchSession(
         self, request: sessions_pb2.WatchSessionRequest, context: Any
     ) -> AsyncIterator[sessions_pb2.Session]:
-        """Stream the session as it is in each of its states."""
+        """Stream the session in each of its states."""
         session = self._service.get(request.name)
         async for _ in session.states():
             yield _session(session)
@@ -184,24 +184,24 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     async def CloseSession(
         self, request: sessions_pb2.CloseSessionRequest, context: Any
     ) -> empty_pb2.Empty:
-        """Close a session at this end; the peer's end hears of it."""
+        """Close a session at this end; the peer's end is notified."""
         self._service.close(request.name)
         return empty_pb2.Empty()
 
     async def GetFabric(
         self, request: sessions_pb2.GetFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
-        """Return what the fabric shares out, and who has what of it."""
+        """Return the fabric's limits, and what each job uses."""
         return _fabric(self._service)
 
     async def DrainFabric(
         self, request: sessions_pb2.DrainFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
-        """Begin to stop; `GetFabric` tells how far it is."""
+        """Begin to drain; `GetFabric` shows the progress."""
         if not request.timeout_seconds >= 0:
-            raise UsageError("fabric.drain.range", "the time for a drain can't be negative")
+            raise UsageError("fabric.drain.range", "a negative drain time; allowed: 0 s and up")
         self._service.begin_drain(request.timeout_seconds or None)
-        # A turn of the loop, so that the answer has the drain that it began.
+        # One turn of the loop, so that the answer includes the drain that was just begun.
         await asyncio.sleep(0)
         return _fabric(self._service)
 

@@ -1,4 +1,4 @@
-"""One session as the fabric sees it: identity, state, and the native endpoint behind it."""
+"""One session of the fabric: identity, state, and its native endpoint."""
 
 import asyncio
 import enum
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Where a session stands; it only ever goes on in this order, and may leave some out."""
+    """State of a session; it only moves forward in this order, and may skip states."""
 
     LISTENING = "listening"
     ESTABLISHING = "establishing"
@@ -28,53 +28,53 @@ class State(enum.Enum):
 
 
 OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
-"""The states in which its path is validated and messages pass."""
+"""States in which the path is validated and messages are carried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What does not change while a session lives."""
+    """Properties that don't change during a session's life."""
 
     name: str
-    """`sessions/{id}`, unique at this fabric."""
+    """`sessions/{id}`, unique in this fabric."""
     display_name: str
     is_initiator: bool
     unit_bytes: int
     """Final once the session is established."""
     peer_node: str = ""
-    """Empty while listening; then from the peer's certificate."""
+    """From the peer's certificate; empty while listening."""
     peer: PeerIncarnation | None = None
-    """Which start of that node it is with; None while listening."""
+    """Incarnation of the peer; None while listening."""
     rate_bits_per_second: int = 0
-    """Wire bits of either end; 0 while listening."""
+    """Wire bits per second sent by each end; 0 while listening."""
 
     @property
     def side(self) -> str:
-        """Which side of establishment this end is."""
+        """Side of establishment: initiator or responder."""
         return "initiator" if self.is_initiator else "responder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What establishment gives the worker."""
+    """Parameters that establishment gives to the worker."""
 
     keys: SessionKeys
     units: tuple[int, ...]
-    """Of which the largest that passes will be the session's, in bytes."""
+    """Unit sizes in bytes; the session uses the largest one that passes the path."""
     peer_addresses: tuple[str, ...]
-    """Of each path, at most as many as the session has sockets."""
+    """One per path, at most as many as the session has sockets."""
     connection_id_local: bytes
     connection_id_peer: bytes
     idle_timeout_seconds: float
     reordering_micros: int
     is_initiator: bool
     permit: Permit
-    """Until when the peer may act: the worker ends the session with it."""
+    """The worker ends the session when the permit expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathReport:
-    """One path of a session: where it goes, what it is good for, what it has carried."""
+    """One path of a session: addresses, state, counters."""
 
     local_address: str
     peer_address: str
@@ -97,28 +97,28 @@ class Session:
     ) -> None:
         self.identity = identity
         self.job = job
-        """Whose it is, and with whose end it ends."""
+        """Owner; the session ends with it."""
         self.admission = admission
-        """Who may be at the other end."""
+        """Peers that may be the other end."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_addresses = tuple(endpoint.local_addresses)
-        """host:port where its data packets arrive, of each path."""
+        """host:port on which it receives data packets, per path."""
         self.outlook: Outlook | None = None
-        """What is thought of its path; None until it is established."""
+        """Estimate of its path; None until it is established."""
         self._endpoint: SessionEndpoint | None = endpoint
         self._on_closed = on_closed
         self._last_statistics: dict[str, int] = {}
         self._last_paths: list[PathReport] = []
         self._is_begun = False
         self._permit: Permit | None = None
-        """Held while the worker has it: nobody extends one that nobody holds."""
+        """A reference, because only referenced permits are extended."""
         self._changed = asyncio.Event()
-        """Of the next state; each state has its own."""
+        """Set when the state changes; replaced for each state."""
         asyncio.get_running_loop().add_reader(endpoint.fileno(), self._observe)
 
     def begin(self, identity: Identity, start: Start) -> None:
-        """Start the worker towards a peer; the keys are taken over."""
+        """Start the worker with a peer; takes over the keys."""
         if self._endpoint is None or self._is_begun:
             start.keys.wipe()
             raise UnavailableError(
@@ -139,7 +139,7 @@ class Session:
                 permit=start.permit,
             )
         except OSError as error:
-            # Some of it may be made: it is not tried again.
+            # Parts of it may exist already: do not try again.
             self.close("session.endpoint.resources")
             raise UnavailableError(
                 "session.endpoint.resources",
@@ -147,28 +147,28 @@ class Session:
                 f"{error.strerror or error}",
             ) from error
         finally:
-            # The engine has wiped what it took over.
+            # The engine has wiped the keys that it took over.
             start.keys.wipe()
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
         self._is_begun = True
         self._permit = start.permit
-        self._become(State.ESTABLISHING)
+        self._enter(State.ESTABLISHING)
 
     def statistics(self) -> dict[str, int]:
-        """Return the counters, the last ones if the session is closed."""
+        """Return the counters; of a closed session, the last ones."""
         if self._endpoint is not None:
             self._last_statistics = self._endpoint.statistics()
         return self._last_statistics
 
     def paths(self) -> list[PathReport]:
-        """Return what is known of each path, the last of it if the session is closed."""
+        """Return the state of each path; of a closed session, the last one."""
         if self._endpoint is not None:
             self._last_paths = [PathReport(**path) for path in self._endpoint.paths()]
         return self._last_paths
 
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
-        """Put rows of (length_max, k, m, depth) in force; nothing if the session is closed."""
+        """Put rows of (length_max, k, m, depth) into force; ignored if the session is closed."""
         if self._endpoint is not None:
             self._endpoint.install_plan(rows)
 
@@ -189,7 +189,7 @@ class Session:
         await self._wait_for(frozenset({State.CLOSED}))
 
     async def states(self) -> AsyncIterator[State]:
-        """Yield the state, and each one that it comes to later; the last is `CLOSED`."""
+        """Yield the current state and each later one; the last is `CLOSED`."""
         while True:
             changed, state = self._changed, self.state
             yield state
@@ -198,19 +198,20 @@ class Session:
             await changed.wait()
 
     def drain(self) -> None:
-        """Send nothing new at either end; the session closes when nothing is under way."""
+        """Send nothing new at either end; the session closes once nothing is in flight."""
         if self._endpoint is not None:
             self._endpoint.drain()
 
     def close(self, reason: str) -> None:
-        """End the session; waits a turn of the worker's loop, no more.
+        """End the session; waits at most one turn of the worker's loop.
 
-        The job is told the reason id, too. If it had just ended by itself, that reason stays.
+        The job gets the reason id, too. If the session had just ended for another reason, that
+        reason is kept.
         """
         if self._endpoint is not None:
             self._endpoint.close(reason)
             _, why = self._endpoint.state()
-            # A worker that did not start says nothing.
+            # A worker that did not start reports no reason.
             self._finish(why or reason)
 
     async def _wait_for(self, states: frozenset[State]) -> None:
@@ -225,18 +226,18 @@ class Session:
             self._finish(reason)
         elif state == "established":
             self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
-            self._become(State.ESTABLISHED)
+            self._enter(State.ESTABLISHED)
         elif state == "draining":
-            self._become(State.DRAINING)
+            self._enter(State.DRAINING)
 
-    def _become(self, state: State) -> None:
+    def _enter(self, state: State) -> None:
         if state is not self.state:
             self.state = state
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
     def _finish(self, reason: str) -> None:
-        # What it has last is kept.
+        # Read the counters a last time, to keep them.
         self.statistics()
         self.paths()
         endpoint, self._endpoint = self._endpoint, None
@@ -246,5 +247,5 @@ class Session:
         endpoint.close()
         self._permit = None
         self.close_reason = reason
-        self._become(State.CLOSED)
+        self._enter(State.CLOSED)
         self._on_closed(self)

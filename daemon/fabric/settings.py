@@ -1,4 +1,4 @@
-"""What the operator allows sessions of this fabric to use."""
+"""The operator's limits for sessions of this fabric."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,58 +8,59 @@ from sealane.daemon.config import UNIT_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """What one job may use, over all of its sessions."""
+    """Limits of one job, over all of its sessions."""
 
     sessions: int = 16
-    """Sessions and waiting listeners; each is a queue pair each way."""
+    """Sessions and waiting listeners; a session has a queue pair in each direction."""
     region_bytes: int = 1 << 30
-    """Shared memory of all of them."""
+    """Shared memory of all of them, in bytes."""
     receives: int = 4096
-    """Posted and not ended."""
+    """Posted receives that have not ended."""
     sends: int = 4096
-    """Sends and streams posted and not ended."""
+    """Posted sends and streams that have not ended."""
     rate_share: float = 1.0
-    """Of the fabric's rate, however idle it is."""
+    """Share of the fabric's rate, even if the fabric is otherwise idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricSettings:
-    """Limits and addresses; the rest of a session's parameters come from its two ends."""
+    """Limits and addresses; other parameters of a session are chosen by its two ends."""
 
     ring_socket: Path
-    """Unix socket where jobs fetch their rings."""
+    """Path of the Unix socket from which jobs fetch their rings."""
     rate_max_bits_per_second: int
-    """Of all sessions together, in wire bits, headers and retransmissions included."""
+    """For all sessions together, in wire bits per second, including headers and retransmissions."""
     region_bytes_max: int
-    """Shared memory of one session."""
+    """Limit of one session's shared memory, in bytes."""
     sessions_max: int
-    """Sessions and waiting listeners together."""
+    """Limit of sessions and waiting listeners together."""
     limits: JobLimits = field(default_factory=JobLimits)
     listen_data: tuple[str, ...] = ("127.0.0.1",)
-    """Numeric addresses that data sockets bind to, each on a free port."""
+    """Numeric addresses to bind data sockets to, each on a free port."""
     paths: int = 1
-    """Of a session between each of those and the peer's of the same place, at most."""
+    """Limit of a session's paths between each of these addresses and the peer's at the same
+    position."""
     idle_timeout_seconds: float = 60.0
-    """Silence of the peer after which a session ends."""
+    """A session ends if the peer is silent for this long."""
     reordering_micros: int = 0
-    """Known skew of the paths: a packet may come this much later than one sent after it."""
+    """Known skew of the paths: a packet may arrive this much later than one sent after it."""
     establish_timeout_seconds: float = 10.0
-    """From Open until the path is validated."""
+    """Time limit from OpenSession until the path is validated."""
     drain_timeout_seconds: float = 10.0
-    """What a stopping fabric gives what is under way."""
+    """Time limit for operations in flight when the fabric stops."""
     grant_timeout_seconds: float = 30.0
-    """From a grant until the job has fetched its rings."""
+    """Time limit from a grant until the job has fetched its rings."""
     assumed_loss: float = 1e-5
-    """Share of packets that a path is taken to lose before it has shown what it does."""
+    """Assumed share of packets that a path loses, until it has been measured."""
     plan_objective: str = "mean"
-    """What of a message's completion time is to be small: an `Objective` of the planner."""
+    """Which measure of a message's completion time to minimise: an `Objective` of the planner."""
     unit_bytes: int | None = UNIT_BYTES
-    """Payload of a packet; None: as large as the path carries."""
+    """Payload of a packet in bytes; None: as large as the path allows."""
     chunk_units: int = 16
     slots: int = 64
     ring_entries: int = 256
 
     @property
     def job_rate_bits_per_second(self) -> int:
-        """What a job may have of the rate."""
+        """Return the rate limit of one job."""
         return round(self.rate_max_bits_per_second * self.limits.rate_share)

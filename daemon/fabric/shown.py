@@ -1,8 +1,8 @@
-"""What the two ends of a session show of themselves, and what of it is checked.
+"""What each end of a session shows to the other: a leaf and an attestation result; and their check.
 
-The initiator shows its leaf to TLS and its attestation result with the call, where both are checked
-(`calls.py`). The responder's TLS end shows one of the leaves that are pinned, and gRPC does not say
-which: its answer brings the attestation result that names it.
+The initiator shows its leaf in TLS and its attestation result with the call, where both are checked
+(`calls.py`). The responder's TLS end shows one of its pinned leaves, and gRPC doesn't say which:
+its answer carries the attestation result that names the leaf.
 """
 
 import datetime as dt
@@ -19,16 +19,16 @@ from sealane.transport.establish import Shown
 
 
 def own_result(own: Own) -> tuple[bytes, Result]:
-    """Return the thumbprint of our leaf (SHA-256, DER), and the result that names it."""
+    """Return the thumbprint of this fabric's leaf (SHA-256, DER), and the result that names it."""
     metadata = dict(own.metadata)
     token, verifier = metadata[RESULT_KEY], metadata[VERIFIER_KEY]
     if not isinstance(token, str) or not isinstance(verifier, bytes):
-        raise TypeError("the metadata of calls are a token and a certificate")
+        raise TypeError("the call metadata must hold a token and a certificate")
     return own.leaf.fingerprint(SHA256()), Result(token=token, verifier=verifier)
 
 
 def own_shown(own: Own) -> Shown:
-    """Return what we show as the initiator."""
+    """Return what this end shows as the initiator."""
     certificate, result = own_result(own)
     return Shown(certificate=certificate, token=result.thumbprint)
 
@@ -36,10 +36,11 @@ def own_shown(own: Own) -> Shown:
 def responder_shown(
     result: Result, *, pins: Sequence[x509.Certificate], anchor: x509.Certificate, now: dt.datetime
 ) -> Shown:
-    """Check the result that a responder answered with; return what it has shown.
+    """Check the result in a responder's answer; return what the responder has shown.
 
-    `pins` are the leaves that its end of the channel may show, one at least. VerificationError
-    `token.…`, `certificate.…`: not of a verifier of ours, not in its time, or for none of them.
+    `pins` are the leaves that its end of the channel may show, at least one. VerificationError
+    `token.…`, `certificate.…`: not from a trusted verifier, not valid now, or for none of the
+    leaves.
     """
     found = check_result(result.token, result.verifier, anchor=anchor, now=now)
     named = (pin for pin in pins if pin.fingerprint(SHA256()) == found.certificate_sha256)

@@ -1,4 +1,4 @@
-"""What the sessions and jobs of a fabric have counted, as readers on other threads see it."""
+"""Snapshots of the counters of a fabric's sessions and jobs, for readers on other threads."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from sealane.daemon.fabric.session import Session
 from sealane.daemon.runtime.logs import get_logger
 
 INTERVAL_SECONDS = 1.0
-"""Between two snapshots."""
+"""Time between two snapshots."""
 
 
 class Snapshots:
-    """The counters of one fabric; each snapshot is replaced as a whole, never changed."""
+    """Counters of one fabric; each snapshot is replaced as a whole, never modified."""
 
     def __init__(self, sessions: Mapping[str, Session], jobs: Jobs) -> None:
         self._living = sessions
@@ -20,12 +20,12 @@ class Snapshots:
         self.sessions: dict[str, dict[str, int]] = {}
         """Statistics by session."""
         self.paths: dict[tuple[str, ...], dict[str, int]] = {}
-        """The same by session and number of the path, of sessions with several."""
+        """The same by session and path number, for sessions with several paths."""
         self.jobs: dict[str, dict[str, int]] = {}
         """The same by job."""
 
     async def keep(self) -> None:
-        """Renew them every second, until cancelled; log circuit breakers that tripped."""
+        """Take a snapshot every second until cancelled; log circuit breakers that tripped."""
         while True:
             before = self.sessions
             self.sessions = {
@@ -43,7 +43,7 @@ class Snapshots:
 
 
 def job_usage(job: Job) -> dict[str, int]:
-    """Return what a job uses and has used, by name."""
+    """Return what a job uses and has used, by metric name."""
     return {
         "sessions": len(job.regions),
         "region_bytes": sum(job.regions.values()),
@@ -52,7 +52,7 @@ def job_usage(job: Job) -> dict[str, int]:
 
 
 def path_statistics(sessions: Mapping[str, Session]) -> dict[tuple[str, ...], dict[str, int]]:
-    """Return what each path of the sessions with several has carried, by session and number."""
+    """Return the counters of each path of sessions with several, by session and path number."""
     several = {name: paths for name, each in sessions.items() if len(paths := each.paths()) > 1}
     return {
         (name, str(number)): path.statistics | {"validated": int(path.state == "validated")}
@@ -64,7 +64,7 @@ def path_statistics(sessions: Mapping[str, Session]) -> dict[tuple[str, ...], di
 def rate_cuts(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
-    """Name the sessions whose circuit breaker cut the rate between two snapshots."""
+    """Return the sessions whose circuit breaker cut the rate between two snapshots."""
 
     def trips(snapshot: Mapping[str, Mapping[str, int]], name: str) -> int:
         # A session has no statistics before its worker starts.

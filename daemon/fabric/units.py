@@ -1,8 +1,8 @@
-"""How large the units of a session are, if nobody says: as the path's MTU has it (RFC 8899).
+"""Unit size of a session if it isn't configured: chosen by the path's MTU (RFC 8899).
 
-The unit is fixed when a session is established, so the search is made there: both ends name the
-candidates that their routes may carry, the paths are challenged with packets of every one, and the
-largest that comes back is the session's (native/proto/src/session/units.rs).
+The size is fixed when a session is established, so the search happens there: both ends name the
+candidates that their routes may carry, the paths are challenged with packets of each size, and the
+session uses the largest that is answered (native/proto/src/session/units.rs).
 """
 
 import contextlib
@@ -12,31 +12,31 @@ from collections.abc import Sequence
 from typing import Final
 
 UNIT_GRAIN_BYTES: Final = 64
-"""Whole blocks of the cipher cost less than the bytes that a finer grain would gain."""
+"""Whole cipher blocks are cheaper than the few bytes that a finer grain would gain."""
 UNIT_OVERHEAD_BYTES: Final = 59
 """Header, descriptor, immediate and tag of a unit (docs/formats/session-wire.md)."""
 IP_UDP_BYTES: Final = {4: 28, 6: 48}
 MTUS: Final = (9000, 1500, 1280)
-"""Jumbo frames, Ethernet, and the least that IPv6 has."""
+"""Jumbo frames, Ethernet, and the minimum of IPv6."""
 UNIT_BYTES_MIN: Final = 1152
-"""What is left of the least of them, over either IP."""
+"""What the smallest of these MTUs leaves, over IPv4 or IPv6."""
 UNIT_BYTES_MAX: Final = 8896
 UNIT_CANDIDATES_MAX: Final = 4
-"""What a round of challenges tries."""
+"""Number of sizes that a round of challenges tries."""
 
-# <linux/in.h>, <linux/in6.h>: the path MTU of a connected socket.
+# Socket options of <linux/in.h>, <linux/in6.h>: the path MTU of a connected socket.
 _IP_MTU: Final = 14
 _IPV6_MTU: Final = 24
 
 
 def unit_bytes_for(mtu: int, ip_version: int) -> int:
-    """Return the largest unit, in bytes, whose packet is no longer than `mtu` bytes."""
+    """Return the largest unit, in bytes, whose packet has at most `mtu` bytes."""
     room = mtu - IP_UDP_BYTES[ip_version] - UNIT_OVERHEAD_BYTES
     return room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES
 
 
 def candidates(ip_version: int, mtu_max: int) -> Sequence[int]:
-    """Return units to try, in bytes, falling: of `mtu_max` and of the usual MTUs below it."""
+    """Return units to try, in bytes, descending: for `mtu_max` and the usual MTUs below it."""
     mtu = min(mtu_max, MTUS[0])
     units = {unit_bytes_for(each, ip_version) for each in (mtu, *MTUS) if each <= mtu}
     return sorted((unit for unit in units if unit >= UNIT_BYTES_MIN), reverse=True) or [
@@ -50,9 +50,10 @@ def unit_max(address: str, ip_version: int) -> int:
 
 
 def route_mtu(address: str) -> int:
-    """Return what the route to `address` (host:port) may carry, in bytes; much if nobody knows.
+    """Return the MTU in bytes of the route to `address` (host:port); a large value if unknown.
 
-    A hint that saves trying: what ICMP says of the path is in it, and may be a lie.
+    It is a hint that saves attempts: it includes what ICMP reported for the path, which may be
+    forged.
     """
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError, OSError):

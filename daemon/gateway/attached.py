@@ -1,4 +1,4 @@
-"""An attached volume, as the gateway's services share it."""
+"""Record of an attached volume that the gateway's services share."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from sealane.protocol.v1 import broker_pb2
 
 @dataclass(slots=True, kw_only=True)
 class Attached:
-    """One attached volume; descriptor and leases are those of its newest key epoch."""
+    """An attached volume; descriptor and leases are those of its newest key epoch."""
 
     descriptor: broker_pb2.VolumeDescriptor
     port: AttachedVolume
@@ -25,5 +25,5 @@ class Attached:
 
     @property
     def export(self) -> Export:
-        """Where its host connects."""
+        """Address and NQN that the host connects to."""
         return self.port.export

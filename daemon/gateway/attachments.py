@@ -1,12 +1,12 @@
-"""Attachments that outlive the gateway's process: a sealed file for each (attachments.md).
+"""Attachments that outlive the gateway's process, one sealed file each (attachments.md).
 
-A file holds what the volume must be exported with again, so that its host takes it for the same
-one: host, secret, size. It is sealed under a key derived from the volume's key, which only the
-broker can release, so the file opens on no machine that may not use the volume. Counters, keys and
-association epochs are never kept.
+A file holds what the next process needs to export the volume unchanged to its host: host NQN,
+secret and size. It is sealed under a key derived from the volume's key, which only the broker can
+release, so it can be opened only on a machine that may use the volume. Counters, keys and
+association epochs are never saved.
 
-The run directory, which is memory, has the digest of each file: within one boot a file that was put
-back, or a removed one that is there again, is refused.
+The run directory, which is in memory, holds the digest of each file. Within one boot, a file that
+was rolled back, or removed and later restored, is refused.
 """
 
 import asyncio
@@ -35,16 +35,17 @@ from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, check_nqn
 
 FILE_NAME: Final = "attachments"
-"""Directory of the files in the state directory, and of their digests in the run directory."""
+"""Name of the directory of the files in the state directory, and of their digests in the run
+directory."""
 ENTRY_BYTES_MAX: Final = 8192
 ATTACHMENTS_MAX: Final = 4096
-"""Files that a start looks at; more are refused."""
+"""Maximum number of files that a start reads; more are refused."""
 _NONCE_BYTES: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """What a volume is attached with."""
+    """Host and properties that a volume is attached with."""
 
     volume_id: str
     host_nqn: str
@@ -58,9 +59,9 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedAttachment:
-    """The same as it is kept. `volume_id` and `key_epoch` say which key opens it, no more.
+    """A saved attachment. `volume_id` and `key_epoch` tell which key opens it; the rest is sealed.
 
-    `target_incarnation`: the process of the target that may hold acknowledged writes which nobody
+    `target_incarnation` is the target process that may hold acknowledged writes that are not
     flushed; 0: there are none.
     """
 
@@ -71,7 +72,7 @@ class SealedAttachment:
 
 
 class _Content(BaseModel):
-    """The sealed part."""
+    """Sealed content of a file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -85,7 +86,7 @@ class _Content(BaseModel):
 
 
 class _File(BaseModel):
-    """A file."""
+    """Content of a file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -121,9 +122,9 @@ def seal_attachment(
 
 
 def open_attachment(kept: SealedAttachment, *, key: bytes | bytearray, node: str) -> Attachment:
-    """Open what `seal_attachment` made for this node.
+    """Open an attachment that `seal_attachment` made for this node.
 
-    VerificationError `attachment.sealed`: it was changed, or is another node's or volume's.
+    VerificationError `attachment.sealed` if it was changed, or belongs to another node or volume.
     """
     nonce, sealed = kept.sealed[:_NONCE_BYTES], kept.sealed[_NONCE_BYTES:]
     context = _context(kept.volume_id, kept.key_epoch, node)
@@ -136,8 +137,8 @@ def open_attachment(kept: SealedAttachment, *, key: bytes | bytearray, node: str
     except (InvalidTag, ValueError) as error:
         raise VerificationError(
             "attachment.sealed",
-            f"what is kept of the attachment of volume {kept.volume_id} does not open: it was "
-            "changed, or is another node's",
+            f"the saved attachment of volume {kept.volume_id} can't be decrypted: it was changed, "
+            "or another node saved it",
         ) from error
     finally:
         wipe(sealing_key)
@@ -163,22 +164,22 @@ class AttachmentFiles:
 
     @property
     def refused(self) -> Mapping[str, Error]:
-        """Files that `load` left alone, by name, and why."""
+        """Return the files that `load` refused, by name, and why."""
         return self._refused
 
     async def load(self) -> list[SealedAttachment]:
-        """Read every file; those that are malformed or were put back are `refused`, not raised.
+        """Read all files; malformed or rolled-back ones go to `refused` and are not raised.
 
         UnavailableError `attachment.file` if a directory can't be read or written.
         """
         return await asyncio.to_thread(self._load)
 
     async def put(self, kept: SealedAttachment) -> None:
-        """Keep an attachment: durable when this returns. UnavailableError `attachment.file`."""
+        """Save an attachment durably. UnavailableError `attachment.file`."""
         await asyncio.to_thread(self._put, kept)
 
     async def remove(self, volume_id: str) -> None:
-        """Forget one; again does nothing. UnavailableError `attachment.file`."""
+        """Remove a saved attachment. Idempotent. UnavailableError `attachment.file`."""
         await asyncio.to_thread(self._remove, volume_id)
 
     def _load(self) -> list[SealedAttachment]:
@@ -195,7 +196,7 @@ class AttachmentFiles:
             if self._digests.is_dir():
                 return [kept for kept, _ in found.values()]
             self._begin_boot({name: digest for name, (_, digest) in found.items()})
-            # Hosts ended with the machine: what they didn't flush they know to be uncertain.
+            # After a reboot no host is left that expects its unflushed writes to be there.
             return [replace(kept, target_incarnation=0) for kept, _ in found.values()]
         except OSError as error:
             raise self._failed(error) from error
@@ -206,17 +207,17 @@ class AttachmentFiles:
         if self._digests.is_dir() and digest != self._known_digest(name):
             raise VerificationError(
                 "attachment.rolled_back",
-                f"{self._files / name} is not what this gateway wrote there last",
+                f"{self._files / name} is not what this gateway last wrote there",
             )
         kept = _parsed(name, content)
         if kept is None:
             raise VerificationError(
-                "attachment.malformed", f"{self._files / name} is not an attachment"
+                "attachment.malformed", f"{self._files / name} is not a saved attachment"
             )
         return kept, digest
 
     def _begin_boot(self, digests: Mapping[str, str]) -> None:
-        """Believe what there is: no process of this boot has said what there must be."""
+        """Accept the files as found: in the first process of a boot no digests exist."""
         draft = self._digests.with_name(f"{FILE_NAME}.new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
@@ -241,7 +242,7 @@ class AttachmentFiles:
             }
         ).encode()
         try:
-            # The digest first: a file without one counts as put back.
+            # Digest first: a file without a digest counts as rolled back.
             (self._digests / kept.volume_id).write_text(hashlib.sha256(content).hexdigest())
             write_durably(self._files / kept.volume_id, content)
         except OSError as error:
@@ -264,7 +265,7 @@ class AttachmentFiles:
 
 
 def _parsed(name: str, content: bytes) -> SealedAttachment | None:
-    """Parse a file; None if it isn't the attachment of the volume that it is named by."""
+    """Parse a file; None if it is not an attachment of the volume that it is named after."""
     try:
         if len(content) > ENTRY_BYTES_MAX or str(uuid.UUID(name)) != name:
             return None

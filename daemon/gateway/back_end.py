@@ -1,8 +1,8 @@
-"""A volume's back end: the association with its target, made again whenever it is lost.
+"""A volume's back end: the association with its target, re-established whenever it is lost.
 
-All back-end queues of a volume belong to one association epoch. When one of them is lost, all are
-given up; the first queue of the next epoch is opened by the control channel's fence, which returns
-only when no older queue can store anything any more. The engine then sends again what it must.
+All back-end queues of a volume belong to one association epoch. When one queue is lost, all are
+dropped. Opening the first queue of the next epoch is a fence: the target answers only once no older
+queue can store anything. The engine then resends what is needed.
 """
 
 import asyncio
@@ -32,18 +32,20 @@ RETRY_SECONDS_MIN: Final = 0.05
 RETRY_SECONDS_MAX: Final = 5.0
 LOSS_WINDOW_SECONDS: Final = 60.0
 VERIFICATION_LOSSES_MAX: Final = 8
-"""Associations that may be lost to forged answers within the window before the volume fails."""
+"""Associations that may be lost to forged answers within LOSS_WINDOW_SECONDS; one more fails the
+volume."""
 _VERIFICATION_REASONS: Final = {"completion.mac", "sector.mac", "pdu.malformed"}
-# What the target lacks nobody can bring back.
+# Lost data can't be recovered by reconnecting.
 _FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
 _INTERNAL_KINDS: Final = {"rekey_due"}
 
 
 class AssociationEpochs:
-    """Numbers of a volume's associations: each greater than every one before.
+    """Epoch numbers of a volume's associations, strictly increasing.
 
-    The clock makes them grow over restarts of this process; where it steps back they still grow,
-    and `floor`, the newest that the target knows, covers a step during a restart.
+    They follow the clock, so they also increase across restarts of this process. If the clock steps
+    back while the process runs, they still increase; `floor`, the newest epoch that the target
+    knows, covers a step back during a restart.
     """
 
     def __init__(self, *, floor: int = 0, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -51,7 +53,7 @@ class AssociationEpochs:
         self._now_ns = now_ns
 
     def next(self) -> int:
-        """Return the next one."""
+        """Return the next epoch."""
         self._last = max(self._last + 1, self._now_ns())
         return self._last
 
@@ -70,7 +72,7 @@ class RetryDelays:
         self._times: deque[float] = deque(maxlen=64)
 
     def next(self) -> float:
-        """Note an attempt and return the seconds to wait before it."""
+        """Record an attempt and return the seconds to wait before it."""
         now = self._now()
         while self._times and self._times[0] < now - LOSS_WINDOW_SECONDS:
             self._times.popleft()
@@ -83,7 +85,7 @@ class RetryDelays:
 
 
 class LossLimit:
-    """Counts losses within a window."""
+    """Counter of losses within a time window."""
 
     def __init__(self, limit: int, *, now: Callable[[], float] = time.monotonic) -> None:
         self._times: deque[float] = deque(maxlen=limit)
@@ -91,7 +93,7 @@ class LossLimit:
         self._now = now
 
     def is_exceeded(self) -> bool:
-        """Note a loss; whether it is one more than the window may have."""
+        """Record a loss; return whether that is one more than the window allows."""
         now = self._now()
         exceeded = len(self._times) == self._limit and self._times[0] >= now - LOSS_WINDOW_SECONDS
         self._times.append(now)
@@ -100,7 +102,7 @@ class LossLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueName:
-    """A front-end queue of the volume."""
+    """Identifier of a front-end queue of the volume."""
 
     association_id: int
     queue_id: int
@@ -108,7 +110,7 @@ class QueueName:
 
 @dataclass(slots=True, kw_only=True)
 class PreparedQueue:
-    """A back-end queue that is connected and not in use yet."""
+    """A connected back-end queue that is not in use yet."""
 
     back: ConnectedQueue
     grant: QueueGrant
@@ -156,40 +158,40 @@ class BackEnd:
                     return await self._connect(name)
 
     def start(self, name: QueueName, prepared: PreparedQueue) -> None:
-        """Give the front-end queue, which runs now, its back end."""
+        """Attach the back end to a running front-end queue."""
         self._queues[name] = prepared.host
         try:
             self._hand_over(name, prepared)
         except _native.StaleAssociationError:
-            # Lost between the two: the association that follows has this queue too.
+            # The association was lost in between: the next one includes this queue.
             self._queues[name] = None
             self._leave(prepared.host)
             if self._is_alive.is_set() and prepared.grant.association_epoch == self._epoch:
-                self.lose("the association ended while a queue was opened")
+                self.lose("the association ended while a queue was being opened")
             elif self._is_alive.is_set():
                 self._tasks.start(self._supply(name), name="back-end-supply")
 
     def discard(self, prepared: PreparedQueue) -> None:
-        """Close a prepared queue that isn't started."""
+        """Close a prepared queue that was not started."""
         prepared.back.close()
         self._leave(prepared.host)
 
     async def close_association(self, association_id: int) -> None:
-        """Leave the target on behalf of a front-end association that is over."""
+        """Disconnect from the target for a front-end association that has ended."""
         gone = [name for name in self._queues if name.association_id == association_id]
         hosts = [self._queues.pop(name) for name in gone]
         hosts += [self._replaced.pop(name, None) for name in gone]
         await self._leave_all(hosts)
 
     def close_queue(self, name: QueueName) -> None:
-        """Leave the target on behalf of a front-end queue that is over; the others go on."""
+        """Disconnect from the target for a front-end queue that has ended; others continue."""
         for hosts in (self._queues, self._replaced):
             host = hosts.pop(name, None)
             if host is not None:
                 self._leave(host)
 
     async def close(self) -> None:
-        """Leave the target for good."""
+        """Disconnect from the target permanently."""
         await self._tasks.close()
         hosts = [*self._queues.values(), *self._replaced.values(), *self._leaving]
         self._queues.clear()
@@ -198,13 +200,13 @@ class BackEnd:
         await self._leave_all(hosts)
 
     def take_event(self, event: StorageEvent) -> bool:
-        """React to an event of the engine; whether others should hear of it."""
+        """Handle an event of the engine; return whether to publish it."""
         name = QueueName(association_id=event.association, queue_id=event.queue_id)
         if event.kind == "association_lost":
             if event.reason in _VERIFICATION_REASONS and self._forgeries.is_exceeded():
                 self._native.fail(
                     "verification.limit",
-                    f"more than {VERIFICATION_LOSSES_MAX} associations ended by {event.reason} "
+                    f"more than {VERIFICATION_LOSSES_MAX} associations ended with {event.reason} "
                     f"within {LOSS_WINDOW_SECONDS:g} s",
                 )
             else:
@@ -218,7 +220,7 @@ class BackEnd:
         return event.kind not in _INTERNAL_KINDS
 
     def lose(self, detail: str) -> None:
-        """Give up the association and start making the next one, unless that is under way."""
+        """Drop the association and start to establish the next one, unless that is in progress."""
         if self._is_alive.is_set():
             self._is_alive.clear()
             self._native.lose_association(detail)
@@ -227,11 +229,11 @@ class BackEnd:
     async def _leave_all(self, hosts: Iterable[HostController | None]) -> None:
         tasks = [self._leave(host) for host in hosts if host is not None]
         if tasks:
-            # They go on if this is cancelled.
+            # The tasks continue if this is cancelled.
             await asyncio.wait(tasks)
 
     def _leave(self, host: HostController) -> asyncio.Task[None]:
-        """Leave a controller in the background."""
+        """Disconnect from a controller in the background."""
 
         async def leave() -> None:
             await host.close()
@@ -250,7 +252,7 @@ class BackEnd:
             except (Error, TimeoutError, OSError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.timeout"
                 if reason in _FATAL:
-                    # The volume has failed: who connects from now on is told the same.
+                    # The volume has failed: hosts that connect from now on get the same error.
                     self._is_alive.set()
                     return
                 if reason != reported:
@@ -273,7 +275,7 @@ class BackEnd:
         self._queues = dict.fromkeys(self._queues)
         await self._leave_all(hosts)
         self._epoch = self._epochs.next()
-        # Queues may come and go meanwhile.
+        # Queues may be added or removed in the meantime.
         while missing := [name for name, host in self._queues.items() if host is None]:
             prepared = await self._connect(missing[0])
             if missing[0] not in self._queues:
@@ -287,13 +289,13 @@ class BackEnd:
         self._is_alive.set()
 
     async def _supply(self, name: QueueName) -> None:
-        """Open the back end of a queue that an association was made without."""
+        """Open the back end of a queue that the association was established without."""
         try:
             prepared = await self.prepare(name)
         except (Error, TimeoutError, OSError) as error:
-            self.lose(f"no back end for a queue: {error}")
+            self.lose(f"could not open a back-end queue: {error}")
             return
-        # A queue that followed under this name has a back end of its own.
+        # A later queue of this name has its own back end.
         if name in self._queues and self._queues[name] is None:
             self.start(name, prepared)
         else:
@@ -304,7 +306,7 @@ class BackEnd:
         try:
             prepared = await self.prepare(name)
         except (Error, TimeoutError, OSError) as error:
-            self.lose(f"no replacement for a queue whose keys are used up: {error}")
+            self.lose(f"could not replace a queue whose keys are used up: {error}")
             return
         old = self._queues.get(name)
         if old is None:
@@ -312,12 +314,12 @@ class BackEnd:
             return
         self._queues[name] = prepared.host
         self._replaced[name] = old
-        # If it is stale, the recovery that is on its way closes both.
+        # If it is stale, the recovery in progress closes both.
         with contextlib.suppress(_native.StaleAssociationError):
             self._hand_over(name, prepared)
 
     async def _open(self, queue_id: int) -> QueueGrant:
-        """Ask the target for a queue, and whether it has what the engine knows to be flushed."""
+        """Request a queue from the target, which must have what the engine knows is flushed."""
         try:
             return await self._open_queue(queue_id, self._epoch, self._native.milestone)
         except VerificationError as error:
@@ -340,7 +342,7 @@ class BackEnd:
             )
         finally:
             grant.secret[:] = bytes(len(grant.secret))
-        # Every queue has a controller of its own: a replacement can have the same queue id.
+        # Each queue has its own controller, so a replacement can have the same queue id.
         host = HostController(
             traddr=grant.traddr,
             trsvcid=grant.trsvcid,
@@ -360,7 +362,7 @@ class BackEnd:
     def _hand_over(self, name: QueueName, prepared: PreparedQueue) -> None:
         back, grant = prepared.back, prepared.grant
         with contextlib.closing(back), contextlib.suppress(_native.QueueClosedError):
-            # Limits are ours and the descriptor's; what Identify says can only lower them.
+            # Limits are this gateway's and the descriptor's; Identify data can only lower them.
             self._native.replace_back(
                 back.socket.fileno(),
                 association=name.association_id,

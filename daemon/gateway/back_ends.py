@@ -1,6 +1,6 @@
-"""Where a gateway's volumes are stored: namespaces of a target of ours, or on third parties.
+"""Where a gateway's volumes are stored: namespaces of a Sealane target, or third parties.
 
-Makes and removes them, and opens the back end of a volume that is to be attached or filled.
+Creates and removes them, and opens the back end of a volume to be attached or filled.
 """
 
 import asyncio
@@ -32,14 +32,15 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
 RESIZE_SECONDS: Final = 60.0
-"""Changes that wait are merged first, and queues drained."""
-# Stores outlive rotations: their key is of the first epoch, which is released as long as it counts.
+"""Timeout of a resize: pending changes are merged first, and queues drained."""
+# A store outlives key rotations, so its key derives from the first epoch's volume key, which the
+# broker releases for the whole life of the volume.
 _STORE_KEY_EPOCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Via:
-    """Data-path address to use instead of the one the target announces; empty: none."""
+    """Data-path address to use instead of the one that the target announces; empty: none."""
 
     traddr: str = ""
     trsvcid: int = 0
@@ -47,20 +48,20 @@ class Via:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeBackEnd:
-    """An opened back end: what the gateway asks for queues, and what it must close afterwards."""
+    """An open back end: the function that opens queues, and what must be closed afterwards."""
 
     open_queue: OpenQueue
     epoch_floor: int = 0
     third_party: ThirdPartyVolume | None = None
 
     async def close(self) -> None:
-        """Leave the third party, if it is on one."""
+        """Disconnect from the third party, if the volume is on one."""
         if self.third_party is not None:
             await self.third_party.close()
 
 
 class VolumeBackEnds:
-    """The target and the third parties of one gateway."""
+    """Target and third parties of one gateway."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class VolumeBackEnds:
         self._third_parties = third_parties
 
     async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
-        """Make a volume's namespace at the target, or lay it out; again is harmless."""
+        """Create a volume's namespace at the target, or lay it out on a third party. Idempotent."""
         descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
         if not descriptor.third_party:
             async with self.target_channel() as channel:
@@ -103,7 +104,7 @@ class VolumeBackEnds:
     async def resize(
         self, before: broker_pb2.VolumeDescriptor, larger: broker_pb2.SignedVolumeDescriptor
     ) -> None:
-        """Make a volume larger where it is stored; again is harmless."""
+        """Make a volume larger where it is stored. Idempotent."""
         if not before.third_party:
             async with self.target_channel() as channel:
                 await storage_pb2_grpc.StorageStub(channel).ResizeNamespace(
@@ -126,7 +127,7 @@ class VolumeBackEnds:
             wipe(store_key)
 
     async def delete(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
-        """Remove a volume's sectors, or what leads to them."""
+        """Remove a volume's namespace, or make its sectors on a third party unreachable."""
         if descriptor.third_party:
             self._check_ours(descriptor)
             await self._third_parties.delete(
@@ -136,7 +137,7 @@ class VolumeBackEnds:
             await self.delete_namespace(descriptor.volume_id)
 
     async def delete_namespace(self, volume_id: str) -> None:
-        """Remove a namespace of the target, if it is there."""
+        """Remove a namespace of the target, if it exists."""
         request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
         try:
             async with self.target_channel() as channel:
@@ -144,7 +145,7 @@ class VolumeBackEnds:
                     request, timeout=CALL_SECONDS
                 )
         except UsageError as error:
-            # The target may have lost it already; the broker's record goes in any case.
+            # The target may have lost it already; the broker's record is removed in any case.
             if error.reason != "namespace.not_found":
                 raise
 
@@ -154,7 +155,7 @@ class VolumeBackEnds:
         """Open a volume's back end; the caller closes it."""
         if descriptor.third_party:
             return await self._open_third_party(descriptor, via=via)
-        # A target that restarted has lost the volume: said here, not at the first read.
+        # A restarted target may have lost the volume: report that now, not at the first read.
         async with self.target_channel() as channel:
             namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                 storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
@@ -178,8 +179,8 @@ class VolumeBackEnds:
         if via != Via():
             raise UsageError(
                 "volume.via",
-                "allowed for volumes on a target of ours only; the operator names "
-                "the addresses of third parties",
+                "only a volume on a Sealane target takes another address; a third party's is in "
+                "the gateway's configuration",
             )
         store_key = await self._store_key(descriptor)
         try:
@@ -196,19 +197,22 @@ class VolumeBackEnds:
         return VolumeBackEnd(open_queue=third_party.open_queue, third_party=third_party)
 
     def target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
-        """Call the target's control side."""
+        """Open a channel to the target's control plane."""
         config = self._config
         return self._identity.channel(config.target_address, config.target_node, "target")
 
     def target_stream(
         self,
     ) -> contextlib.AbstractAsyncContextManager[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
-        """Call the target's control side for a stream: see `Identity.stream_channel`."""
+        """Open a channel to the target's control plane for one stream.
+
+        See `Identity.stream_channel`.
+        """
         config = self._config
         return self._identity.stream_channel(config.target_address, config.target_node, "target")
 
     def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
-        """Return what opens a volume on a third party as a device, if brokers keep its anchor."""
+        """Return the function that opens a volume as a device, if brokers keep its anchor."""
         if not descriptor.device_id:
             return None
         return partial(self._open_device, uuid.UUID(descriptor.device_id))
@@ -228,7 +232,7 @@ class VolumeBackEnds:
                 secret=opened.secret,
             )
         finally:
-            # The store has a key of its own, of the volume's.
+            # The store has a key of its own, derived from the volume's key.
             wipe(opened.secret)
         return VolumeDevice(
             anchor,
@@ -246,12 +250,12 @@ class VolumeBackEnds:
             wipe(key)
 
     def _check_ours(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
-        """Refuse a volume that another gateway owns."""
+        """Raise unless this gateway owns the volume."""
         if descriptor.target_node != self._identity.node:
             raise UsageError(
                 "volume.owner",
-                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: "
-                "only that one can use it",
+                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: no "
+                "other gateway can use it",
             )
 
     async def _open_queue(

@@ -1,4 +1,4 @@
-"""The gateway's calls to its brokers: descriptors, keys, leases; verifies all it gets."""
+"""The gateway's calls to brokers: descriptors, keys and leases; every answer is verified."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ _SECTOR_BYTES: Final = 4096
 
 
 class BrokerClient:
-    """Calls the broker as this node's gateway."""
+    """Client of the brokers for this node's gateway role."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = Brokers(config, identity)
@@ -40,7 +40,7 @@ class BrokerClient:
         third_party: str = "",
         anchor: str = "",
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
-        """Register a volume; returns its descriptor, verified, and the whole answer."""
+        """Register a volume; return its verified descriptor and the whole response."""
         request = broker_pb2.RegisterVolumeRequest(
             request_id=request_id,
             display_name=display_name,
@@ -55,13 +55,14 @@ class BrokerClient:
         )
         descriptor = open_descriptor(self._identity.anchor, answer.volume)
         is_asked = (descriptor.mode, descriptor.third_party) == (mode, third_party)
-        # An earlier call with this request id may have made it, and others may have grown it since.
+        # An earlier call with this request id may have registered it, and others may have grown it
+        # since.
         if not is_asked or descriptor.sector_count * _SECTOR_BYTES < size_bytes:
-            raise _mismatch("the broker described another volume than was asked for")
+            raise _mismatch("the broker described a different volume from the one requested")
         return descriptor, answer
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Return the verified descriptor of exactly `volume_id`."""
+        """Return the verified descriptor of `volume_id`."""
         request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
@@ -84,7 +85,7 @@ class BrokerClient:
         return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
 
     async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Tell the broker that every sector of a volume is sealed; returns its descriptor."""
+        """Report to the broker that all sectors of a volume are sealed; return its descriptor."""
         request = broker_pb2.FinishFillingRequest(volume_id=volume_id)
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).FinishFilling(request, timeout=_CALL_SECONDS)
@@ -94,7 +95,7 @@ class BrokerClient:
     async def begin_resize(
         self, volume_id: str, *, size_bytes: int
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Let a volume grow; returns its signed descriptor as it will be."""
+        """Begin to grow a volume; return its signed descriptor with the new size."""
         request = broker_pb2.BeginResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).BeginResize(request, timeout=_CALL_SECONDS)
@@ -105,7 +106,7 @@ class BrokerClient:
     async def finish_resize(
         self, volume_id: str, *, size_bytes: int
     ) -> broker_pb2.VolumeDescriptor:
-        """Tell the broker that a volume is stored in its new size; returns its descriptor."""
+        """Report to the broker that a volume is stored with its new size; return its descriptor."""
         request = broker_pb2.FinishResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).FinishResize(request, timeout=_CALL_SECONDS)
@@ -115,7 +116,7 @@ class BrokerClient:
     async def share(
         self, volume_id: str, *, tenant: str, read_only: bool
     ) -> broker_pb2.VolumeDescriptor:
-        """Let gateways of another tenant use a volume; returns its descriptor."""
+        """Share a volume with the gateways of another tenant; return its descriptor."""
         request = broker_pb2.SetVolumeShareRequest(
             volume_id=volume_id,
             share=broker_pb2.VolumeShare(tenant=tenant, read_only=read_only),
@@ -126,7 +127,7 @@ class BrokerClient:
         return self._described(signed, volume_id)
 
     async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
-        """End a tenant's use of a volume; returns its descriptor, in a new key epoch."""
+        """Stop sharing a volume with a tenant; return its descriptor, in a new key epoch."""
         request = broker_pb2.RemoveVolumeShareRequest(volume_id=volume_id, tenant=tenant)
         signed = await self._brokers.call(
             lambda channel: BrokerStub(channel).RemoveVolumeShare(request, timeout=_CALL_SECONDS)
@@ -134,7 +135,7 @@ class BrokerClient:
         return self._described(signed, volume_id)
 
     async def unregister(self, volume_id: str) -> None:
-        """Make the broker forget a volume."""
+        """Remove a volume at the broker."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
         await self._brokers.call(
             lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
@@ -159,7 +160,7 @@ class BrokerClient:
         )
 
     async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
-        """Lease counters for the descriptor's key epoch; LeaseError if what comes is unusable."""
+        """Lease counters for the descriptor's key epoch; LeaseError if the lease is unusable."""
         request = broker_pb2.GrantLeaseRequest(
             volume_id=descriptor.volume_id,
             key_epoch=descriptor.key_epoch,
@@ -169,7 +170,7 @@ class BrokerClient:
             lambda channel: BrokerStub(channel).GrantLease(request, timeout=_CALL_SECONDS)
         )
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
-            raise LeaseError("lease.malformed", "the lease names no possible arena")
+            raise LeaseError("lease.malformed", "the lease is for an arena that can't exist")
         arena = (answer.broker_instance, answer.start_epoch)
         opened = await asyncio.to_thread(
             open_signed,
@@ -189,7 +190,7 @@ class BrokerClient:
             named != (descriptor.volume_id, descriptor.key_epoch, *arena)
             or len(lease.return_token) != RETURN_TOKEN_BYTES
         ):
-            raise LeaseError("lease.mismatch", "the lease is not the one that was asked for")
+            raise LeaseError("lease.mismatch", "the lease is not the one that was requested")
         return Lease(
             lease_id=lease.lease_id,
             counters=CounterRange(
@@ -202,7 +203,7 @@ class BrokerClient:
         )
 
     async def return_lease(self, volume_id: str, lease: Lease, touched: int) -> int:
-        """Return `lease` from the counter `touched` on; returns how many counters that is."""
+        """Return `lease` from the counter `touched` on; return the number of counters returned."""
         broker_instance, start_epoch = lease.arena
         request = broker_pb2.ReturnLeaseRequest(
             volume_id=volume_id,
@@ -220,10 +221,10 @@ class BrokerClient:
     def _described(
         self, signed: broker_pb2.SignedVolumeDescriptor, volume_id: str
     ) -> broker_pb2.VolumeDescriptor:
-        """Verify that a descriptor is the broker's, and of the volume that was asked about."""
+        """Verify that the broker signed a descriptor and that it describes the requested volume."""
         descriptor = open_descriptor(self._identity.anchor, signed)
         if descriptor.volume_id != volume_id:
-            raise _mismatch("the broker described another volume")
+            raise _mismatch("the broker described a different volume from the one requested")
         return descriptor
 
     def _context(

@@ -1,4 +1,4 @@
-"""Leased counters in and out of the engine's volume."""
+"""Conversion of leased counters to and from the engine's volume."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from sealane.crypto.lease import CounterRange
 
 
 def add_counters(native: _native.GatewayVolume, granted: Iterable[CounterRange]) -> None:
-    """Give the volume more counters; used in this order, after those it has."""
+    """Give the volume more counters; it uses them in this order, after those it has."""
     for counters in granted:
         native.add_counters(
             broker_instance=counters.broker_instance,
@@ -20,7 +20,7 @@ def add_counters(native: _native.GatewayVolume, granted: Iterable[CounterRange])
 def replace_counters(
     native: _native.GatewayVolume, granted: Sequence[CounterRange] = ()
 ) -> list[CounterRange]:
-    """Put other counters in the place of those that no queue was given; returns these."""
+    """Replace the counters that no queue has been given yet; return the old ones."""
     new = [(*c.arena, c.counter_start, c.counter_end) for c in granted]
     return [
         CounterRange(

@@ -1,7 +1,7 @@
-"""Gateway: exports each attached volume as a plain namespace to exactly one host.
+"""The gateway's data path: exports each attached volume as a plain namespace to one host.
 
-A front-end I/O queue is handed to the engine together with a secure back-end queue, which may be
-lost and replaced (`sealane.daemon.gateway.back_end`) without the host noticing more than a pause.
+A front-end I/O queue is handed to the engine together with a secure back-end queue. The back-end
+queue may be lost and replaced (`sealane.daemon.gateway.back_end`); the host notices only a pause.
 """
 
 import asyncio
@@ -56,17 +56,18 @@ FRONT_COMMANDS: Final = BASIC_COMMANDS | {
 }
 FRONT_FUSED_BLOCKS: Final = 1
 EXPECTED_SECONDS: Final = 5.0
-"""How long a host that connects waits for a volume that is on its way back."""
+"""How long a connecting host waits for a volume that is being reattached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """What an operator may choose for every volume; the engine's defaults otherwise.
+    """Settings for all volumes.
 
-    `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
+    `command_timeout_seconds`: time that the target may take for one command; `hold_seconds`: how
     long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
     `journals_bytes_max`: those of all volumes together, beyond the 1 MiB that each may have;
-    `nonce_ledgers`: directory with a record of every seal, a file for each volume (tests only: it
+    `commands_per_key_max`: commands on a queue before its keys are replaced;
+    `nonce_ledgers`: directory with a record of every seal, one file per volume (tests only: it
     holds hashes of plaintext).
     """
 
@@ -80,7 +81,7 @@ class GatewaySettings:
 
 @dataclass(slots=True, kw_only=True)
 class _Joined:
-    """Both ends of a queue that may start."""
+    """Both ends of a queue that is ready to start."""
 
     volume: "AttachedVolume"
     name: QueueName
@@ -107,7 +108,7 @@ class _Joined:
 
 
 class AttachedVolume(Exported):
-    """One attached volume: its plain subsystem, its key and counters in the engine."""
+    """An attached volume: its plain subsystem, and its keys and counters in the engine."""
 
     def __init__(
         self,
@@ -131,12 +132,12 @@ class AttachedVolume(Exported):
 
     @property
     def subsystem(self) -> Subsystem:
-        """What the plain subsystem shows."""
+        """Return what the plain subsystem shows to hosts."""
         return self._subsystem
 
     @property
     def export(self) -> Export:
-        """Where hosts connect."""
+        """Return the address and NQN that hosts connect to."""
         traddr, trsvcid = self._gateway.address
         return Export(
             traddr=traddr,
@@ -147,19 +148,19 @@ class AttachedVolume(Exported):
 
     @property
     def secret(self) -> HostSecret:
-        """What the host must prove to know; made for this attachment."""
+        """Secret that the host must prove to know; made for this attachment."""
         return self._secret
 
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
-        """Give the volume more counters; used in this order, after those it has."""
+        """Give the volume more counters; it uses them in this order, after those it has."""
         add_counters(self.native, granted)
 
     def add_key(self, key_epoch: int, key: bytearray) -> None:
-        """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
+        """Give the volume the key of a newer epoch, used for sealing from now on; wipes the key."""
         self.native.add_key(key_epoch=key_epoch, key=key)
 
     def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
-        """Put other counters in the place of those that no queue was given; returns these."""
+        """Replace the counters that no queue has been given yet; return the old ones."""
         return replace_counters(self.native, granted)
 
     def counters_remaining(self) -> int:
@@ -171,22 +172,22 @@ class AttachedVolume(Exported):
         return self.native.statistics()
 
     def take_events(self) -> Sequence[StorageEvent]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         return self._feed.take()
 
     def fail(self, reason: VolumeFailure, detail: str) -> None:
-        """End every command that is or will be under way with an error."""
+        """Fail all commands in flight and all later ones."""
         self.native.fail(reason, detail)
 
     def settled_incarnation(self) -> int | None:
-        """Return which process of the target alone can lose what is acknowledged from now on."""
+        """Return the incarnation that alone could lose what is acknowledged from now on."""
         return self.native.settled_incarnation
 
     async def detach(self) -> bool:
-        """Stop the export and its queues and flush; whether all that was acknowledged is durable.
+        """Stop the export and its queues, and flush; return whether all acknowledged data is safe.
 
-        A flush that fails is reported (`journal_dropped`) and doesn't keep the volume: then the
-        changes that no host flushed are lost if the target ends before it stores them.
+        A flush that fails is reported (`journal_dropped`) and does not keep the volume attached:
+        then changes that no host flushed are lost if the target ends before it stores them.
         """
         await self._gateway.detach(self)
         await asyncio.to_thread(self.native.close_queues)
@@ -203,40 +204,41 @@ class AttachedVolume(Exported):
         return True
 
     async def wipe(self) -> None:
-        """Wipe the keys and give back all memory, now and not when this object is collected."""
+        """Wipe the keys and free all memory now, without waiting for garbage collection."""
         self._feed.on_event = None
         await asyncio.to_thread(self.native.close)
 
     def allows(self, host_nqn: str) -> bool:
-        """Only the host the volume is attached to."""
+        """Return whether this is the host that the volume is attached to."""
         return host_nqn == self._host_nqn
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
-        """Open the back-end queue for a front-end one."""
+        """Open the back-end queue for a front-end queue."""
         name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
         prepared = await self.back_end.prepare(name)
         return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
 
     async def association_closed(self, association_id: int) -> None:
-        """Stop the association's queues, wait for what they have at the target, and leave it."""
+        """Stop the association's queues, wait for their commands at the target, and disconnect."""
         try:
             await asyncio.to_thread(self.native.close_queues, association_id)
-            # What they said at their end is no word of queues that may follow under their names.
+            # Events from the end of these queues must not be taken for events of later queues with
+            # their names.
             self._feed.drain()
         finally:
-            # Also when a second cancellation comes while the queues drain.
+            # Must also run if a second cancellation arrives while the queues drain.
             await self.back_end.close_association(association_id)
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Leave the target on behalf of a queue that is over."""
+        """Disconnect from the target for a queue that has ended."""
         self.back_end.close_queue(QueueName(association_id=association_id, queue_id=queue_id))
 
     def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
-        """Every host must authenticate; only the one the volume is attached to can."""
+        """Return the secret of the attached host; None for others, which `allows` refuses."""
         return (self._secret, None) if host_nqn == self._host_nqn else None
 
     def idle_ms(self, association_id: int) -> int | None:
-        """Time since the host was last heard on any I/O queue."""
+        """Return the milliseconds since the host was last heard from on any I/O queue."""
         return self.native.idle_ms(association_id)
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
@@ -252,7 +254,7 @@ class AttachedVolume(Exported):
 
 
 class Gateway(Provider):
-    """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
+    """NVMe/TCP front end of attached volumes; on loopback only, unless `allow_remote`."""
 
     def __init__(
         self,
@@ -275,47 +277,47 @@ class Gateway(Provider):
 
     @property
     def listener(self) -> Listener:
-        """Where hosts connect, for observers."""
+        """Listener that hosts connect to, for observers."""
         return self._listener
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where hosts connect."""
+        """Address that hosts connect to."""
         return self._listener.address
 
     @property
     def journals(self) -> _native.JournalPool:
-        """Memory of the journals of all volumes, and how many volumes are open."""
+        """Journal memory of all volumes, and the number of open volumes."""
         return self._journals
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Detach everything and close the address."""
+        """Detach all volumes and close the listener."""
         leaving = list(self._attached.values())
         for attached in leaving:
             await attached.detach()
         await self._listener.stop()
         for attached in leaving:
-            # Queues that were being prepared until now.
+            # Queues that were still being prepared.
             await attached.back_end.close()
             await attached.wipe()
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """Subsystem by name, for the listener."""
+        """Return a subsystem by name, for the listener."""
         return self._attached.get(subsystem_nqn)
 
     def exported(self) -> Iterable[Exported]:
-        """Every attached volume, for discovery."""
+        """Return all attached volumes, for discovery."""
         return list(self._attached.values())
 
     async def awaited(self, subsystem_nqn: str) -> Exported | None:
-        """Wait a while for a volume that is on its way back, and find it.
+        """Wait up to EXPECTED_SECONDS for a volume that is being reattached, and return it.
 
-        ConnectRefusedError "Connect Controller Busy" if it isn't back by then: a host that is told
-        so comes again, where any other refusal would end its controller.
+        ConnectRefusedError "Connect Controller Busy" if it is not attached by then: after this
+        status a host retries; any other refusal would end its controller.
         """
         expected = self._expected.get(subsystem_nqn)
         if expected is None:
@@ -326,17 +328,17 @@ class Gateway(Provider):
         if subsystem_nqn in self._expected:
             raise ConnectRefusedError(
                 "connect.reattaching",
-                f"{subsystem_nqn} is being attached again: come back",
+                f"{subsystem_nqn} is being reattached: connect again later",
                 status=Status.CONNECT_BUSY,
             )
         return self.find(subsystem_nqn)
 
     def expect(self, volume_id: str) -> None:
-        """Ask hosts of a volume that isn't exported to come again; until `attach` or `forget`."""
+        """Ask hosts of an unexported volume to connect later, until `attach` or `forget`."""
         self._expected.setdefault(export_nqn(uuid.UUID(volume_id)), asyncio.Event())
 
     def forget(self, volume_id: str) -> None:
-        """Send hosts of a volume that isn't exported away."""
+        """Refuse hosts of a volume that isn't exported."""
         self._arrived(export_nqn(uuid.UUID(volume_id)))
 
     def _arrived(self, nqn: str) -> None:
@@ -354,14 +356,14 @@ class Gateway(Provider):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedVolume:
-        """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is attached already.
+        """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is already attached.
 
-        The host must prove on each queue that it knows `secret`.
-        `epoch_floor` is the newest association epoch that the target knows of the volume.
+        The host must prove on each queue that it knows `secret`. `epoch_floor` is the newest
+        association epoch of the volume that the target knows.
         """
         nqn = export_nqn(volume.volume_id)
         if nqn in self._attached:
-            raise UsageError("volume.attached", f"volume {volume.volume_id} is attached already")
+            raise UsageError("volume.attached", f"volume {volume.volume_id} is already attached")
         check_nqn(host_nqn)
         native, back_end, feed = self._open(volume, open_queue, epoch_floor)
         attached = AttachedVolume(
@@ -399,7 +401,7 @@ class Gateway(Provider):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> FillingVolume:
-        """Open a volume to be filled, for nobody else; wipes the keys. The caller closes it."""
+        """Open a volume for filling, without exporting it; wipes the keys. The caller closes it."""
         native, back_end, feed = self._open(volume, open_queue, epoch_floor)
         filling = FillingVolume(
             native=native, back_end=back_end, feed=feed, sectors=volume.sector_count
@@ -441,6 +443,6 @@ class Gateway(Provider):
         return native, back_end, feed
 
     async def detach(self, attached: AttachedVolume) -> None:
-        """Take a volume out of the listener and wait until its associations are closed."""
+        """Remove a volume from the listener and wait until its associations are closed."""
         self._attached.pop(attached.subsystem.nqn, None)
         await self._listener.end_export(attached)

@@ -1,8 +1,8 @@
-"""Filling volumes that have no unwritten sectors: sealed zeros everywhere, before the first attach.
+"""Filling of volumes without unwritten sectors: sealed zeros before the first attach.
 
-The broker knows which gateway fills a volume and releases its key to no other until that one says
-that it has ended. What was flushed is kept over a lost target; a gateway that restarts begins
-anew. Filling goes on until it has succeeded or the volume is deleted.
+The broker knows which gateway fills a volume and releases the volume's key to no other gateway
+until that one reports the end. Flushed progress survives the loss of the target; a restarted
+gateway begins again. Filling continues until it has succeeded or the volume is deleted.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from sealane.transport.tasks import TaskOwner
 
 SECTOR_BYTES: Final = 4096
 FILLINGS_MAX: Final = 4
-"""Volumes that one gateway fills at a time; more wait."""
+"""Volumes that a gateway fills concurrently; further ones wait."""
 _STEP_SECTORS: Final = 1024
 _FLUSH_SECTORS: Final = 1 << 18
 _RETRY_SECONDS_MIN: Final = 1.0
@@ -36,7 +36,7 @@ _RETRY_SECONDS_MAX: Final = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class _Filling:
-    """How far one volume is."""
+    """Progress of filling one volume."""
 
     task: asyncio.Task[None] | None = None
     sectors: int = 0
@@ -44,7 +44,7 @@ class _Filling:
 
 
 class Fillings:
-    """The volumes that this gateway fills."""
+    """Volumes that this gateway is filling."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Fillings:
         self._tasks = TaskOwner()
 
     def start(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
-        """Fill a volume in the background, if this gateway has to and isn't at it already."""
+        """Fill a volume in the background, if this gateway must and isn't doing it already."""
         volume_id = descriptor.volume_id
         if descriptor.filling_gateway == self._node and volume_id not in self._fillings:
             filling = self._fillings[volume_id] = _Filling()
@@ -76,19 +76,19 @@ class Fillings:
             )
 
     def filled_bytes(self, volume_id: str) -> int:
-        """Return how much of a volume is filled; 0 if this gateway doesn't do it."""
+        """Return how many bytes of a volume are filled; 0 if this gateway isn't filling it."""
         filling = self._fillings.get(volume_id)
         return 0 if filling is None else filling.sectors * SECTOR_BYTES
 
     async def stop(self, volume_id: str) -> None:
-        """Give a volume up that is deleted; returns when nothing of it is on its way any more."""
+        """Stop filling a volume that is being deleted; wait until no write is in flight."""
         filling = self._fillings.get(volume_id)
         if filling is not None and filling.task is not None:
             filling.task.cancel()
             await asyncio.wait((filling.task,))
 
     async def resume(self) -> None:
-        """Start what an earlier process of this gateway had begun, once the broker is reached."""
+        """Resume fillings of an earlier process of this gateway, once a broker is reachable."""
         delay = _RETRY_SECONDS_MIN
         while True:
             try:
@@ -105,7 +105,7 @@ class Fillings:
             delay = min(2 * delay, _RETRY_SECONDS_MAX)
 
     async def close(self) -> None:
-        """Stop; the next process of this gateway begins anew."""
+        """Stop; the next process of this gateway begins again."""
         await self._tasks.close()
 
     async def _run(self, volume_id: str, filling: _Filling) -> None:
@@ -131,7 +131,7 @@ class Fillings:
             del self._fillings[volume_id]
 
     async def _fill(self, volume_id: str, filling: _Filling) -> bool:
-        """Fill what isn't durable yet; whether nothing is left to do."""
+        """Fill what isn't durable yet; return whether nothing is left to do."""
         async with self._turns:
             descriptor = await self._broker.descriptor(volume_id)
             if descriptor.filling_gateway != self._node:
@@ -181,7 +181,7 @@ def volume_key(
     *,
     read_only: bool = False,
 ) -> VolumeKey:
-    """Say what a gateway needs of a volume; `keys` stay the caller's to wipe."""
+    """Return a volume's key material for the engine; the caller still wipes `keys`."""
     return VolumeKey(
         volume_id=uuid.UUID(descriptor.volume_id),
         generation=descriptor.generation,

@@ -1,4 +1,4 @@
-"""A volume that is being filled: attached to its back end, exported to nobody."""
+"""A volume that is being filled: attached to its back end, but not exported."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from sealane.transport.nvme.volume_queue import VolumeQueue
 from sealane.transport.tasks import TaskOwner
 
 _OPEN_SECONDS: Final = 30.0
-# Longer than a lost target is waited for, so that it is the gateway that gives up.
+# Longer than the wait for a lost target, so that the gateway's timeout comes first.
 _COMMAND_SECONDS: Final = 300.0
 
 
 class FillingVolume:
-    """Sealed zeros on a queue of the gateway's own."""
+    """A volume that is filled with sealed zeros through a queue of the gateway's own."""
 
     def __init__(
         self, *, native: _native.GatewayVolume, back_end: BackEnd, feed: EventFeed, sectors: int
@@ -36,11 +36,11 @@ class FillingVolume:
         feed.on_event = back_end.take_event
 
     async def write_zeroes(self, lba: int, sectors: int) -> None:
-        """Write sealed zeros; errors as those of VolumeQueue."""
+        """Write sealed zeros; raises the errors of VolumeQueue."""
         await self._run((await self._opened()).write_zeroes(lba, sectors))
 
     async def flush(self) -> None:
-        """Make them durable."""
+        """Make the written zeros durable."""
         await self._run((await self._opened()).flush())
 
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
@@ -48,19 +48,19 @@ class FillingVolume:
         add_counters(self._native, granted)
 
     def counters_remaining(self) -> int:
-        """Counters not yet handed to the queue."""
+        """Return the number of counters not yet given to the queue."""
         return self._native.counters_remaining()
 
     def take_counters(self) -> list[CounterRange]:
-        """Take what is left of the counters, once it is closed."""
+        """Take the remaining counters, after `close`."""
         return replace_counters(self._native)
 
     def take_events(self) -> Sequence[StorageEvent]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         return self._feed.take()
 
     async def close(self) -> None:
-        """End the queue and leave the target; what wasn't flushed may be lost."""
+        """Close the queue and disconnect from the target; unflushed zeros may be lost."""
         try:
             await self._stack.aclose()
             await self._tasks.close()
@@ -70,12 +70,12 @@ class FillingVolume:
             self._feed.close()
 
     async def wipe(self) -> None:
-        """Wipe the keys and give back all memory."""
+        """Wipe the keys and free all memory."""
         self._feed.on_event = None
         await asyncio.to_thread(self._native.close)
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for a command; a cancelled caller does not, and `close` ends it."""
+        """Wait for a command. A cancelled caller doesn't wait for it; `close` ends it."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -83,7 +83,7 @@ class FillingVolume:
                 await work
             except Error as error:
                 ended.set_exception(error)
-                ended.exception()  # a cancelled caller doesn't ask for it
+                ended.exception()  # a cancelled caller won't retrieve the exception
             else:
                 ended.set_result(None)
 

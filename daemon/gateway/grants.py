@@ -1,4 +1,4 @@
-"""What a gateway is granted for a volume: its keys, its queues, and where it exports it."""
+"""Grants to a gateway for a volume: its keys and its queues; and the address of its export."""
 
 import uuid
 from collections.abc import Mapping
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 VolumeFailure = Literal["gateway.barred", "volume.withdrawn"]
-"""Why the control plane ends a volume: it may not act, or may not use the volume any more."""
+"""Reasons for which the control plane fails a volume: the gateway may no longer act, or no longer
+use the volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeKey:
-    """What a gateway needs to seal and open a volume's sectors: keys by key epoch, all of them."""
+    """Keys to seal and open a volume's sectors: one for each key epoch."""
 
     volume_id: uuid.UUID
     generation: int
@@ -23,7 +24,7 @@ class VolumeKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueGrant:
-    """A secure back-end queue the target admits once."""
+    """A secure back-end queue that the target admits once."""
 
     ticket: bytes
     secret: bytearray
@@ -34,18 +35,18 @@ class QueueGrant:
     subsystem_nqn: str
     host_nqn: str
     confirmed: bytes = b""
-    """The milestone asked for: the target's store contains it."""
+    """The milestone sent in the request, which the target's store contains."""
     milestone: bytes = b""
-    """How far the target's store has come; empty: it keeps no freshness."""
+    """Current milestone of the target's store; empty: it keeps no freshness."""
 
 
 class OpenQueue(Protocol):
-    """Opens a queue. The first of an association epoch fences all older ones."""
+    """Opens a queue. The first queue of an association epoch fences all older ones."""
 
     async def __call__(
         self, queue_id: int, association_epoch: int, milestone: bytes = b""
     ) -> QueueGrant:
-        """Return what the target grants.
+        """Return the queue that the target grants.
 
         VerificationError `volume.rolled_back` if its store doesn't contain `milestone`.
         """
@@ -53,7 +54,7 @@ class OpenQueue(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Where the plain namespace of an attached volume is."""
+    """Address and NQN of an attached volume's plain namespace."""
 
     traddr: str
     trsvcid: int

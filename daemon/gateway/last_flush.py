@@ -1,4 +1,4 @@
-"""The flush before a volume is detached: nothing else would send its journal again."""
+"""The flush before a detach: after it, no process resends the volume's journal."""
 
 from typing import Final
 
@@ -8,13 +8,13 @@ from sealane.daemon.gateway.own_queue import own_queue
 from sealane.errors import Error, UnavailableError
 
 FLUSH_SECONDS: Final = 5.0
-"""Longest wait for a back end, and again for the flush."""
+"""Longest wait for a back end, and for the flush after it."""
 
 
 async def flush_journal(native: _native.GatewayVolume, back_end: BackEnd) -> None:
-    """Make every acknowledged change durable at the target, on a queue of the gateway's own.
+    """Make all acknowledged changes durable at the target, on a queue of the gateway's own.
 
-    UnavailableError if that can't be had in time. No host's queue may run.
+    UnavailableError if that takes too long. No host's queue may be running.
     """
     if not native.statistics()["journal_bytes"]:
         return
@@ -28,7 +28,7 @@ async def flush_journal(native: _native.GatewayVolume, back_end: BackEnd) -> Non
         ) as queue:
             await queue.flush()
     except TimeoutError as error:
-        raise UnavailableError("connection.timeout", "the target isn't reached") from error
+        raise UnavailableError("connection.timeout", "the target did not answer in time") from error
     except OSError as error:
         raise UnavailableError("connection.lost", str(error)) from error
     except Error as error:

@@ -1,9 +1,9 @@
 """A gateway's leases between grant and return.
 
-A lease is kept when its volume is detached and used again at the next attach, so that a job that
-comes back costs the broker nothing. What is evicted, and everything at the end, is returned as far
-as no queue was given it: it no longer counts against the limit of the key epoch. Nothing is ever
-written down: what a killed gateway held is burned.
+When a volume is detached, its lease is kept and used again at the next attach, so that reattaching
+costs the broker nothing. When a lease is evicted, and for all leases at shutdown, counters that no
+queue was given are returned: they no longer count against the limit of the key epoch. Leases are
+never saved: those of a killed gateway are burned.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from sealane.protocol.v1 import broker_pb2
 KEPT_MAX: Final = 64
 
 Taken: TypeAlias = tuple[LeaseHolder, list[CounterRange]]
-"""The books of a volume's leases, and the counters of them that no queue was given."""
+"""The record of a volume's leases, and the leased counters that no queue was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LeaseCache:
         self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
 
     async def take(self, descriptor: broker_pb2.VolumeDescriptor) -> Taken:
-        """Return the books of a volume that is to be attached and the counters it starts with."""
+        """Return the lease record of a volume to be attached, and its first counters."""
         kept = self._kept.pop(_key(descriptor), None)
         if kept is not None and kept.counters:
             return kept.holder, kept.counters
@@ -49,9 +49,9 @@ class LeaseCache:
 
     @contextlib.asynccontextmanager
     async def taken(self, descriptor: broker_pb2.VolumeDescriptor) -> AsyncIterator[Taken]:
-        """Take them for a block that hands them to the engine; if it fails, none of them was used.
+        """Take leases for a block that hands them to the engine.
 
-        They are kept then, for the next attach.
+        If the block fails, none of them was used: they are kept for the next attach.
         """
         holder, counters = await self.take(descriptor)
         try:
@@ -66,20 +66,20 @@ class LeaseCache:
         holder: LeaseHolder,
         counters: list[CounterRange],
     ) -> None:
-        """Keep what a detached volume did not use; the longest kept gives way beyond KEPT_MAX."""
+        """Keep the unused counters of a detached volume; beyond KEPT_MAX the oldest are evicted."""
         self._kept[_key(descriptor)] = _Kept(holder=holder, counters=counters)
         if len(self._kept) > KEPT_MAX:
             (volume_id, _), oldest = self._kept.popitem(last=False)
             await self.give_back(volume_id, oldest.holder, oldest.counters)
 
     async def drop(self, volume_id: str) -> None:
-        """Give back what is kept for a volume that is deleted."""
+        """Return the leases kept for a volume that is being deleted."""
         for key in [key for key in self._kept if key[0] == volume_id]:
             kept = self._kept.pop(key)
             await self.give_back(volume_id, kept.holder, kept.counters)
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Return all leases."""
         while self._kept:
             (volume_id, _), kept = self._kept.popitem()
             await self.give_back(volume_id, kept.holder, kept.counters)
@@ -87,14 +87,15 @@ class LeaseCache:
     async def give_back(
         self, volume_id: str, holder: LeaseHolder, counters: list[CounterRange]
     ) -> None:
-        """Give back what of a volume's leases is left in `counters`; the rest is burned."""
+        """Return a volume's unused counters, those in `counters`; the rest is burned."""
         for lease, touched in holder.untouched(counters):
             if touched == lease.counters.counter_end:
                 continue
             try:
                 returned = await self._broker.return_lease(volume_id, lease, touched)
             except Error as error:
-                # Burned: nobody is ever granted these counters again, so there is nothing to do.
+                # The counters are burned: they are never granted again, so nothing needs to be
+                # done.
                 get_logger().warning(
                     "lease_burned",
                     volume_id=volume_id,

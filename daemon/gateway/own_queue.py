@@ -1,4 +1,4 @@
-"""A front-end queue of an attached volume whose host is this process."""
+"""A front-end queue of an attached volume that this process uses itself."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from sealane.transport.nvme.volume_queue import ConnectedQueue, VolumeQueue
 
 BLOCK_BYTES: Final = 4096
 _DEPTH: Final = 8
-# No host's association has the number 0.
+# Associations of hosts never have the number 0.
 _NAME: Final = QueueName(association_id=0, queue_id=1)
 
 
@@ -27,9 +27,9 @@ async def own_queue(
     open_seconds: float,
     command_seconds: float,
 ) -> AsyncIterator[VolumeQueue]:
-    """Open a queue with a back end; TimeoutError if that isn't had in `open_seconds`.
+    """Open a queue with a back end; TimeoutError if that takes longer than `open_seconds`.
 
-    No host's queue may run. `command_seconds`: how long one transfer may take.
+    No host's queue may be running. `command_seconds` limits one transfer.
     """
     async with asyncio.timeout(open_seconds):
         prepared = await back_end.prepare(_NAME)

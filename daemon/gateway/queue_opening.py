@@ -1,4 +1,4 @@
-"""A gateway's side of opening a secure queue: its exchange of keys (secure-queue.md §2)."""
+"""The gateway's side of the key exchange for a secure queue (secure-queue.md §2)."""
 
 import secrets
 import uuid
@@ -21,7 +21,7 @@ from sealane.protocol.v1 import storage_pb2
 
 
 class QueueOpening:
-    """One exchange: `request` goes to `target`, whom its certificate names; the answer to `grant`.
+    """One exchange: send `request` to the attested `target`, and pass the answer to `grant`.
 
     `kem` is this gateway's attested KEM key.
     """
@@ -71,11 +71,11 @@ class QueueOpening:
         )
 
     def grant(self, answer: storage_pb2.OpenQueueResponse) -> QueueGrant:
-        """Derive the queue's secret, once. Blocks as the KEM key does.
+        """Derive the queue's secret, once. Blocks as long as the KEM key does.
 
-        ProtocolError for a ticket of another length, VerificationError `secret.sealed` for a share
-        that the target didn't seal to this gateway for this queue. Only a target whose store
-        contains the milestone asked for can seal it.
+        ProtocolError for a ticket of the wrong length, VerificationError `secret.sealed` for a
+        share that the target didn't seal to this gateway for this queue. Only a target whose store
+        contains the requested milestone can seal it.
         """
         if len(answer.ticket) != TICKET_BYTES:
             raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")

@@ -1,7 +1,7 @@
-"""Brings the attachments that an earlier process of this gateway had back, one task for each.
+"""Restores the attachments of an earlier process of this gateway, with one task for each.
 
-Until a volume is back its host is asked to come again, not sent away. An attachment is given up
-only when it is certain that it can't come back; a broker, target or third party that is away is
+Until a volume is reattached, its host is asked to connect later and is not refused. An attachment
+is dropped only if it certainly can't be restored; an unreachable broker, target or third party is
 waited for.
 """
 
@@ -17,10 +17,10 @@ from sealane.errors import Error, VerificationError
 from sealane.transport.tasks import TaskOwner
 
 REATTACHED_AT_ONCE_MAX: Final = 16
-"""Volumes that are being brought back at a time; more wait."""
+"""Volumes that are reattached concurrently; further ones wait."""
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
-# The broker no longer knows the volume for this tenant, or what is kept can't be used.
+# The broker no longer knows the volume for this tenant, or the saved attachment is unusable.
 _FINAL: Final = {"volume.not_found"}
 _FINAL_FAMILY: Final = "attachment."
 
@@ -28,7 +28,7 @@ Reattach = Callable[[SealedAttachment], Awaitable[None]]
 
 
 class Reattaching:
-    """The attachments that are not back yet."""
+    """Attachments that are not restored yet."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Reattaching:
         reattach: Reattach,
         events: EventLog,
     ) -> None:
-        """`reattach` exports one volume; whatever it raises is tried again, unless it is final."""
+        """Restore with `reattach`, which exports one volume; it is retried until a final error."""
         self._files = files
         self._gateway = gateway
         self._reattach = reattach
@@ -48,22 +48,22 @@ class Reattaching:
         self._tasks = TaskOwner()
 
     def __contains__(self, volume_id: str) -> bool:
-        """Whether a volume is on its way back."""
+        """Return whether a volume is being reattached."""
         return volume_id in self._pending
 
     def __iter__(self) -> Iterator[str]:
-        """Return the volumes that are on their way back."""
+        """Iterate over the volumes that are being reattached."""
         return iter([*self._pending])
 
     def start(self, kept: Iterable[SealedAttachment]) -> None:
-        """Bring these back."""
+        """Start to restore these attachments."""
         for each in kept:
             self._pending[each.volume_id] = self._tasks.start(
                 self._run(each), name=f"reattach-{each.volume_id}"
             )
 
     async def give_up(self, volume_id: str) -> None:
-        """Stop bringing a volume back; nothing of it is under way when this returns."""
+        """Stop restoring a volume; on return nothing of it is in progress."""
         task = self._pending.pop(volume_id, None)
         if task is not None:
             task.cancel()
@@ -71,7 +71,7 @@ class Reattaching:
         self._gateway.forget(volume_id)
 
     async def close(self) -> None:
-        """Stop; the next process of this gateway goes on."""
+        """Stop; the next process of this gateway continues."""
         await self._tasks.close()
 
     async def _run(self, kept: SealedAttachment) -> None:
@@ -94,7 +94,7 @@ class Reattaching:
                 return
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
-        # What can't be removed is dropped by the next process again.
+        # If it can't be removed now, the next process drops it again.
         with contextlib.suppress(Error):
             await self._files.remove(volume_id)
         self._pending.pop(volume_id, None)
@@ -103,7 +103,7 @@ class Reattaching:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether the volume can't come back as this attachment, whatever is waited for."""
+    """Return whether the volume can never be restored from this attachment."""
     return isinstance(error, Error) and (
         error.reason in _FINAL
         or (isinstance(error, VerificationError) and error.reason.startswith(_FINAL_FAMILY))

@@ -1,4 +1,4 @@
-"""The gateway role of a daemon: its data path, third parties, and the service of volumes."""
+"""The gateway role of a daemon: data path, third parties, and the volume service."""
 
 import os
 from dataclasses import replace
@@ -21,12 +21,12 @@ from sealane.daemon.runtime.servers import join_address, listening, split_addres
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import volumes_pb2_grpc
 
-# For tests that look for an IV used twice: a file that every gateway here notes each seal in.
+# For tests that detect reused IVs: a file in which every gateway of this daemon records each seal.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 
 async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
-    """Start the role: attachments of an earlier process first, then the volumes' service."""
+    """Start the role: restore attachments of an earlier process, then start the volume service."""
     identity, trust = await context.enrolled.enrol("gateway")
     traddr, trsvcid = split_address(config.listen)
     ledgers = os.environ.get(_LEDGER_VARIABLE)
@@ -68,9 +68,9 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     context.addresses["gateway"] = join_address(*gateway.address)
     context.count_faults("gateway", gateway.listener)
     await context.stack.enter_async_context(third_parties.running())
-    # First, so that hosts are told that the gateway is barred, and not that a queue was lost.
+    # First, so that hosts see that the gateway is barred rather than that a queue was lost.
     identity.on_barred.append(service.bar)
-    # Its own authorization, for what it has at third parties.
+    # The gateway's own authorization, for its volumes on third parties.
     authorizations = context.enrolled.authorize_peers(
         identity,
         trust.authorize,

@@ -1,4 +1,4 @@
-"""gRPC face of the gateway's volumes (`Volumes`, Unix socket)."""
+"""gRPC service `Volumes` of the gateway, on the Unix socket."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -20,7 +20,7 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb
 
 SECTOR_BYTES: Final = 4096
 _STORES_ASKED_MAX: Final = 16
-# docs/operate/third-party.md says why the others don't hold there, and how far C4 goes.
+# docs/operate/third-party.md explains why the other claims don't hold there, and the limits of C4.
 _CLAIMS: Final = {
     ("", False): ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
     (VolumeMode.LOCAL, True): (
@@ -38,12 +38,12 @@ _ANCHORED_CLAIMS: Final = ("C1", "C2", "C3", "C4", "C6", "C7 as far as its flush
 _FRESHNESS: Final = {
     "": Freshness.TREE,
     VolumeMode.LOCAL: f"{Freshness.TREE} of the gateway",
-    VolumeMode.OFF: f"{Freshness.NONE}: an older sector from the store is not noticed",
+    VolumeMode.OFF: f"{Freshness.NONE}: an older sector from the store is not detected",
 }
 
 
 class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
-    """Converts, calls `VolumeService`, converts."""
+    """Converts between gRPC messages and `VolumeService`."""
 
     def __init__(self, service: VolumeService) -> None:
         self._service = service
@@ -77,7 +77,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         try:
             volume.store.CopyFrom(await self._service.stores.status(volume_id))
         except Error as error:
-            # What the broker knows is worth an answer of its own.
+            # Return what the broker knows even if the store can't be asked.
             volume.store_unknown = error.reason
 
     async def ListVolumes(
@@ -91,7 +91,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         )
         volumes = [self._volume(descriptor) for descriptor in descriptors]
         if request.with_store:
-            # So many at a time that a page of volumes doesn't flood their target.
+            # Bounded, so that one page of volumes doesn't flood their target.
             turns = asyncio.Semaphore(_STORES_ASKED_MAX)
 
             async def ask(volume: volumes_pb2.Volume) -> None:
@@ -124,7 +124,8 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         volume = self._volume(descriptor)
         attached = self._service.attached(descriptor.volume_id)
         if attached is not None:
-            # Here and nowhere else: who attached the volume passes it on to the host.
+            # Only in this response: the caller that attached the volume passes the secret on to the
+            # host.
             volume.attachment.dhchap_secret = str(attached.port.secret)
         return volume
 
@@ -148,7 +149,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def UnshareVolume(
         self, request: volumes_pb2.UnshareVolumeRequest, context: Context
     ) -> volumes_pb2.Volume:
-        """Share a volume with a tenant no more."""
+        """Stop sharing a volume with a tenant."""
         descriptor = await self._service.unshare(volume_id_of(request.name), tenant=request.tenant)
         return self._volume(descriptor)
 
@@ -161,7 +162,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def ChangeVolumeJob(
         self, request: volumes_pb2.ChangeVolumeJobRequest, context: Context
     ) -> storage_pb2.VolumeJob:
-        """Pause, resume, cancel a background job, or set its rate."""
+        """Pause, resume or cancel a background job, or set its rate."""
         return await self._service.stores.change_job(volume_id_of(request.name), request.change)
 
     async def ResizeVolume(
@@ -176,7 +177,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def CloneVolume(
         self, request: volumes_pb2.CloneVolumeRequest, context: Context
     ) -> volumes_pb2.Volume:
-        """Refuse: docs/formats/stores.md §5."""
+        """Refuse to clone a volume: docs/formats/stores.md §5."""
         raise UsageError(
             "volume.clone.unsupported",
             f"{request.name[:80]}: sealed sectors are bound to their volume, so a clone can't "
@@ -186,11 +187,11 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def WatchVolume(
         self, request: volumes_pb2.WatchVolumeRequest, context: Context
     ) -> AsyncIterator[storage_pb2.VolumeEvent]:
-        """Stream the volume's events, the gateway's and the target's."""
+        """Stream the volume's events, those of the gateway and of the target."""
         volume_id = volume_id_of(request.name)
         await self._service.get(volume_id)
         with self._service.events.subscribed(volume_id) as events:
-            # Tells the caller that nothing from here on is missed.
+            # The metadata signals that events from here on are not missed.
             await context.send_initial_metadata(())
             async for event in events:
                 yield event_message(event)
@@ -228,7 +229,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
 
 
 def volume_id_of(name: str) -> str:
-    """Return the id in a resource name `volumes/{uuid}`; UsageError at anything else."""
+    """Return the volume id in a resource name `volumes/{uuid}`; UsageError for anything else."""
     prefix, _, text = name.partition("/")
     try:
         parsed = str(uuid.UUID(text)) if prefix == "volumes" else ""

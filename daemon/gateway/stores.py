@@ -1,4 +1,4 @@
-"""What a gateway asks of where its volumes are stored: background jobs, and what the store says."""
+"""Requests of a gateway to the stores of its volumes: background jobs and status."""
 
 import contextlib
 import uuid
@@ -17,7 +17,7 @@ THIRD_PARTY: Final = "third party"
 
 
 class VolumeStores:
-    """Asks the target, or the store on a third party, which is open while it is attached."""
+    """Stores of this gateway's volumes: at the target, or on a third party while attached."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class VolumeStores:
         attached: Mapping[str, Attached],
         own: Callable[[str], Awaitable[broker_pb2.VolumeDescriptor]],
     ) -> None:
-        """`own` returns a volume of the gateway's tenant, and refuses those of others."""
+        """Use `own` to get volumes of the gateway's tenant; it refuses those of others."""
         self._back_ends = back_ends
         self._attached = attached
         self._own = own
@@ -43,7 +43,7 @@ class VolumeStores:
     async def change_job(
         self, volume_id: str, change: storage_pb2.JobChange
     ) -> storage_pb2.VolumeJob:
-        """Pause, resume, cancel a background job, or set its rate."""
+        """Pause, resume or cancel a background job, or set its rate."""
         descriptor = await self._own(volume_id)
         if descriptor.third_party:
             return await change_job(self._third_party(descriptor).jobs, change)
@@ -52,7 +52,7 @@ class VolumeStores:
             return await target.ChangeJob(request, timeout=CALL_SECONDS)
 
     async def status(self, volume_id: str) -> storage_pb2.StoreStatus:
-        """Return what the volume's store says of itself."""
+        """Return the status of the volume's store."""
         descriptor = await self._own(volume_id)
         if descriptor.third_party:
             store = self._third_party(descriptor)

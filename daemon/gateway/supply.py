@@ -1,10 +1,10 @@
-"""Fetches keys and counters of volumes for an attach, and keeps them up (docs/operate/sharing.md).
+"""Fetches keys and counters of volumes for an attach, and renews them (docs/operate/sharing.md).
 
-A volume has the key epochs from the oldest one that sectors may still be sealed under to the
-newest, which seals. A new one comes when somebody who had the key is revoked, when the 4 PB bound
-of a key is reached, when the volume is shared with a tenant no more, or when an operator asks for
-it; an attached volume goes over to it without a pause. A volume that this gateway's tenant may use
-no more is failed.
+A volume's key epochs range from the oldest that sectors may still be sealed under to the newest,
+which is used for sealing. A new epoch begins when a node that had the key is revoked, when a key
+reaches its 4 PB limit, when the volume stops being shared with a tenant, or when an operator
+requests it. An attached volume switches to the new epoch without a pause. A volume that this
+gateway's tenant may no longer use is failed.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ REFILL_POLL_SECONDS: Final = 1.0
 async def released_keys(
     broker: BrokerClient, descriptor: broker_pb2.VolumeDescriptor, *, above: int = 0
 ) -> AsyncIterator[dict[int, bytearray]]:
-    """Fetch the keys of every epoch of the volume that is newer than `above`; wipes them.
+    """Fetch the keys of all of the volume's epochs newer than `above`; wipes them at the end.
 
-    VerificationError `volume.key_epoch.malformed` if the descriptor names no possible epochs.
+    VerificationError `volume.key_epoch.malformed` if the descriptor's range of epochs is
+    impossible.
     """
     newest = descriptor.key_epoch
     oldest = descriptor.oldest_key_epoch or newest
@@ -54,7 +55,7 @@ async def released_keys(
 
 
 class Supply:
-    """Refills the counters of attached volumes and takes them to new key epochs."""
+    """Refills the counters of attached volumes and moves them to new key epochs."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Supply:
         leases: LeaseCache,
         events: EventLog,
     ) -> None:
-        """Supply `attached`, volumes by id; `tenant` says whose gateway this is."""
+        """Supply `attached`, volumes by id; `tenant` returns this gateway's tenant."""
         self._attached = attached
         self._tenant = tenant
         self._broker = broker
@@ -73,7 +74,7 @@ class Supply:
         self._events = events
 
     async def run(self) -> None:
-        """Look at every attached volume until cancelled."""
+        """Check all attached volumes periodically until cancelled."""
         polled = monotonic_ns()
         while True:
             await asyncio.sleep(REFILL_POLL_SECONDS)
@@ -90,13 +91,13 @@ class Supply:
                     self._events.report(volume_id, "supply_failed", reason=error.reason)
 
     async def follow(self, volume_id: str) -> None:
-        """Go over to an attached volume's newest key epoch now."""
+        """Switch an attached volume to its newest key epoch now."""
         attached = self._attached.get(volume_id)
         if attached is not None:
             await self._follow(volume_id, attached)
 
     def _is_attached(self, volume_id: str, attached: Attached) -> bool:
-        """Whether it still is: asked after each wait, because a closed volume answers nothing."""
+        """Return whether this attachment still exists; checked after each wait."""
         return self._attached.get(volume_id) is attached
 
     def _needs_refill(self, volume_id: str, attached: Attached) -> bool:
@@ -119,7 +120,7 @@ class Supply:
             attached.port.add_counters([granted.counters])
 
     async def _follow(self, volume_id: str, attached: Attached) -> None:
-        """Do as the volume's descriptor says by now."""
+        """Apply the current descriptor of a volume."""
         descriptor = None
         try:
             descriptor = await self._broker.descriptor(volume_id)
@@ -129,10 +130,10 @@ class Supply:
         if not self._is_attached(volume_id, attached):
             return
         if descriptor is None:
-            _withdraw(attached, "it was deleted, or is not shared with this tenant any more")
+            _withdraw(attached, "it was deleted, or is no longer shared with this tenant")
             return
         if is_read_only(descriptor, self._tenant()) and not attached.is_read_only:
-            _withdraw(attached, "it may only be read by now: attach it again")
+            _withdraw(attached, "it became read-only: attach it again")
             return
         if descriptor.key_epoch > attached.descriptor.key_epoch:
             await self._follow_key_epoch(volume_id, attached, descriptor)
@@ -161,13 +162,13 @@ class Supply:
 
 
 def is_read_only(descriptor: broker_pb2.VolumeDescriptor, tenant: str) -> bool:
-    """Whether gateways of `tenant`, who may use the volume, may only read it."""
+    """Return whether gateways of `tenant`, which may use the volume, may only read it."""
     if descriptor.tenant == tenant:
         return False
     return not any(s.tenant == tenant and not s.read_only for s in descriptor.shares)
 
 
 def _withdraw(attached: Attached, why: str) -> None:
-    """Fail a volume that this gateway may not use any more as it does."""
+    """Fail a volume that this gateway may no longer use in this way."""
     attached.is_withdrawn = True
     attached.port.fail("volume.withdrawn", why)

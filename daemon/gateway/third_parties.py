@@ -1,4 +1,4 @@
-"""Third parties of a gateway, as its configuration names them."""
+"""Third parties of a gateway, from its configuration."""
 
 from sealane.daemon.config import ThirdPartyConfig
 from sealane.daemon.gateway.third_party_link import ThirdParty
@@ -9,7 +9,7 @@ from sealane.transport.nvme.handshake import Digests
 
 
 def third_party_of(config: ThirdPartyConfig) -> ThirdParty:
-    """Read its key files; UsageError in one line."""
+    """Read a third party's key files; UsageError in one line."""
     key = f"gateway.third_party {config.name}"
     secret = read_dhchap(config.dhchap_key_file, f"{key} dhchap_key_file")
     controller_secret = read_dhchap(

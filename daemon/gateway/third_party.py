@@ -1,9 +1,9 @@
-"""Volumes on targets that aren't ours (docs/operate/third-party.md).
+"""Volumes on targets that are not Sealane's (docs/operate/third-party.md).
 
-A gateway serves such a volume to itself: through a target of its own process, whose store lies on
-the third party's plain namespace. Everything between front end and store is what `remote` volumes
-have; when the third party is lost, its store is opened again, and the gateway sees a target that
-restarted.
+The gateway serves such a volume to itself, through a target in its own process whose store lies on
+the third party's plain namespace. Everything between front end and store is the same as for
+`remote` volumes. When the third party is lost, the store is opened again; to the gateway this looks
+like a target that restarted.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ KEEP_ALIVE_MS: Final = 5000
 OwnAuthorization: TypeAlias = Callable[
     [uuid.UUID], Awaitable[tuple[PeerIncarnation, _native.Permit]]
 ]
-"""Returns this gateway's own use of a volume, and until when it may; raises if it may not.
+"""Returns this gateway's own authorization for a volume, with its end; raises if it has none.
 
-No target of ours stands between a gateway and a third party: its own authorization is the bound.
-"""
+No Sealane target stands between the gateway and a third party, so its own authorization is the
+limit."""
 _SECRET_BYTES: Final = 32
 _STORE: Final = "third_party.store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreIdentity:
-    """Which store a volume has on a namespace, and the key that authenticates it.
+    """Identity of a volume's store on a namespace, and the key that authenticates it.
 
-    With `open_device` it is anchored: a whole older state is refused, too.
+    With `open_device` the store is anchored: an older state of the whole store is refused, too.
     """
 
     volume_id: uuid.UUID
@@ -58,7 +58,7 @@ class StoreIdentity:
 
 
 class ThirdPartyVolume:
-    """An attached volume's back end; `open_queue` is what the gateway asks for queues."""
+    """Back end of an attached volume; the gateway opens queues with `open_queue`."""
 
     def __init__(
         self, stores: "ThirdPartyStores", party: ThirdParty, identity: "StoreIdentity"
@@ -72,7 +72,7 @@ class ThirdPartyVolume:
         self._device: VolumeDevice | None = None
         self._native: _native.Namespace | None = None
         self.jobs = VolumeJobs()
-        """They go on when the store is opened again, and end with this."""
+        """Jobs continue when the store is opened again, and end with this object."""
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._epoch = 0
@@ -82,7 +82,7 @@ class ThirdPartyVolume:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Claim the namespace, and the volume's anchor, and open the store on it.
+        """Claim the namespace and the volume's anchor, and open the store on it.
 
         VerificationError `store.rolled_back` if its anchor knows of a later state.
         """
@@ -98,7 +98,7 @@ class ThirdPartyVolume:
                 await self._device.confirm()
             self._is_fresh = True
         except VerificationError:
-            # What it asked of the third party was answered: nothing is on its way.
+            # The third party has answered all requests: nothing is in flight.
             self._is_refused = True
             await self.close()
             raise
@@ -109,7 +109,7 @@ class ThirdPartyVolume:
     async def open_queue(
         self, queue_id: int, association_epoch: int, milestone: bytes = b""
     ) -> QueueGrant:
-        """Admit a queue. The first one of a newer epoch fences all older ones.
+        """Admit a queue. The first queue of a newer epoch fences all older ones.
 
         VerificationError `volume.rolled_back` if the store doesn't contain `milestone`.
         """
@@ -160,11 +160,11 @@ class ThirdPartyVolume:
 
     @property
     def layout(self) -> str:
-        """How its store lays sectors out; empty: it keeps no freshness, or isn't open."""
+        """Layout of the store's sectors; empty: it keeps no freshness, or isn't open."""
         return "" if self._native is None else self._native.layout
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters of the store; none while it is being opened again."""
+        """Return the store's counters; empty while it is being opened again."""
         return {} if self._native is None else self._native.statistics()
 
     def take_events(self) -> Sequence[StorageEvent]:
@@ -174,7 +174,7 @@ class ThirdPartyVolume:
         return self._stores.target.take_events(self._volume_id)
 
     async def close(self) -> None:
-        """Make everything durable, close the store, leave the third party."""
+        """Make everything durable, close the store and disconnect from the third party."""
         async with self._turn:
             self._is_closed = True
             is_clean = self._is_refused
@@ -192,7 +192,7 @@ class ThirdPartyVolume:
         await self._tasks.close()
 
     def _lose(self) -> None:
-        """Let go of the store: another opening of the volume has its anchor."""
+        """Release the store: another opening of the volume has taken over its anchor."""
         self._tasks.start(self._abandon(), name="third-party-lost")
 
     async def _abandon(self) -> None:
@@ -200,9 +200,10 @@ class ThirdPartyVolume:
             await self._close_store()
 
     async def _reopen(self) -> None:
-        """Close the store and open it through a new association, as a new incarnation.
+        """Close the store and open it again through a new association, as a new incarnation.
 
-        What the old association still has on its way could land later: its end is waited for.
+        Commands in flight on the old association could take effect later, so this waits until they
+        can't.
         """
         await self._close_store()
         await self._stores.wait_for_fence()
@@ -232,7 +233,7 @@ class ThirdPartyVolume:
 
 
 class ThirdPartyStores:
-    """The third parties that the operator named, and the target that serves what lies on them."""
+    """Configured third parties, and the target that serves the volumes on them."""
 
     def __init__(
         self,
@@ -244,11 +245,11 @@ class ThirdPartyStores:
         keep_alive_ms: int = KEEP_ALIVE_MS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Serve volumes on `parties` as long as this gateway may use them: `authorized` says so."""
+        """Serve volumes on `parties` while `authorized` confirms that the gateway may use them."""
         self._parties = {party.name: party for party in parties}
         self._directory = directory
         self.authorized = authorized
-        """Asked before each queue."""
+        """Called before each queue."""
         self._keep_alive_ms = keep_alive_ms
         self._sleep = sleep
         self.host_nqn = host_nqn
@@ -256,7 +257,7 @@ class ThirdPartyStores:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Listen on a loopback port, which admits queues with a ticket of this process only."""
+        """Listen on a loopback port that admits only queues with a ticket of this process."""
         await self.target.start()
         tasks = TaskOwner()
         tasks.start(self._observe_jobs(), name="third-party-jobs")
@@ -281,7 +282,7 @@ class ThirdPartyStores:
         freshness: bool = True,
         open_device: OpenDevice | None = None,
     ) -> None:
-        """Lay out an empty volume; again is harmless. UsageError if there is something else.
+        """Lay out an empty volume. Idempotent. UsageError if the namespace holds something else.
 
         With `open_device` its first state is anchored before this returns.
         """
@@ -293,11 +294,13 @@ class ThirdPartyStores:
         )
         device = None if open_device is None else await open_device()
         try:
-            # What is confirmed was laid out, and may hold data by now.
+            # A confirmed device was laid out already, and may hold data.
             if device is None or device.is_believed:
                 occupied = await self._lay_out(name, identity, device)
             else:
-                occupied = UsageError("third_party.occupied", f"{name!r}: laid out before")
+                occupied = UsageError(
+                    "third_party.occupied", f"{name!r}: already laid out as a store"
+                )
             if occupied is not None:
                 await self._look(name, identity, device, occupied)
             if device is not None:
@@ -309,9 +312,9 @@ class ThirdPartyStores:
     async def _lay_out(
         self, name: str, identity: StoreIdentity, device: VolumeDevice | None
     ) -> UsageError | None:
-        """Lay out a store; returns the error if there is something."""
+        """Lay out a store; return the error if the namespace is occupied."""
         if device is not None:
-            # Of an attempt that was cut short.
+            # Left over from an interrupted attempt.
             await device.anchors.forget(volume_record(identity.volume_id))
         async with self._using(name) as association:
             try:
@@ -330,7 +333,7 @@ class ThirdPartyStores:
         device: VolumeDevice | None,
         occupied: UsageError,
     ) -> None:
-        """Raise `occupied` unless what is there is the volume's store."""
+        """Raise `occupied` unless the namespace holds the volume's store."""
         async with self._using(name) as association:
             try:
                 opened = await self.store(association, identity, device, exist="open")
@@ -350,9 +353,9 @@ class ThirdPartyStores:
         store_key: bytearray,
         open_device: OpenDevice | None = None,
     ) -> None:
-        """Make a volume of `sector_count` larger that isn't attached; again is harmless.
+        """Make a detached volume of `sector_count` sectors larger. Idempotent.
 
-        Its namespace must have room for it: UnavailableError `store.extend` else.
+        UnavailableError `store.extend` if its namespace has no room for it.
         """
         identity = StoreIdentity(
             volume_id=volume_id, sector_count=sector_count, store_key=store_key
@@ -372,7 +375,7 @@ class ThirdPartyStores:
                 await device.close()
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
-        """Take a volume off its namespace: its sectors stay, but nothing leads to them."""
+        """Remove a volume from its namespace; its sectors stay but become unreachable."""
         async with self._using(name) as association:
             device = await association.open()
             try:
@@ -392,7 +395,7 @@ class ThirdPartyStores:
     ) -> ThirdPartyVolume:
         """Open a volume for this gateway alone; keeps a copy of the key until it is closed.
 
-        `open_device` opens the one that the volume is, if it is anchored.
+        `open_device` opens the volume's device, if it is anchored.
         """
         identity = StoreIdentity(
             volume_id=volume_id,
@@ -406,15 +409,15 @@ class ThirdPartyStores:
         return volume
 
     def claim(self, party: ThirdParty) -> Claim:
-        """Lock a third party against every other use by this node. Blocking."""
+        """Lock a third party against all other uses by this node. Blocking."""
         return Claim(self._directory / f"{party.name}.lock", party.name)
 
     def association(self, party: ThirdParty) -> Association:
-        """Make an association that isn't connected yet."""
+        """Create an association without connecting it."""
         return Association(party, host_nqn=self.host_nqn, keep_alive_ms=self._keep_alive_ms)
 
     async def wait_for_fence(self) -> None:
-        """Wait until the third party must have given up an association that was lost."""
+        """Wait until the third party must have dropped an association that was lost."""
         await self._sleep(2 * self._keep_alive_ms / 1000)
 
     async def store(
@@ -425,7 +428,7 @@ class ThirdPartyStores:
         *,
         exist: Literal["create", "open"],
     ) -> tuple[_native.Namespace, StoreAnchor | None]:
-        """Connect, and create or open the store of a volume; the anchor is closed after it."""
+        """Connect, and create or open a volume's store; the caller closes the anchor after it."""
         remote = await association.open()
         anchor = None if device is None else await _anchor(device, identity.volume_id)
         try:
@@ -434,7 +437,7 @@ class ThirdPartyStores:
                 remote,
                 volume_id=identity.volume_id.bytes,
                 block_count=identity.sector_count,
-                # The engine wipes what it takes.
+                # The engine wipes the key that it is given.
                 store_key=bytearray(identity.store_key),
                 exist=exist,
                 freshness=identity.freshness,
@@ -450,7 +453,7 @@ class ThirdPartyStores:
 
     @contextlib.asynccontextmanager
     async def _using(self, name: str) -> AsyncIterator[Association]:
-        """Use a third party for a moment."""
+        """Use a third party for the duration of a block."""
         party = self._party(name)
         claim = await asyncio.to_thread(self.claim, party)
         is_clean = False
@@ -478,13 +481,13 @@ class ThirdPartyStores:
 
 
 async def _anchor(device: VolumeDevice, volume_id: uuid.UUID) -> StoreAnchor:
-    """Take up what is anchored, once nothing that an earlier store told is on its way."""
+    """Return the anchored state, once no change of an earlier opening of the store is in flight."""
     await device.anchors.settle()
     return StoreAnchor(device.anchors, volume_id, rarely=False, believed=device.is_believed)
 
 
 async def _close(native: _native.Namespace, anchor: StoreAnchor | None) -> None:
-    # It anchors where it ends: the anchor answers until it is closed.
+    # Closing the store anchors its last state: the anchor must answer until then.
     await asyncio.to_thread(native.close)
     if anchor is not None:
         await anchor.close()

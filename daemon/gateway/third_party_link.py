@@ -1,4 +1,4 @@
-"""A gateway's use of a target that isn't ours: an association, and the claim to be the only one."""
+"""A gateway's use of a foreign target: an association, and the claim to be its only user."""
 
 import contextlib
 import fcntl
@@ -26,7 +26,7 @@ _METADATA_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThirdParty:
-    """A namespace of somebody else's, as the operator names it; it holds at most one volume."""
+    """A foreign namespace, as the operator configures it; it holds at most one volume."""
 
     name: str
     traddr: str
@@ -39,7 +39,7 @@ class ThirdParty:
 
 
 class Association:
-    """A connection with the third party: one controller and one I/O queue."""
+    """A connection to the third party: one controller and one I/O queue."""
 
     def __init__(self, party: ThirdParty, *, host_nqn: str, keep_alive_ms: int) -> None:
         self._party = party
@@ -57,11 +57,11 @@ class Association:
 
     @property
     def name(self) -> str:
-        """The operator's name of the third party."""
+        """Name of the third party in the configuration."""
         return self._party.name
 
     async def open(self) -> _native.RemoteDevice:
-        """Connect and check that the namespace is one that a volume can lie on."""
+        """Connect and check that the namespace can hold a volume."""
         party = self._party
         await self._host.connect()
         await self._host.request_queues(1)
@@ -82,7 +82,7 @@ class Association:
             raise UsageError("third_party.format", f"{party.name!r}: {error}") from error
 
     async def close(self) -> None:
-        """End both."""
+        """Close the I/O queue and the controller."""
         self._end_queue()
         if self._queue is not None:
             self._queue.close()
@@ -93,17 +93,17 @@ class Association:
             self._end_queue()
 
     def _end_queue(self) -> None:
-        """Have the engine, which holds a duplicate of the socket, see the end now."""
+        """Make the engine, which holds a duplicate of the socket, notice the end now."""
         if self._queue is not None:
             with contextlib.suppress(OSError):
                 self._queue.socket.shutdown(2)
 
 
 class Claim:
-    """The one process of this node that uses a third party's namespace.
+    """Claim of this process to use a third party's namespace, exclusively on this node.
 
-    The file is locked while it does, and says "in use" until it has ended in good order: then no
-    command of it can be on its way any more.
+    The file is locked while the claim is held, and says "in use" until it was released cleanly:
+    then no command of this process is still in flight.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -121,7 +121,7 @@ class Claim:
         os.fsync(self._descriptor)
 
     def release(self, *, is_clean: bool) -> None:
-        """Let others use it."""
+        """Allow others to use it."""
         if is_clean:
             os.ftruncate(self._descriptor, 0)
             os.fsync(self._descriptor)
@@ -129,7 +129,7 @@ class Claim:
 
 
 def check_format(party: ThirdParty, namespace: NamespaceIdentity) -> None:
-    """Raise UsageError `third_party.format` for metadata that a volume can't lie on."""
+    """Raise UsageError `third_party.format` if the namespace's format can't hold a volume."""
     found = (namespace.block_bytes, namespace.metadata_bytes)
     is_format = namespace.is_extended and namespace.protection_type == 0
     if namespace.metadata_bytes and not (found == (_DATA_BYTES, _METADATA_BYTES) and is_format):

@@ -1,8 +1,9 @@
-"""Which process of the target may hold acknowledged writes that nobody flushed, kept on disk.
+"""Record on disk of the target process that may hold acknowledged but unflushed writes.
 
-A living gateway has these in its journal and sends them again to a target that restarted. Its next
-process has no journal: then only the same process of the target can have them. If that has ended,
-too, they may be lost, and a host that still runs would never hear of it. So the volume fails.
+A running gateway has these writes in its journal and resends them to a target that restarted. The
+next process of the gateway has no journal: only the same target process still has the writes. If
+that has ended as well, they may be lost, and a host that is still running would not learn of it. So
+the volume fails.
 """
 
 import asyncio
@@ -15,12 +16,12 @@ from sealane.errors import UnavailableError, VerificationError
 
 
 class Unflushed:
-    """Opens the queues of one attached volume, and keeps its file true; an `OpenQueue`."""
+    """Opens the queues of one attached volume and keeps its file up to date; an `OpenQueue`."""
 
     def __init__(
         self, open_queue: OpenQueue, *, files: AttachmentFiles, kept: SealedAttachment
     ) -> None:
-        """`kept` is what the file says, or will say before the first queue is opened."""
+        """Start with `kept`: what the file says, or will say before the first queue is opened."""
         self._open_queue = open_queue
         self._files = files
         self._kept = kept
@@ -30,7 +31,7 @@ class Unflushed:
 
     @property
     def kept(self) -> SealedAttachment:
-        """What the file says."""
+        """Content of the file."""
         return self._kept
 
     async def __call__(
@@ -38,36 +39,36 @@ class Unflushed:
     ) -> QueueGrant:
         """Open a queue.
 
-        VerificationError `volume.unflushed_lost`: the process of the target that may have had
-        writes of this gateway's last process has ended.
+        VerificationError `volume.unflushed_lost` if the target process that may have held writes of
+        this gateway's last process has ended.
         """
         grant = await self._open_queue(queue_id, association_epoch, milestone)
         known = self._kept.target_incarnation
         if self._is_first and known not in {0, grant.target_incarnation}:
             raise VerificationError(
                 UNFLUSHED_LOST,
-                "the gateway and then the target ended, with acknowledged writes that nobody had "
-                "flushed: some may be lost; attach the volume again to go on without them",
+                "the gateway and then the target ended while acknowledged writes were not yet "
+                "flushed: some may be lost; attach the volume again to continue without them",
             )
         self._is_first = False
         if not known:
-            # Before anything can be acknowledged.
+            # Must happen before any write can be acknowledged.
             await self._keep(grant.target_incarnation)
         return grant
 
     async def settle(self, target_incarnation: int | None) -> None:
-        """Note that everything acknowledged before this process of the target is durable."""
+        """Record that everything acknowledged before this target process is durable."""
         if target_incarnation not in {None, self._kept.target_incarnation} and not self._is_first:
             await self._keep(target_incarnation or 0)
 
     async def clear(self) -> None:
-        """Note that everything acknowledged is durable, and nothing more comes."""
-        # Without a queue nothing of an earlier process has become durable, either.
+        """Record that everything acknowledged is durable, and no more writes follow."""
+        # Without a queue, nothing of an earlier process has become durable.
         if not self._is_first:
             await self._keep(0)
 
     async def forget(self) -> None:
-        """Remove the file, for good: no queue that is being opened writes it again."""
+        """Remove the file permanently: a queue that is being opened doesn't write it again."""
         async with self._turn:
             await self._files.remove(self._kept.volume_id)
             self._is_over = True
@@ -75,7 +76,9 @@ class Unflushed:
     async def _keep(self, target_incarnation: int) -> None:
         async with self._turn:
             if self._is_over:
-                raise UnavailableError("volume.detached", "the volume was detached meanwhile")
+                raise UnavailableError(
+                    "volume.detached", "the volume has been detached in the meantime"
+                )
             kept = replace(self._kept, target_incarnation=target_incarnation)
             await self._files.put(kept)
             self._kept = kept

@@ -1,7 +1,7 @@
-"""The gateway's volumes: create, attach, leases, events; the gRPC calls are in servicer.
+"""The gateway's volumes: create, attach, leases, events; the gRPC service is in servicer.py.
 
-The broker knows which volumes there are, the target stores them, this process attaches them: it
-alone holds their keys, and only while they are attached.
+The broker knows which volumes exist, the target stores them, this process attaches them: only it
+holds their keys, and only while they are attached.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _STATUS_SECONDS: Final = 1.0
 
 
 class VolumeService:
-    """Everything a job asks of the gateway. `run` must run while it serves."""
+    """Operations on volumes that jobs can request. Requires `running` to be entered."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class VolumeService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Bring attachments back, poll events, refill leases.
+        """Restore attachments, poll events and refill leases for the duration of the block.
 
-        On the way out every volume is flushed and closed, and stays attached for the next process.
+        On exit every volume is flushed and closed, and stays attached for the next process.
         """
         if self._kept is None:
             await self.expect_kept()
@@ -124,12 +124,12 @@ class VolumeService:
             try:
                 yield
             finally:
-                # They change volumes, too, and a volume that is being changed can't be left.
+                # The loops change volumes, too, and a volume that is being changed can't be left.
                 for task in loops:
                     task.cancel()
                 await asyncio.wait(loops)
                 await self._returning.close()
-                # All at once: each waits for its target, which may be gone.
+                # Concurrently: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
                 await self._fillings.close()
                 await self._leases.close()
@@ -138,9 +138,9 @@ class VolumeService:
                 self._tasks = None
 
     async def expect_kept(self) -> None:
-        """Read what an earlier process had attached, and say what of it is not believed.
+        """Read the attachments of an earlier process, and report those that are refused.
 
-        Before anything listens: the hosts of these volumes must not be sent away.
+        Call before anything listens: the hosts of these volumes must not be refused.
         """
         self._kept = await self._files.load()
         for each in self._kept:
@@ -151,22 +151,22 @@ class VolumeService:
             )
 
     def bar(self, reason: str) -> None:
-        """Fail and detach every volume at once: this gateway may not act any more.
+        """Fail and detach all volumes at once: this gateway may no longer act.
 
-        Commands under way end with an error. Counters are given back as far as the broker still
-        takes them, and burned otherwise.
+        Commands in flight end with an error. Counters are returned to the broker if it still
+        accepts them, and burned otherwise.
         """
         for attached in self._attached.values():
             attached.port.fail(
-                "gateway.barred", f"the gateway has no certificate any more: {reason}"
+                "gateway.barred", f"the gateway no longer has a certificate: {reason}"
             )
         if self._tasks is not None:
             self._tasks.create_task(self._abandon(), name="volumes-abandon")
 
     async def _abandon(self) -> None:
-        # Hosts get the statuses of their commands before their connections are closed.
+        # Hosts receive the status of their commands before their connections are closed.
         await asyncio.sleep(_STATUS_SECONDS)
-        await asyncio.gather(*map(self._forsake, [*self._attached, *self._returning]))
+        await asyncio.gather(*map(self._drop_unusable, [*self._attached, *self._returning]))
         await self._leases.close()
 
     async def create(
@@ -180,10 +180,10 @@ class VolumeService:
         mode: str = "",
         anchor: str = "",
     ) -> broker_pb2.VolumeDescriptor:
-        """Register a volume and make its namespace at the target, or lay it out on a third party.
+        """Register a volume and create its namespace at the target, or lay it out on a third party.
 
-        A volume on a third party belongs to this gateway. One of mode "off" has no unwritten
-        sectors: it is filled in the background, and until that has ended nobody attaches it.
+        A volume on a third party belongs to this gateway. A volume of mode "off" has no unwritten
+        sectors: it is filled in the background, and can't be attached until that is done.
         """
         place = VolumeMode.LOCAL if third_party else VolumeMode.REMOTE
         if mode not in {"", place, VolumeMode.OFF}:
@@ -209,9 +209,9 @@ class VolumeService:
         try:
             await self._back_ends.create(registered)
         except (Error, asyncio.CancelledError):
-            # Nothing half-made stays: a retry registers it anew. But what an earlier call with
-            # this request id made may hold data by now; and what a cancelled call has laid out on
-            # a third party, only an operator can take off.
+            # Leave nothing half-made: a retry registers the volume again. But a volume from an
+            # earlier call with this request id may hold data by now; and only an operator can
+            # remove what a cancelled call has laid out on a third party.
             if registered.is_new:
                 if not third_party:
                     with contextlib.suppress(Error):
@@ -238,7 +238,7 @@ class VolumeService:
         with self._change(volume_id):
             if volume_id in self._attached or self.is_returning(volume_id):
                 raise UsageError(
-                    "volume.attached.state", f"volume {volume_id} is attached: detach it"
+                    "volume.attached.state", f"volume {volume_id} is attached: detach it first"
                 )
             descriptor = await self._own(volume_id)
             await self._fillings.stop(volume_id)
@@ -247,10 +247,10 @@ class VolumeService:
             await self._broker.unregister(volume_id)
 
     async def resize(self, volume_id: str, *, size_bytes: int) -> broker_pb2.VolumeDescriptor:
-        """Make a volume larger; again goes on where an earlier call was cut short.
+        """Make a volume larger. A repeated call continues one that was interrupted.
 
-        Gateways that have it attached see a pause, and its new size when they attach it next. One
-        on a third party must be detached.
+        Gateways that have it attached see a pause, and its new size at the next attach. A volume on
+        a third party must be detached.
         """
         with self._change(volume_id):
             descriptor = await self._own(volume_id)
@@ -258,7 +258,7 @@ class VolumeService:
             if descriptor.third_party and is_attached:
                 raise UsageError(
                     "volume.attached.state",
-                    f"volume {volume_id} is attached, and on a third party: detach it",
+                    f"volume {volume_id} is on a third party and attached: detach it first",
                 )
             larger = await self._broker.begin_resize(volume_id, size_bytes=size_bytes)
             await self._back_ends.resize(descriptor, larger)
@@ -273,21 +273,24 @@ class VolumeService:
     async def share(
         self, volume_id: str, *, tenant: str, read_only: bool
     ) -> broker_pb2.VolumeDescriptor:
-        """Let gateways of another tenant use a volume of this one."""
+        """Share a volume of this tenant with the gateways of another tenant."""
         return await self._broker.share(volume_id, tenant=tenant, read_only=read_only)
 
     async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
-        """End that; if the volume is attached here, it goes over to its new key epoch at once."""
+        """Stop sharing a volume with a tenant.
+
+        If the volume is attached here, it switches to its new key epoch at once.
+        """
         descriptor = await self._broker.unshare(volume_id, tenant=tenant)
         await self._supply.follow(volume_id)
         return descriptor
 
     def is_read_only(self, descriptor: broker_pb2.VolumeDescriptor) -> bool:
-        """Whether this gateway may only read a volume."""
+        """Return whether this gateway may only read a volume."""
         return is_read_only(descriptor, self._identity.subject.tenant)
 
     async def _own(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Return the descriptor of a volume that is this tenant's, not only shared with it."""
+        """Return the descriptor of this tenant's own volume; raise if it is only shared with it."""
         descriptor = await self._broker.descriptor(volume_id)
         if descriptor.tenant != self._identity.subject.tenant:
             raise VerificationError(
@@ -297,24 +300,24 @@ class VolumeService:
         return descriptor
 
     def attached(self, volume_id: str) -> Attached | None:
-        """Return the attachment of a volume, if there is one here."""
+        """Return the attachment of a volume, or None if it is not attached here."""
         return self._attached.get(volume_id)
 
     def is_returning(self, volume_id: str) -> bool:
-        """Whether an earlier process had it attached, and it isn't exported again yet."""
+        """Return whether an earlier process had it attached and it is not exported again yet."""
         return volume_id in self._returning
 
     async def resume_fillings(self) -> None:
-        """Go on filling what an earlier process of this gateway had begun."""
+        """Resume fillings that an earlier process of this gateway had begun."""
         await self._fillings.resume()
 
     def filled_bytes(self, volume_id: str) -> int:
-        """Return how far this gateway has filled a volume."""
+        """Return how many bytes of a volume this gateway has filled."""
         return self._fillings.filled_bytes(volume_id)
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return the engine's statistics by attached volume and mode, for the metrics."""
-        # Called from the metrics' thread: a copy, because the event loop changes the original.
+        # Called from the metrics' thread, hence the copy: the event loop changes the original.
         return {
             (v, a.descriptor.mode or VolumeMode.REMOTE): dict(a.port.statistics())
             for v, a in self._attached.copy().items()
@@ -323,17 +326,17 @@ class VolumeService:
     async def attach(
         self, volume_id: str, *, host_nqn: str, via: Via
     ) -> broker_pb2.VolumeDescriptor:
-        """Fetch key and lease and export the volume to `host_nqn`."""
+        """Fetch key and lease, and export the volume to `host_nqn`."""
         if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > NQN_BYTES_MAX:
             raise UsageError(
                 "volume.host_nqn",
                 f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {NQN_BYTES_MAX} bytes",
             )
-        # Bringing it back is a change, too, and the answer is the same before, in and after that.
+        # Reattaching is a change as well; the answer is the same before, during and after it.
         if self.is_returning(volume_id):
             raise UsageError(
                 "volume.attached.state",
-                f"volume {volume_id} is already attached to a host, and on its way back",
+                f"volume {volume_id} is already attached to a host, and is being reattached",
             )
         with self._change(volume_id):
             known = self._attached.get(volume_id)
@@ -347,7 +350,7 @@ class VolumeService:
                 raise UsageError(
                     "volume.filling.state",
                     f"volume {volume_id} is being filled by gateway "
-                    f"{descriptor.filling_gateway!r}: wait until that has ended",
+                    f"{descriptor.filling_gateway!r}: wait until it is filled",
                 )
             attachment = Attachment(
                 volume_id=volume_id,
@@ -364,7 +367,10 @@ class VolumeService:
         return descriptor
 
     async def _reattach(self, kept: SealedAttachment) -> None:
-        """Export a volume as an earlier process did. VerificationError `attachment.…`: never."""
+        """Export a volume as an earlier process did.
+
+        VerificationError `attachment.…` if the attachment can never be restored.
+        """
         volume_id = kept.volume_id
         with self._change(volume_id):
             descriptor = await self._broker.descriptor(volume_id)
@@ -375,7 +381,8 @@ class VolumeService:
             ):
                 raise VerificationError(
                     "attachment.volume",
-                    f"volume {volume_id} is not what its host was given: attach it again",
+                    f"volume {volume_id} is no longer the volume that its host was given: attach "
+                    "it again",
                 )
             await self._export(descriptor, attachment, kept)
             self.events.report(volume_id, "reattached", detail=attachment.host_nqn)
@@ -383,7 +390,7 @@ class VolumeService:
     async def _opened(
         self, kept: SealedAttachment, descriptor: broker_pb2.VolumeDescriptor
     ) -> Attachment:
-        """Open what is kept with the volume's key, if the broker still releases that."""
+        """Open a saved attachment with the volume's key, if the broker still releases that key."""
         oldest = descriptor.oldest_key_epoch or descriptor.key_epoch
         if not oldest <= kept.key_epoch <= descriptor.key_epoch:
             raise VerificationError(
@@ -403,14 +410,14 @@ class VolumeService:
         attachment: Attachment,
         kept: SealedAttachment | None = None,
     ) -> None:
-        """Export a volume, look after it, and have the next process export it, too."""
+        """Export a volume, watch over it, and save its attachment for the next process."""
         volume_id = attachment.volume_id
         attached = await self._attach(descriptor, attachment, kept)
         if kept is None:
             try:
                 await self._files.put(attached.unflushed.kept)
             except BaseException:
-                await self._let_go(volume_id, attached)
+                await self._end_export(volume_id, attached)
                 raise
         _warn(descriptor)
         self._attached[volume_id] = attached
@@ -426,7 +433,7 @@ class VolumeService:
         attachment: Attachment,
         kept: SealedAttachment | None,
     ) -> Attached:
-        """Open the back end, fetch lease and key, export the volume; seal what isn't kept yet."""
+        """Open the back end, fetch lease and keys, export the volume, seal a new attachment."""
         read_only = self.is_read_only(descriptor)
         via = Via(traddr=attachment.via_traddr, trsvcid=attachment.via_trsvcid)
         back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
@@ -442,15 +449,15 @@ class VolumeService:
                     node=self._identity.node,
                 )
                 unflushed = Unflushed(back_end.open_queue, files=self._files, kept=kept)
-                # A host that comes back must find the size that it knows, also if the volume has
-                # grown meanwhile.
+                # A returning host must find the size that it knows, even if the volume has grown
+                # since.
                 volume = volume_key(descriptor, keys, read_only=read_only)
                 port = await self._gateway.attach(
                     replace(volume, sector_count=attachment.sector_count),
                     counters=counters,
                     host_nqn=attachment.host_nqn,
                     secret=attachment.secret,
-                    # Who only reads has nothing acknowledged.
+                    # A reader has no acknowledged writes.
                     open_queue=back_end.open_queue if read_only else unflushed,
                     epoch_floor=back_end.epoch_floor,
                 )
@@ -470,15 +477,15 @@ class VolumeService:
     def _counters(
         self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
     ) -> contextlib.AbstractAsyncContextManager[Taken]:
-        """Return what a volume starts with; who only reads needs none."""
+        """Return the counters that a volume starts with; a reader needs none."""
         if read_only:
             return contextlib.nullcontext((LeaseHolder(), []))
         return self._leases.taken(descriptor)
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Stop the export; the volume's key goes with it, unused counters are kept.
+        """Stop the export and wipe the volume's keys; unused counters are kept.
 
-        What is kept for the next process goes first: if that fails, nothing else has happened.
+        The saved attachment is removed first: if that fails, nothing else has happened.
         """
         if self.is_returning(volume_id):
             await self._files.remove(volume_id)
@@ -488,7 +495,7 @@ class VolumeService:
                 try:
                     return await self._broker.descriptor(volume_id)
                 except Error:
-                    # It is detached all the same; what else there is to say of it can be asked.
+                    # It is detached in any case; the rest of the descriptor can be requested later.
                     return broker_pb2.VolumeDescriptor(volume_id=volume_id)
         with self._change(volume_id):
             attached = self._attached.get(volume_id)
@@ -498,14 +505,14 @@ class VolumeService:
                 )
             await attached.unflushed.forget()
             del self._attached[volume_id]
-            await self._let_go(volume_id, attached)
+            await self._end_export(volume_id, attached)
             self.events.report(volume_id, "detached")
         return attached.descriptor
 
-    async def _let_go(self, volume_id: str, attached: Attached) -> bool:
-        """End an export; nothing of its keys and buffers is left when this returns.
+    async def _end_export(self, volume_id: str, attached: Attached) -> bool:
+        """End an export; return whether all acknowledged data is durable.
 
-        Whether everything that was acknowledged is durable.
+        On return, all keys and buffers of the volume are gone.
         """
         follower = self._followers.pop(volume_id, None)
         if follower is not None:
@@ -521,16 +528,16 @@ class VolumeService:
         return is_durable
 
     async def _leave(self, volume_id: str) -> None:
-        """End an export that the next process of this gateway takes up again."""
+        """End an export that the next process of this gateway continues."""
         with contextlib.suppress(Error), self._change(volume_id):
             attached = self._attached.pop(volume_id, None)
             if attached is not None:
                 self._gateway.expect(volume_id)
-                if await self._let_go(volume_id, attached):
+                if await self._end_export(volume_id, attached):
                     await attached.unflushed.clear()
 
-    async def _forsake(self, volume_id: str) -> None:
-        """Detach a volume that this gateway may not use any more."""
+    async def _drop_unusable(self, volume_id: str) -> None:
+        """Detach a volume that this gateway may no longer use."""
         try:
             await self.detach(volume_id)
         except Error as error:
@@ -538,7 +545,7 @@ class VolumeService:
 
     @contextlib.contextmanager
     def _change(self, volume_id: str) -> Iterator[None]:
-        """Let one caller at a time change a volume; a second one is refused, not queued."""
+        """Allow one change of a volume at a time; a second caller is refused, not queued."""
         if volume_id in self._changing:
             raise UsageError("volume.busy.state", f"volume {volume_id} is being changed: try again")
         self._changing.add(volume_id)
@@ -555,8 +562,8 @@ class VolumeService:
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
     async def _settle(self, volume_id: str, attached: Attached) -> None:
-        """Keep which process of the target may hold what isn't flushed."""
-        # No change of its own: whoever changes the volume now isn't sent away because of it.
+        """Save which target process may hold unflushed writes."""
+        # Not counted as a change: it must not cause a concurrent caller to be refused.
         if volume_id in self._changing or self._attached.get(volume_id) is not attached:
             return
         try:
@@ -570,7 +577,7 @@ class VolumeService:
             self.events.report_native(volume_id, attached.back_end.third_party.take_events())
 
     async def _follow_target(self, volume_id: str) -> None:
-        """Publish the target's events here while the volume is attached."""
+        """Publish the target's events while the volume is attached."""
         request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
         while True:
             try:
@@ -605,12 +612,12 @@ class VolumeService:
 
 
 def _warn(descriptor: broker_pb2.VolumeDescriptor) -> None:
-    """Say loudly what a volume doesn't protect from."""
+    """Log a warning about what a volume doesn't protect against."""
     if descriptor.mode == VolumeMode.OFF:
         get_logger().warning(
             "volume_without_freshness",
             volume_id=descriptor.volume_id,
             mode=VolumeMode.OFF,
-            message="mode off: an older sector that whoever stores it puts back is not noticed; "
-            "docs/understand/threat-model.md says what holds",
+            message="mode off: a sector that the storage replaces with an older copy is not "
+            "detected; docs/understand/threat-model.md says what is still protected",
         )

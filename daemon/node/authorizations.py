@@ -1,13 +1,13 @@
-"""What the broker says of the peers that use this node: asked by challenge, kept a bounded time.
+"""The broker's authorizations of this node's peers: requested by challenge, limited in time.
 
-A target serves a gateway's queues, and a fabric its sessions, only while the broker has said that
-this incarnation of the peer may act. What it says is signed and answers a nonce of ours; it counts
-from the moment the nonce was sent, so that nobody gains time by delaying or repeating an answer.
-When the time is over, or the broker says no, `lost` ends what the peer has here.
+A target serves a gateway's queues, and a fabric its sessions, only while the broker has confirmed
+that this incarnation of the peer may act. The broker's answer is signed and covers this node's
+nonce. It counts from the moment the nonce was sent, so delaying or replaying an answer gains no
+time. When the time is over, or the broker refuses, `lost` ends what the peer has here.
 
-The bound itself is kept by the engine: what works for a peer has the peer's `permit`, and does
-nothing once that has ended. Here it is only ever extended, after a verified answer, or taken back.
-A stopped event loop or a frozen process extends nothing.
+The engine enforces the limit: work for a peer holds the peer's `permit`, and stops when that
+expires. This module only extends the permit after a verified answer, or revokes it. A stopped event
+loop or a frozen process extends nothing.
 """
 
 import asyncio
@@ -33,32 +33,33 @@ from sealane.transport.tasks import TaskOwner
 PEERS_MAX: Final = 16384
 PEERS_PER_CALL_MAX: Final = 1024
 REFUSED_VOLUMES_MAX: Final = 64
-"""Volumes that one peer may be refused before it has to wait until some are forgotten."""
+"""Volumes that one peer may be refused; then it must wait until some of these are forgotten."""
 NONCE_BYTES: Final = 32
 
 STALE: Final = "authorization.stale"
 REVOKED: Final = "node.revoked"
 NO_VOLUME: Final = "volume.not_found"
-"""The broker's one answer about a volume that a peer may not use, or that isn't there."""
+"""The broker's only answer about a volume that a peer may not use, or that doesn't exist."""
 _ASKS_PER_LIFETIME: Final = 3
 _LOOK_NS: Final = 250_000_000
-# A peer that was refused and keeps calling costs the broker no more than one question in this time.
+# A refused peer that keeps calling causes at most one question to the broker in this time.
 _REFUSAL_NS: Final = 10**9
 
 
 Ask = Callable[[bytes, Sequence[PeerIncarnation]], Awaitable[Sequence[str]]]
-"""(nonce, peers) → for each peer why it may not act, empty if it may; verified, for that nonce."""
+"""(nonce, peers) → for each peer the reason why it may not act, empty if it may; verified for that
+nonce."""
 Lost = Callable[[PeerIncarnation, str], Awaitable[None]]
-"""Ends what a peer has here, for a reason id. Returns when nothing of it is under way any more."""
+"""Ends what a peer has here, with a reason id. Returns when nothing of it is in progress."""
 
 
 def peer_of(caller: Subject) -> PeerIncarnation:
-    """Return which incarnation of a peer a verified certificate speaks for."""
+    """Return the incarnation of a peer in a verified certificate."""
     return PeerIncarnation(spiffe_id=caller.spiffe_id, incarnation=caller.incarnation)
 
 
 def peer_message(peer: PeerIncarnation) -> trust_pb2.PeerIncarnation:
-    """Convert for the wire."""
+    """Convert to the wire format."""
     return trust_pb2.PeerIncarnation(
         spiffe_id=peer.spiffe_id,
         incarnation=peer.incarnation,
@@ -68,7 +69,7 @@ def peer_message(peer: PeerIncarnation) -> trust_pb2.PeerIncarnation:
 
 
 def peer_from(message: trust_pb2.PeerIncarnation) -> PeerIncarnation:
-    """Convert from the wire."""
+    """Convert from the wire format."""
     return PeerIncarnation(
         spiffe_id=message.spiffe_id,
         incarnation=message.incarnation,
@@ -78,10 +79,10 @@ def peer_from(message: trust_pb2.PeerIncarnation) -> PeerIncarnation:
 
 
 class Authorizations:
-    """The peers of one role. `run` must run while it serves.
+    """Authorizations of the peers of one role. `run` must run while the role serves.
 
-    A peer that is new, or whose authorization is older than `fresh_seconds`, needs a new one before
-    `require` returns; what a peer `uses` here ends `keep_seconds` after its last authorization.
+    For a peer that is new, or whose authorization is older than `fresh_seconds`, `require` waits
+    for a new one. What a peer `uses` here ends `keep_seconds` after its last authorization.
     """
 
     def __init__(
@@ -101,19 +102,19 @@ class Authorizations:
         self._fresh_ns = round(fresh_seconds * 1e9)
         self._keep_ns = round((keep_seconds or fresh_seconds) * 1e9)
         self._now_ns = now_ns
-        # When the nonce was sent that was answered with yes, and with no.
+        # Time at which the nonce of the last yes was sent, and of the last no.
         self._granted: dict[PeerIncarnation, int] = {}
         self._refused: dict[PeerIncarnation, tuple[int, str]] = {}
-        # Each lives as long as somebody works under it.
+        # A permit exists as long as some work holds it.
         self._permits: WeakValueDictionary[PeerIncarnation, _native.Permit] = WeakValueDictionary()
         self._asking: dict[PeerIncarnation, asyncio.Future[None]] = {}
         self._ending: set[PeerIncarnation] = set()
         self._tasks = TaskOwner()
         self.is_broker_away = False
-        """Whether the last round of questions found no answer."""
+        """Whether the last round of questions got no answer."""
 
     def ages(self) -> dict[str, dict[str, int]]:
-        """Return the seconds since each used peer's authorization, for the metrics."""
+        """Return the seconds since the authorization of each peer in use, for the metrics."""
         now = self._now_ns()
         return {
             peer.name: {"age_seconds": (now - sent) // 10**9}
@@ -121,14 +122,14 @@ class Authorizations:
         }
 
     def is_fresh(self, peer: PeerIncarnation) -> bool:
-        """Whether the peer may begin something now."""
+        """Return whether the peer may begin something now."""
         sent = self._granted.get(peer)
         return sent is not None and self._now_ns() - sent < self._fresh_ns
 
     def permit(self, peer: PeerIncarnation) -> _native.Permit:
-        """Return until when the peer may act: its own as long as anybody holds it.
+        """Return the peer's permit, one object as long as anything holds it.
 
-        It ends `keep_seconds` after the question that was last answered with yes, or with a no.
+        It expires `keep_seconds` after the last question that was answered with yes, or at a no.
         """
         permit = self._permits.get(peer)
         if permit is None:
@@ -139,7 +140,7 @@ class Authorizations:
         return permit
 
     async def require(self, peer: PeerIncarnation) -> None:
-        """Return if the peer may act, asking the broker unless it has just said so.
+        """Return if the peer may act; asks the broker unless its last answer is fresh.
 
         VerificationError with the broker's reason if it may not, UnavailableError if the broker
         can't be asked.
@@ -152,13 +153,16 @@ class Authorizations:
         asking = self._asking.get(peer)
         if asking is None:
             if len(self._granted) + len(self._asking) >= PEERS_MAX:
-                raise UnavailableError("authorization.limit", f"{PEERS_MAX} peers act here already")
+                raise UnavailableError(
+                    "authorization.limit",
+                    f"{PEERS_MAX} peers act here already, or wait to; allowed: {PEERS_MAX}",
+                )
             if peer.volume_id:
                 self._check_guesses(peer)
             asking = asyncio.ensure_future(self._ask_for([peer]))
             self._asking[peer] = asking
             asking.add_done_callback(partial(self._asked, peer))
-        # One answer serves all who wait for it: who gives up doesn't take it from the others.
+        # One answer serves all waiters: cancelling one must not affect the others.
         await asyncio.shield(asking)
         if not self.is_fresh(peer):
             raise _refusal(peer, self._refused[peer][1] if peer in self._refused else STALE)
@@ -174,12 +178,12 @@ class Authorizations:
         leaf: x509.Certificate,  # noqa: ARG002 - the broker's verdict covers leaf and result
         result: AttestationResult,  # noqa: ARG002
     ) -> bool:
-        """Admit a call (sealane.daemon.runtime.calls): who may not act may not call either."""
+        """Admit a call (sealane.daemon.runtime.calls), unless its peer may not act."""
         await self.require(peer_of(caller))
         return False
 
     async def run(self) -> None:
-        """Keep used peers authorized, and end what those have here that no longer are."""
+        """Keep the peers in use authorized, and end what unauthorized peers have here."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_asking(), name="authorizations-ask")
             tasks.create_task(self._keep_ending(), name="authorizations-end")
@@ -189,7 +193,7 @@ class Authorizations:
                 await self._tasks.close()
 
     def lose_all(self, reason: str) -> None:
-        """Take every authorization back: we ourselves may not act."""
+        """Revoke all authorizations: this node itself may no longer act."""
         now = self._now_ns()
         for peer in {*self._granted, *self._uses()}:
             self._refuse(peer, now, reason)
@@ -198,7 +202,7 @@ class Authorizations:
         while True:
             await asyncio.sleep(self._interval_seconds)
             peers = list(dict.fromkeys(self._uses()))
-            # Also without peers: whether the broker answers is known before it matters.
+            # Also without peers: so it is known early whether the broker answers.
             starts = range(0, max(len(peers), 1), PEERS_PER_CALL_MAX)
             rounds = [self._ask_again(peers[at : at + PEERS_PER_CALL_MAX]) for at in starts]
             self.is_broker_away = not all(await asyncio.gather(*rounds))
@@ -228,7 +232,7 @@ class Authorizations:
                     permit.extend(sent + self._keep_ns)
 
     def _check_guesses(self, peer: PeerIncarnation) -> None:
-        """Stop asking about volumes for a peer that was refused many of them lately."""
+        """Stop asking about volumes for a peer that was recently refused many of them."""
         guessed = (p for p in self._refused if p.volume_id and p.spiffe_id == peer.spiffe_id)
         if sum(1 for _ in guessed) >= REFUSED_VOLUMES_MAX:
             raise UnavailableError(
@@ -239,11 +243,11 @@ class Authorizations:
     def _asked(self, peer: PeerIncarnation, asking: asyncio.Future[None]) -> None:
         del self._asking[peer]
         if not asking.cancelled():
-            # Whoever still waits gets it; if nobody does, nobody minds.
+            # Waiters get the exception; if there are none, mark it as retrieved.
             asking.exception()
 
     def _refuse(self, peer: PeerIncarnation, sent: int, reason: str) -> None:
-        # An older yes that is still on its way must not undo it.
+        # An older yes that is still in flight must not override the refusal.
         self._refused[peer] = (sent, reason)
         self._granted.pop(peer, None)
         permit = self._permits.get(peer)
@@ -283,4 +287,4 @@ class Authorizations:
 
 
 def _refusal(peer: PeerIncarnation, reason: str) -> VerificationError:
-    return VerificationError(reason, f"{peer.name} is not authorized by the broker")
+    return VerificationError(reason, f"the broker does not authorize {peer.name}")

@@ -1,8 +1,8 @@
-"""A node's brokers: calls go to the one that answered last, and to the next one if it doesn't.
+"""A node's brokers: each call goes to the one that answered last, or else to the next one.
 
-All brokers of one authority answer alike from one store, so any of them will do. Asking twice is
-harmless: what registers or grants carries a request id. A lease is granted by one broker alone; if
-its answer is lost, another grants another one, and the first is burned.
+All brokers of an authority answer from the same store, so any of them will do. Repeating a call is
+safe: registrations and grants carry a request id. A lease is granted by a single broker; if the
+answer is lost, another broker grants a new lease, and the first one is burned.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class Brokers:
-    """The brokers that the configuration names, called as one role of this node."""
+    """The configured brokers, called as one role of this node."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = config.brokers
@@ -30,10 +30,10 @@ class Brokers:
         self._preferred = 0
 
     async def call(self, call: Callable[[grpc.aio.Channel], Awaitable[_Result]]) -> _Result:
-        """Make `call` at one broker after the other until one can answer it.
+        """Make `call` at one broker after another until one can answer it.
 
-        When none can, the UnavailableError of the first that was asked is raised. A call that a new
-        policy refuses is made once more when this node has attested under it.
+        If none can, raise the UnavailableError of the first one. A call that is refused because of
+        a new policy is repeated once this node has attested under that policy.
         """
         leaf = self._identity.certificate
         try:
@@ -53,7 +53,7 @@ class Brokers:
                 async with self._identity.channel(broker.address, broker.node, "broker") as channel:
                     made = call(channel)
                     answer = await made
-                    await self._heed(made)
+                    await self._attest_if_due(made)
             except UnavailableError as error:
                 failures.append(error)
                 continue
@@ -61,8 +61,8 @@ class Brokers:
             return answer
         raise failures[0]
 
-    async def _heed(self, made: object) -> None:
-        """Attest again if the broker says that it will soon have to be."""
+    async def _attest_if_due(self, made: object) -> None:
+        """Attest again if the broker reports that this will soon be necessary."""
         if isinstance(made, grpc.aio.Call):
             metadata = dict(await made.trailing_metadata() or ())
             if ATTEST_AGAIN_KEY in metadata:

@@ -1,9 +1,9 @@
-"""Proves the calls that one role of this node makes (sealane.crypto.call_proof).
+"""Proofs of the calls that a role of this node makes (sealane.crypto.call_proof).
 
-A server is asked for the call key once on each channel, and the key is opened when it is another
-than before: a KEM key in a TPM takes tens of milliseconds. A server that has restarted, or has
-forgotten the key, says so; the key is then asked for and the call made once more. It was refused
-before anything was done, so that is no second try of what a request id would have to protect.
+A server is asked for the call key once per channel. The key is opened only if it differs from the
+known one, because a KEM key in a TPM takes tens of milliseconds. A server that has restarted, or
+has forgotten the key, reports that; the key is then requested and the call repeated once. The first
+call was refused before it did anything, so the repetition needs no request id.
 """
 
 import asyncio
@@ -23,42 +23,42 @@ from sealane.protocol.v1 import calls_pb2
 from sealane.protocol.v1.calls_pb2_grpc import CallKeysStub
 
 SERVERS_MAX: Final = 1024
-"""Servers whose keys are kept; beyond them the one called least recently is asked again."""
+"""Servers whose keys are kept; beyond that, the least recently called one is asked again."""
 KEY_SECONDS: Final = 10.0
-"""How long a call without a time-out of its own waits for a key."""
+"""How long a call without a timeout of its own waits for a key."""
 _REPEATED: Final = {"call.proof.unknown_key", "call.proof.stale"}
 
 
 class _Server:
-    """What is known of one server. It is asked by one call at a time, for all that wait."""
+    """State of one server. One call at a time asks it, for all calls that wait."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.prover: CallProver | None = None
-        # Numbers of the last question that was begun, and of the last that was answered.
+        # Numbers of the last question begun, and of the last one answered.
         self.begun = 0
         self.answered = 0
 
 
 class CallProofs:
-    """The call keys of one role, `caller` (SPIFFE id), as the process `incarnation`."""
+    """The call keys of one role, `caller` (SPIFFE id), in the process `incarnation`."""
 
     def __init__(self, *, caller: str, incarnation: bytes, kem: KemKey) -> None:
         self._caller = caller
         self._incarnation = incarnation
         self._kem = kem
         self._servers: OrderedDict[str, _Server] = OrderedDict()
-        # No key that is forgotten and opened again may be used with a counter that it had.
+        # A key that is forgotten and opened again must not be used with an earlier counter value.
         self._counted = 0
 
     def interceptors(self, server: str) -> "ChannelProofs":
-        """Return what proves the calls of one new channel to `server` (SPIFFE id)."""
+        """Return the interceptors that prove the calls of a new channel to `server` (SPIFFE id)."""
         return ChannelProofs(self, server)
 
     async def prover(
         self, server: str, channel: grpc.aio.Channel, *, is_confirmed: bool
     ) -> CallProver:
-        """Return the key for `server`, which is asked on `channel` unless `is_confirmed`."""
+        """Return the key for `server`, which is asked over `channel` unless `is_confirmed`."""
         known = self._servers.setdefault(server, _Server())
         self._servers.move_to_end(server)
         if len(self._servers) > SERVERS_MAX:
@@ -67,7 +67,7 @@ class CallProofs:
             return known.prover
         arrived = known.begun
         async with known.turn:
-            # A question that was begun since we came answers us, too.
+            # A question begun after this call arrived answers this call, too.
             if known.answered > arrived and known.prover is not None:
                 return known.prover
             known.begun += 1
@@ -88,9 +88,9 @@ class CallProofs:
         )
         self._forget(known)
         if self._servers.get(server) is not known:
-            # Closed, or crowded out, meanwhile: two that count for themselves would use one twice.
+            # Closed or displaced meanwhile: two provers of one key would use a counter value twice.
             opened.close()
-            raise UnavailableError("peer.closed", f"the call key of {server} was given up")
+            raise UnavailableError("peer.closed", f"the call key of {server} was discarded")
         opened.counter = self._counted
         known.prover = opened
         return opened
@@ -108,7 +108,7 @@ class CallProofs:
 
 
 class ChannelProofs:
-    """Interceptors of one channel. `channel` is set once it is there."""
+    """Interceptors of one channel; set `channel` once it exists."""
 
     def __init__(self, proofs: CallProofs, server: str) -> None:
         self.channel: grpc.aio.Channel | None = None
@@ -117,22 +117,22 @@ class ChannelProofs:
         self._is_confirmed = False
 
     def both(self) -> Sequence[grpc.aio.ClientInterceptor]:
-        """Return those for unary and for streamed answers."""
+        """Return the interceptors for unary and for streamed responses."""
         return [_UnaryProofs(self), _StreamProofs(self)]
 
     def doubt(self) -> None:
-        """Ask the server for its key before the next call."""
+        """Ask the server for its key again before the next call."""
         self._is_confirmed = False
 
     async def proved(self, details: Any, request: Any) -> Any:
-        """Return the details of a call with its proof among them."""
+        """Return the details of a call with its proof added."""
         if self.channel is None:
             raise UnavailableError("peer.closed", f"the channel to {self._server} is not open")
         prover = await self._proofs.prover(
             self._server, self.channel, is_confirmed=self._is_confirmed
         )
         self._is_confirmed = True
-        # Nothing may come between: the key is wiped when another takes its place.
+        # No await in between: the key is wiped when another one replaces it.
         proof = prover.prove(_method(details), request.SerializeToString())
         metadata = grpc.aio.Metadata(*(details.metadata or ()))
         metadata[PROOF_KEY] = proof
@@ -140,7 +140,7 @@ class ChannelProofs:
 
     @contextlib.asynccontextmanager
     async def in_time(self, seconds: float) -> AsyncIterator[None]:
-        """End the block in time; UnavailableError `peer.deadline_exceeded`."""
+        """Limit the time of the block; UnavailableError `peer.deadline_exceeded`."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -184,27 +184,27 @@ class _StreamProofs(grpc.aio.UnaryStreamClientInterceptor):
         async with self._channel.in_time(client_call_details.timeout or KEY_SECONDS):
             proved = await self._channel.proved(client_call_details, request)
         call = await continuation(proved, request)
-        # Who reads streams opens another when one ends: not under a key that may be forgotten.
+        # A reader opens a new stream when one ends; it must not use a key that may be forgotten.
         call.add_done_callback(lambda _: self._channel.doubt())
         return call
 
 
 class _Deadline:
-    """What is left of a call's time-out, which holds for all that the call takes."""
+    """Remaining time of a call's timeout, which covers all steps of the call."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     @property
     def left(self) -> float | None:
-        """Seconds, at least a millisecond; None: without end."""
+        """Return the remaining seconds, at least 0.001; None: no limit."""
         if self._end is None:
             return None
         return max(self._end - asyncio.get_running_loop().time(), 0.001)
 
     @property
     def is_over(self) -> bool:
-        """Whether no time is left."""
+        """Return whether no time is left."""
         return self._end is not None and asyncio.get_running_loop().time() >= self._end
 
 
@@ -215,7 +215,7 @@ async def _is_repeated(call: grpc.aio.Call) -> bool:
             return False
         trailers = dict(await call.trailing_metadata() or ())
     except asyncio.CancelledError:
-        # gRPC doesn't do so when who waits for it is cancelled here.
+        # gRPC doesn't cancel the call when its waiter is cancelled here.
         call.cancel()
         raise
     return trailers.get(REASON_KEY) in _REPEATED

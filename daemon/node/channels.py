@@ -1,10 +1,10 @@
 """Mutual-TLS channels of one role to its peers: one per peer, kept, pinned, replaced in time.
 
 gRPC has no hook to verify a server's certificate, so each channel trusts exactly the leaves that
-the broker names for that peer and nothing else; the broker itself is known by the trust anchor. A
-channel is replaced, never changed: when our own certificate was renewed, when the peer's was, or
-when its connection is lost. Calls under way end on the channel they began on. Each call carries the
-proof that it is ours (sealane.daemon.node.call_proofs).
+the broker names for that peer; the broker itself is verified by the trust anchor. A channel is
+never changed but replaced: when the certificate of either end was renewed, or when its connection
+is lost. Calls in progress end on the channel they began on. Each call carries a proof of its caller
+(sealane.daemon.node.call_proofs).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ PEERS_MAX: Final = 1024
 UNATTESTED: Final = "peer.unattested"
 _RETRY_SECONDS: Final = 0.25
 
-# The option of connections of its own keeps a new channel from the old one's connection.
+# Separate connections: a new channel must not reuse the connection of the old one.
 OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 1 << 20),
@@ -47,8 +47,8 @@ _SETTLED: Final = {
 
 _Message = TypeVar("_Message")
 FindPeer = Callable[[str, str], Awaitable[Sequence[x509.Certificate]]]
-"""(node, role) → the leaves that peer may show, newest first, verified; empty: any of the broker's.
-UnavailableError `peer.unattested` if it may not be talked to."""
+"""(node, role) → the leaves that peer may show, newest first, verified; empty: any leaf that the
+broker issued. UnavailableError `peer.unattested` if it must not be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ class _Peer:
 
 
 class Channels:
-    """The channels of one role. `own` is asked each time: it changes with every renewal.
+    """The channels of one role. `own` is called each time, because each renewal changes it.
 
-    `proofs` proves what is called, and is closed with the channels.
+    `proofs` proves the calls, and is closed with the channels.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Channels:
 
     @property
     def count(self) -> int:
-        """Channels that are open, those that only finish their calls among them."""
+        """Number of open channels, including those that only finish their calls."""
         return len(self._open)
 
     @contextlib.asynccontextmanager
     async def use(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:
-        """Use the channel to `role` of `node` at `address`; a failed call leaves as its error."""
+        """Use the channel to `role` of `node` at `address`; failed calls raise Sealane errors."""
         connection = await self._current(address, node, role)
         connection.users += 1
         try:
@@ -119,7 +119,8 @@ class Channels:
         except grpc.aio.AioRpcError as error:
             raise error_of(error, peer=f"{role} {node} at {address}") from error
         except asyncio.CancelledError as error:
-            # gRPC cancels the calls of a channel that is closed; nobody cancelled our caller.
+            # gRPC cancels the calls of a channel when it is closed, without the caller being
+            # cancelled.
             task = asyncio.current_task()
             if connection.is_closed and task is not None and not task.cancelling():
                 raise UnavailableError(
@@ -132,7 +133,7 @@ class Channels:
                 await self._close(connection)
 
     async def close(self) -> None:
-        """Close every channel and fail the calls on them; new ones may be opened."""
+        """Close all channels and fail their calls; new ones may be opened."""
         for peer in self._peers.values():
             peer.connection = None
         self._peers.clear()
@@ -145,12 +146,12 @@ class Channels:
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
                 await self._forget_unused()
-            # Somebody else may have come to know the same peer meanwhile.
+            # Another task may have added the same peer meanwhile.
             peer = self._peers.setdefault(key, _Peer())
         if peer.connection is not None and self._is_current(peer.connection):
             return peer.connection
         async with peer.turn:
-            # Somebody else may have replaced it while we waited.
+            # Another task may have replaced it meanwhile.
             found = peer.connection
             if found is None or not self._is_current(found):
                 found = await self._renewed(peer, address, node, role)
@@ -164,7 +165,7 @@ class Channels:
         )
 
     def _is_lost(self, connection: Connection) -> bool:
-        # One that has just failed isn't tried again for each of the calls that wait for it.
+        # A channel that has just failed isn't retried for each of the calls that wait for it.
         is_young = self._now_ns() - connection.opened_ns < _RETRY_SECONDS * 10**9
         return connection.channel.get_state() in _LOST and not is_young
 
@@ -178,8 +179,8 @@ class Channels:
             return before
         connection = self._opened(address, node, role, pins)
         while not await _is_connected(connection.channel):
-            # The peer may have got another leaf since; a failure for any other reason is for the
-            # call to report.
+            # The peer may have a new leaf; a failure for any other reason is reported by the call
+            # itself.
             found = await self._pins(peer, node, role)
             if found == connection.pins:
                 break
@@ -200,7 +201,7 @@ class Channels:
                 raise
             if before is None:
                 raise
-            # The broker is away: what it said last holds until it expires, which TLS checks.
+            # The broker can't be reached: its last answer holds until it expires, which TLS checks.
             return before.pins
 
     def _opened(
@@ -229,7 +230,7 @@ class Channels:
         return connection
 
     async def _retire(self, connection: Connection | None) -> None:
-        """Close a channel once nobody uses it any more."""
+        """Close a channel once it is no longer in use."""
         if connection is not None:
             connection.is_retired = True
             if connection.users == 0:
@@ -246,7 +247,7 @@ class Channels:
             for key, peer in self._peers.items()
             if not peer.turn.locked() and (peer.connection is None or not peer.connection.users)
         }
-        # All at once: while one of them closes, others come and go.
+        # The set is fixed first: while one of them closes, others come and go.
         for key in unused:
             del self._peers[key]
         for peer in unused.values():
@@ -261,7 +262,7 @@ def open_channel(
     *,
     proofs: ChannelProofs | None = None,
 ) -> grpc.aio.Channel:
-    """Open a TLS channel whose server's certificate must have the DNS name `name`."""
+    """Open a TLS channel to a server whose certificate must have the DNS name `name`."""
     channel = grpc.aio.secure_channel(
         address,
         credentials,
@@ -307,7 +308,7 @@ async def until(
 
 
 async def _is_connected(channel: grpc.aio.Channel) -> bool:
-    """Wait until the connection stands or has failed; False: it has failed."""
+    """Wait for the connection; return False if it has failed, True also if it takes longer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CONNECT_SECONDS):
             state = channel.get_state(try_to_connect=True)
@@ -318,7 +319,7 @@ async def _is_connected(channel: grpc.aio.Channel) -> bool:
 
 
 class _Metadata:
-    """Adds a channel's metadata to each call, and the id of the call that is being served."""
+    """Adds a channel's metadata to each call, and the correlation id of the call being served."""
 
     def __init__(self, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._metadata = metadata

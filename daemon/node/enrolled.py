@@ -1,4 +1,4 @@
-"""The roles of a daemon that enrol at a broker: identities, and authorizations of their peers."""
+"""The roles of a daemon that enrol at a broker: their identities, and authorizations of peers."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,9 @@ from sealane.errors import UsageError
 
 
 class EnrolledRoles:
-    """What the roles of one daemon have of trust.
+    """Identities, evidence driver and peer authorizations of a daemon's roles.
 
-    `spawn` runs what lasts as long as the daemon, `stack` closes what ends with it.
+    `spawn` runs tasks for the life of the daemon, `stack` closes what ends with it.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class EnrolledRoles:
         self._driver: Driver | None = None
         self.identities: list[Identity] = []
         self.is_development = False
-        """Whether any of them rests on evidence that proves nothing about the machine."""
+        """Whether any role uses evidence that proves nothing about the machine."""
 
     @property
     def config(self) -> EnrolmentConfig:
-        """How roles enrol; UsageError if the configuration doesn't say."""
+        """Return the enrolment configuration; UsageError if there is none."""
         if self._config.enrolment is None:
             raise UsageError("config.missing", "enrolment: missing")
         return self._config.enrolment
@@ -58,7 +58,7 @@ class EnrolledRoles:
         fresh_seconds: float = AUTHORIZATION_SECONDS,
         keep_seconds: float | None = None,
     ) -> Authorizations:
-        """Keep asking the broker about the peers of a role that is about to serve."""
+        """Start to ask the broker about the peers of a role that is about to serve."""
         role = identity.role
 
         async def count_and_end(peer: PeerIncarnation, reason: str) -> None:
@@ -83,7 +83,7 @@ class EnrolledRoles:
         return authorizations
 
     async def enrol(self, role: str) -> tuple[Identity, TrustClient]:
-        """Attest as `role`, and keep its certificate renewed and its channels open."""
+        """Attest as `role`, then keep its certificate renewed and its channels open."""
         driver = await self._evidence_driver()
         enrolment = Enrolment(
             self.config,
@@ -98,7 +98,7 @@ class EnrolledRoles:
                 "software_evidence",
                 role=role,
                 evidence=driver.evidence_type,
-                message="this node proves possession of a key file only; for development only",
+                message="this node only proves possession of a key file; for development only",
             )
         identity = Identity(
             node=self._config.node.name,
@@ -116,7 +116,7 @@ class EnrolledRoles:
         return identity, trust
 
     async def _evidence_driver(self) -> Driver:
-        """Open the driver at the first role; the others share it."""
+        """Open the driver for the first role; other roles share it."""
         if self._driver is None:
             config, tcti = self.config, self._config.tpm.tcti
             self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)

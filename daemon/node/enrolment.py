@@ -1,4 +1,4 @@
-"""Enrolment: challenge, evidence, certificate (docs/understand/attestation.md), the node's side."""
+"""The node's side of enrolment: challenge, evidence, certificate (attestation.md)."""
 
 import asyncio
 import hashlib
@@ -60,10 +60,11 @@ class Enrolment:
         self._sources = sources
 
     async def obtain(self, keys: Keys) -> Issued:
-        """Enrol once, trying again while the broker can't be reached, up to the time-out.
+        """Enrol; retry while the broker can't be reached, until the timeout.
 
-        A challenge is one broker's: if that goes before it is answered, or doesn't know it any more
-        (it restarted, or another process took its place), the next one is asked for a fresh one.
+        A challenge belongs to one broker. If that broker stops before it is answered, or no longer
+        knows it (it restarted or was replaced by another process), the next broker is asked for a
+        new challenge.
         """
         deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
         brokers = itertools.cycle(self._config.brokers)
@@ -110,7 +111,7 @@ class Enrolment:
             if challenge.audience != audience:
                 raise VerificationError(
                     "attestation.audience.mismatch",
-                    f"the verifier is {challenge.audience!r}, expected {audience!r}",
+                    f"the verifier is {challenge.audience!r}; expected: {audience!r}",
                 )
             items = await self._secondary(challenge, keys)
             endorsements = await driver.endorsements()
@@ -154,7 +155,7 @@ class Enrolment:
         return sorted({source.evidence_type for source in self._sources})
 
     async def _secondary(self, challenge: attestation_pb2.Challenge, keys: Keys) -> dict[str, Item]:
-        """Ask the devices of the types that the policy wants; a policy need not know the others."""
+        """Collect evidence from devices, only of the types that the policy requires."""
         wanted = set(challenge.required_evidence_types)
         nonce = device_nonce(
             nonce=challenge.nonce, tls_public_key=keys.tls_public, kem_public_key=keys.kem_public
@@ -163,13 +164,14 @@ class Enrolment:
         return await collect_all(sources, nonce)
 
     def _hint(self, challenge: attestation_pb2.Challenge) -> None:
-        """Log what a refusal may be for, of which its answer says nothing."""
+        """Log a possible cause of a refusal, because the broker's answer gives none."""
         given = {self._driver.evidence_type, *self._secondary_types()}
         if missing := sorted(set(challenge.required_evidence_types) - given):
             get_logger().warning(
                 "secondary_evidence_missing",
                 types=missing,
-                message="the policy may want evidence that enrolment.secondary has no source for",
+                message="the policy may require evidence that enrolment.secondary has no source "
+                "for",
             )
 
 

@@ -1,11 +1,12 @@
-"""One role of this node towards the others: keys, certificate, renewal, mutual-TLS channels.
+"""The identity of one role of this node: keys, certificate, renewal, mutual-TLS channels.
 
-The TLS and KEM keys are made in memory at start and never stored. The certificate lives ten
-minutes and is renewed at half of that by a fresh attestation, or at once when a peer says that it
-no longer counts; servers pick the new one up at the next handshake, channels are replaced. A role
-whose re-attestation is refused is barred: it has no certificate and no channel until it attests
-again, and what lives on it is ended. One whose certificate ends because the broker is away only
-can't call or be called: what it has lives as long as its peers' authorizations.
+The TLS and KEM keys are created in memory at start and never stored. The certificate is valid for
+ten minutes. It is renewed by a new attestation at half of that, or at once if a peer reports that
+it is no longer accepted. Servers use the new one from the next handshake, channels are replaced. A
+role whose attestation is refused is barred: it has no certificate and no channel until it attests
+again, and everything that depends on it is ended. If the certificate expires because no broker can
+be reached, the role only can't call or be called: what it serves lasts as long as its peers'
+authorizations.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _SPACING_SECONDS: Final = 1.0
 
 REVOKED: Final = "node.revoked"
 POLICY_CHANGED: Final = "attestation.policy.changed"
-# Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
+# Peers that answer like this know something newer than our certificate: attest again.
 _OUTDATED: Final = {
     REVOKED,
     POLICY_CHANGED,
@@ -45,7 +46,7 @@ _OUTDATED: Final = {
     "node.unknown",
     "token.expired",
 }
-# Not about us: the challenge ran out on its way.
+# Not this node's fault: the challenge expired in transit.
 STALE: Final = "attestation.nonce.stale"
 
 
@@ -59,7 +60,7 @@ class Keys:
 
     @classmethod
     def create(cls, *, kem: KemKey | None = None) -> "Keys":
-        """Make fresh keys; `kem` is one that hardware has made."""
+        """Create new keys; `kem` was created by the hardware where that is possible."""
         return cls(
             tls=ec.generate_private_key(ec.SECP256R1()),
             kem=kem or X25519KemKey.create(),
@@ -75,13 +76,13 @@ class Keys:
 
     @property
     def kem_public(self) -> bytes:
-        """The public KEM key, as RFC 9180 serializes it."""
+        """Public KEM key, serialized as in RFC 9180."""
         return self.kem.public_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """What an attestation yields: a leaf for the attested key, and what goes with every call."""
+    """Result of an attestation: a leaf for the attested key, and the metadata for every call."""
 
     leaf: x509.Certificate
     metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -108,9 +109,9 @@ class Identity:
         self.anchor = anchor
         self.keys = Keys.create(kem=kem)
         self.find_peer: FindPeer = _no_peers
-        """How leaves of peers are found; whoever has a broker to ask sets it."""
+        """Looks up leaves of peers; set by roles that have a broker to ask."""
         self.on_barred: list[Callable[[str], None]] = []
-        """Told the reason each time the verifier refuses this role."""
+        """Called with the reason each time the verifier refuses this role."""
         self.proofs = CallProofs(
             caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
         )
@@ -132,27 +133,27 @@ class Identity:
 
     @property
     def spiffe_id(self) -> str:
-        """Who this role is, to its peers."""
+        """Name of this role for its peers."""
         return spiffe_id(self.node, self.role)
 
     @property
     def broker_key(self) -> ec.EllipticCurvePublicKey:
-        """The key that signs descriptors and sealed secrets."""
+        """Broker key that signs descriptors and sealed secrets."""
         return anchor_key(self.anchor)
 
     @property
     def own(self) -> Own:
-        """What this end shows now; UnavailableError before the first enrolment and while barred."""
+        """Leaf, key, metadata of this end; UnavailableError before enrolment and while barred."""
         return self._current()
 
     @property
     def certificate(self) -> x509.Certificate:
-        """The current leaf; UnavailableError before the first enrolment and while barred."""
+        """Current leaf; UnavailableError before the first enrolment and while barred."""
         return self._current().leaf
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """What goes with every call: the attestation result and its verifier's certificate."""
+        """Metadata of every call: the attestation result and its verifier's certificate."""
         return dict(self._current().metadata)
 
     @property
@@ -162,11 +163,11 @@ class Identity:
 
     @property
     def subject(self) -> Subject:
-        """What the current certificate says; VerificationError once it has expired."""
+        """Subject of the current certificate; VerificationError once that has expired."""
         return verify_leaf(self.certificate, anchor=self.anchor, now=utc_now())
 
     async def renew(self) -> None:
-        """Get a certificate and check that it is for our keys, node and role."""
+        """Get a certificate and check that it is for this role's keys, node and role."""
         self._outdated.clear()
         try:
             issued = await self._obtain(self.keys)
@@ -191,10 +192,10 @@ class Identity:
         self._metrics.certificate_expiry.labels(self.role).set(expires.timestamp())
 
     async def keep_renewed(self) -> None:
-        """Renew at half the lifetime or when outdated; try again until the broker is back."""
+        """Renew at half the lifetime or when outdated; retry until the broker is back."""
         delay = RENEW_SECONDS
         while True:
-            # However often peers refuse us, the verifier isn't asked more often than this.
+            # However often peers refuse this role, the verifier isn't asked more often than this.
             await asyncio.sleep(_SPACING_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay - _SPACING_SECONDS):
@@ -218,7 +219,7 @@ class Identity:
                 delay = RENEW_SECONDS
 
     async def bar(self, reason: str) -> None:
-        """Give up certificate and channels, and have all that lives on them ended."""
+        """Give up certificate and channels, and end everything that depends on them."""
         if self._own is None:
             return
         self._metrics.barred.labels(self.role, reason).inc()
@@ -236,7 +237,7 @@ class Identity:
         self._outdated.set()
 
     async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
-        """Wait until another certificate took the place of `leaf`; False: not in that time."""
+        """Wait until another certificate has replaced `leaf`; False: not within that time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.replaced(leaf)
@@ -244,24 +245,24 @@ class Identity:
         return False
 
     async def replaced(self, leaf: x509.Certificate) -> None:
-        """Return when another certificate took the place of `leaf`."""
+        """Return when another certificate has replaced `leaf`."""
         async with self._replaced:
             await self._replaced.wait_for(lambda: self._own is not None and self._own.leaf != leaf)
 
     def note(self, error: Error) -> None:
-        """Attest again soon if a peer's refusal says that our certificate no longer counts."""
+        """Attest again soon if a peer's refusal says that the certificate is no longer accepted."""
         if error.reason in _OUTDATED:
             self.outdate()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
-        """Credentials that follow renewals; `mutual` demands a client certificate."""
+        """Return credentials that follow renewals; `mutual` requires a client certificate."""
         return CertificateFeed(self._current_configuration).credentials(mutual=mutual)
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
         """Use the mutual-TLS channel to `role` of `node` at `address` (host:port).
 
-        A failed call inside the block leaves it as the Sealane error it stands for.
+        A failed call inside the block is raised as a Sealane error.
         """
         async with self.connection(address, node, role) as connection:
             yield connection.channel
@@ -270,10 +271,10 @@ class Identity:
     async def stream_channel(
         self, address: str, node: str, role: str
     ) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
-        """Use the channel for a stream that may outlast our certificate.
+        """Use the channel for a stream that may outlast the current certificate.
 
-        Servers end a call with the leaf that it began with. When the future that comes with the
-        channel is done, another certificate took its place: it is time to begin the stream again.
+        Servers end a call when the leaf that it began with expires. The returned future is done
+        when another certificate has replaced that leaf: then the stream should be opened again.
         """
         async with self.connection(address, node, role) as connection:
             renewed = asyncio.ensure_future(self.replaced(connection.own.leaf))
@@ -284,7 +285,7 @@ class Identity:
 
     @contextlib.asynccontextmanager
     async def connection(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:
-        """Use the same channel, knowing the leaves at its ends."""
+        """Use the same channel, with access to the leaves at its ends."""
         try:
             async with self.channels.use(address, node, role) as connection:
                 yield connection
@@ -300,14 +301,14 @@ class Identity:
         return self._own
 
     async def _find_peer(self, node: str, role: str) -> Sequence[x509.Certificate]:
-        # Every certificate of the broker's role is the broker's own.
+        # Certificates with the broker's role are all the broker's own.
         return () if role == "broker" else await self.find_peer(node, role)
 
     def _has_expired(self) -> bool:
         return self._own is not None and self._own.leaf.not_valid_after_utc <= utc_now()
 
     def _current_configuration(self) -> grpc.ServerCertificateConfiguration:
-        # Called from gRPC's threads; one attribute read.
+        # Called from gRPC's threads, so it reads one attribute only.
         if self._server_configuration is None:
             raise UnavailableError("certificate.missing", f"{self.role} has no certificate yet")
         return self._server_configuration
@@ -316,7 +317,7 @@ class Identity:
         subject = verify_leaf(leaf, anchor=self.anchor, now=utc_now())
         if leaf.public_key() != self.keys.tls.public_key():
             raise VerificationError(
-                "certificate.key.mismatch", "the broker certified a key that is not ours"
+                "certificate.key.mismatch", "the broker certified a key that is not this node's"
             )
         expected = Subject(
             node=self.node,
@@ -334,11 +335,13 @@ class Identity:
 
 
 async def _no_peers(node: str, role: str) -> Sequence[x509.Certificate]:
-    raise UnavailableError("peer.unattested", f"nobody can say what {role} {node} shows")
+    raise UnavailableError(
+        "peer.unattested", f"the certificate of {role} {node} can't be looked up without a broker"
+    )
 
 
 def _is_refusal(error: Error) -> bool:
-    """Whether the verifier refused us, as opposed to not having been reached as it should."""
+    """Return whether the verifier refused this role, rather than not being reached."""
     return (
         isinstance(error, VerificationError)
         and error.reason.startswith(("attestation.", "node."))

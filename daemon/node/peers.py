@@ -1,4 +1,4 @@
-"""Peers of a node, as broker, target and fabric name them to each other."""
+"""Identifiers of a node's peers, shared by broker, target and fabric."""
 
 import uuid
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class PeerIncarnation:
     """One start of a peer's process: SPIFFE id and incarnation of the leaf it showed.
 
-    With a `volume_id`: its use of a volume of this target that is another tenant's.
+    With a `volume_id`: its use of another tenant's volume on this target.
     """
 
     spiffe_id: str
@@ -18,13 +18,13 @@ class PeerIncarnation:
 
     @property
     def name(self) -> str:
-        """For people and metrics."""
+        """Name for people and metrics."""
         return f"{self.spiffe_id} at {self.volume_id}" if self.volume_id else self.spiffe_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDevice:
-    """A device as one process of a target has it open."""
+    """A device, as opened by one process of a target."""
 
     device_id: uuid.UUID
     fencing_epoch: int

@@ -1,4 +1,4 @@
-"""What a daemon gives to each role that it starts."""
+"""Shared parts of a daemon that it passes to each role."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -21,30 +21,30 @@ from sealane.daemon.volume.events import EventLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext:
-    """The daemon's shared parts. A role adds to its lists what it serves there."""
+    """The daemon's shared parts. A role adds what it serves to the lists here."""
 
     config: Config
     run_directory: RunDirectory
     metrics: Metrics
     enrolled: EnrolledRoles
     local: grpc.aio.Server
-    """The server of the Unix socket."""
+    """Server of the Unix socket."""
     spawn: Callable[[str, Coroutine[Any, Any, None]], None]
     """Runs a named task until the daemon stops."""
     report: Callable[[Sequence[str], bool], Awaitable[None]]
-    """Sets whether services are healthy."""
+    """Reports services as healthy or unhealthy."""
     stack: contextlib.AsyncExitStack
-    """Closes what the role opens, last opened first."""
+    """Closes what the role opens, in reverse order."""
     addresses: dict[str, str] = field(default_factory=dict)
-    """Where listeners are, by what they are for."""
+    """Addresses of listeners, by purpose."""
     services: list[str] = field(default_factory=list)
-    """gRPC services at the Unix socket."""
+    """gRPC services on the Unix socket."""
     event_logs: list[EventLog] = field(default_factory=list)
-    """Closed before the Unix socket, so that subscribers leave."""
+    """Closed before the Unix socket, so that subscribers disconnect."""
     reloads: list[Callable[[Config], Awaitable[None]]] = field(default_factory=list)
-    """Each applies what a new reading of the files changes for its role."""
+    """Each applies to its role what has changed in the files when they are read again."""
     drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    """Each waits, at a stop, until what its role has under way is done."""
+    """Each waits, at shutdown, until its role has finished what is in progress."""
 
     @property
     def state(self) -> Path:
@@ -54,7 +54,7 @@ class RoleContext:
     def authorizer(
         self, identity: Identity, admit: Admit, *, refused: Refused = no_record
     ) -> Authorizer:
-        """Make what checks the calls of peers; its call keys are closed with the daemon."""
+        """Create the checker of peers' calls; its call keys are closed with the daemon."""
         made = Authorizer(
             identity.anchor,
             server=identity.spiffe_id,
@@ -75,7 +75,7 @@ class RoleContext:
         key: str,
         mutual: bool = True,
     ) -> None:
-        """Serve peers over TLS, by default mutual, at `listen`; the address is known as `name`.
+        """Serve peers over TLS (mutual by default) at `listen`; `name` becomes the address's name.
 
         UnavailableError `listen.refused` names the configuration's `key`.
         """
@@ -84,5 +84,5 @@ class RoleContext:
         await self.stack.enter_async_context(running(server))
 
     def count_faults(self, name: str, listener: Listener) -> None:
-        """Count the protocol faults that `listener` meets, by its name."""
+        """Count the protocol faults of `listener`, by its name."""
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())

@@ -1,4 +1,4 @@
-"""gRPC face of `Nodes`: what this daemon is; Unix socket only."""
+"""gRPC service `Nodes`: identity and state of this daemon; Unix socket only."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -47,7 +47,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
             addresses=self._addresses,
             start_time=_timestamp(self._started),
         )
-        # A role that is barred has none.
+        # A barred role has no certificate.
         certified = [identity for identity in self._identities if identity.has_certificate]
         if certified:
             earliest = min(i.certificate.not_valid_after_utc for i in certified)

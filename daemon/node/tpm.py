@@ -1,8 +1,7 @@
-"""A connection to a TPM 2.0, by the enhanced system API of the TCG software stack.
+"""A connection to a TPM 2.0, through the Enhanced System API of the TCG software stack.
 
-Commands block, so each connection has one thread, on which all of them run. tpm2-pytss is an extra
-(`pip install sealane[tpm]`): this module and those that use it are imported where a TPM is
-configured.
+Commands block, so each connection has one thread that runs all of them. tpm2-pytss is an extra
+(`pip install sealane[tpm]`): this module and its users are imported only if a TPM is configured.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-# Failures come back as exceptions; the library would print them besides.
+# Failures are raised as exceptions; the library would print them as well.
 os.environ.setdefault("TSS2_LOG", "all+none")
 
 from tpm2_pytss import ESAPI, TCTILdr, TSS2_Exception
@@ -32,7 +31,7 @@ class TpmCommandError(UnavailableError):
 
 
 class Tpm:
-    """One connection. What it loaded leaves the TPM when it is closed."""
+    """One connection. Objects that it loaded leave the TPM when it is closed."""
 
     def __init__(self, tcti: str = DEVICE) -> None:
         """Connect by a TCTI configuration, `name:options`; UnavailableError `tpm.command`."""

@@ -1,4 +1,4 @@
-"""Connects to the TPM that a configuration names. Its library is imported only then."""
+"""Connects to the configured TPM. Its library is imported only then."""
 
 from typing import TYPE_CHECKING
 

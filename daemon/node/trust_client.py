@@ -1,4 +1,4 @@
-"""A node's questions to the broker about its peers: what they show, and whether they may act."""
+"""A node's requests to the broker about its peers: their leaves, and whether they may act."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,13 +18,13 @@ from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import trust_pb2
 from sealane.protocol.v1.trust_pb2_grpc import TrustStub
 
-# An answer that takes longer would count for little of its time.
+# Authorizations count from the request, so a slower answer would be of little use.
 _CALL_SECONDS: Final = 5.0
 _LEAVES_MAX: Final = 2
 
 
 class TrustClient:
-    """Asks the broker in the name of one role of this node; verifies all it gets."""
+    """Calls the broker for one role of this node; verifies every answer."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = Brokers(config, identity)
@@ -42,7 +42,7 @@ class TrustClient:
         )
         leaves = [_parse(pem) for pem in answer.certificate_pem[:_LEAVES_MAX]]
         if not leaves:
-            raise UnavailableError(UNATTESTED, f"the broker knows no certificate of {name}")
+            raise UnavailableError(UNATTESTED, f"the broker knows no certificate for {name}")
         for leaf in leaves:
             subject = verify_leaf(leaf, anchor=self._identity.anchor, now=utc_now())
             if subject.spiffe_id != name:
@@ -58,11 +58,11 @@ class TrustClient:
         *,
         device: ServedDevice | None = None,
     ) -> Sequence[str]:
-        """Return for each peer why it may not act, empty if it may.
+        """Return for each peer the reason why it may not act; empty if it may.
 
-        VerificationError `device.…` if `device`, which we serve them from, isn't ours any more;
-        `authorization.signature` or `authorization.mismatch` for an answer that the broker didn't
-        give, or not to this question.
+        VerificationError `device.…` if `device`, which this node serves them from, no longer
+        belongs to it; `authorization.signature` or `authorization.mismatch` if the broker did not
+        give this answer, or not to this request.
         """
         asked = [*map(peer_message, peers)]
         request = trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked)
@@ -86,7 +86,7 @@ class TrustClient:
             verdict.peer for verdict in answer.verdicts
         ] != asked:
             raise VerificationError(
-                "authorization.mismatch", "the authorization doesn't answer the question asked"
+                "authorization.mismatch", "the authorization does not answer this request"
             )
         return [verdict.refusal for verdict in answer.verdicts]
 

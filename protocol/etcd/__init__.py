@@ -1,1 +1,1 @@
-"""The part of the API of etcd version 3 that a broker calls."""
+"""The part of the etcd version 3 API that a broker calls."""

@@ -1,4 +1,4 @@
-"""NVMe over Fabrics as the control side needs it: names, identify data, Connect, admin queue.
+"""NVMe over Fabrics for the control plane: names, identify data, Connect, admin queue.
 
-No input or output here. The I/O queues and the PDU codec are native.
+No I/O here. The I/O queues and the PDU codec are native.
 """

@@ -1,8 +1,8 @@
-"""Admin queue of a controller, without input or output.
+"""Admin queue of a controller, without I/O.
 
-A submission entry goes in; the answer (data, completion) comes out, or nothing for an event
-request that stays parked. Events complete parked requests later (`next_answer`). The listener owns
-sockets and time, the data path owns I/O queues.
+A submission entry goes in; the answer (data, completion) comes out, or nothing for an event request
+that stays parked. Events complete parked requests later (`next_answer`). The listener owns sockets
+and time, the data path owns I/O queues.
 """
 
 from collections import deque
@@ -119,7 +119,7 @@ class AdminController:
     # Commands
 
     def update(self, subsystem: Subsystem) -> None:
-        """Show a changed subsystem; reports events for namespaces and their access."""
+        """Replace the subsystem; reports events for changes of namespaces and their access."""
         before, self._subsystem = self._subsystem, subsystem
         old = {namespace.nsid: namespace for namespace in before.namespaces}
         new = {namespace.nsid: namespace for namespace in subsystem.namespaces}
@@ -136,13 +136,13 @@ class AdminController:
             self._events.report(Event.ANA_CHANGED)
 
     def set_discovery_log(self, page: bytes) -> None:
-        """Set log page 70h; reports an event if it had another content."""
+        """Set log page 70h; reports an event if its content has changed."""
         if self._discovery_log and page != self._discovery_log:
             self._events.report(Event.DISCOVERY_CHANGED)
         self._discovery_log = page
 
     def notify_reservation(self, nsid: int, kind: Notification) -> None:
-        """Log what happened to a reservation, unless the host masked it (feature 82h)."""
+        """Log a reservation notification, unless the host masked it (feature 82h)."""
         if self._features.notification_mask(nsid) >> kind & 1:
             return
         self._notification_count += 1
@@ -150,11 +150,11 @@ class AdminController:
         self._events.report(Event.RESERVATION_CHANGED)
 
     def set_resources(self, resources: ControllerResources) -> None:
-        """Say where the data path's figures come from."""
+        """Set the source of the data path's statistics."""
         self._resources = resources
 
     def set_io_queues(self, *, connected: bool) -> None:
-        """Say whether I/O queues exist: their number can't be negotiated then."""
+        """Set whether I/O queues exist: while they do, their number can't be negotiated."""
         self._has_io_queues = connected
 
     # Inputs
@@ -174,7 +174,7 @@ class AdminController:
         return self._answer(command.command_id, result=outcome.result, data=outcome.data)
 
     def refuse(self, entry: bytes) -> Answer:
-        """Answer a command whose data was damaged on the way: it may be sent again."""
+        """Answer a command whose data was damaged in transit: it may be sent again."""
         self._head = (self._head + 1) % self._queue_size
         command = Command.decode(entry, b"")
         self._log_failure(command, Status.TRANSIENT_TRANSPORT_ERROR)
@@ -183,14 +183,14 @@ class AdminController:
     # Outputs
 
     def next_answer(self) -> Answer | None:
-        """Completion of a parked event request, if one is due."""
+        """Return the completion of a parked event request, if one is due."""
         if self._completions:
             return self._completions.popleft()
         due = self._events.next_completion()
         return None if due is None else self._answer(due[0], result=due[1])
 
     def take_transition(self) -> Transition:
-        """Return what the last Property Set did to the controller, once."""
+        """Return the effect of the last Property Set on the controller, once."""
         taken, self._transition = self._transition, Transition.NONE
         return taken
 
@@ -208,22 +208,22 @@ class AdminController:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the host has proved itself, or needn't."""
+        """Whether the host has authenticated, or needn't."""
         return self._authentication.is_open
 
     @property
     def is_ending(self) -> bool:
-        """Whether the connection must end: the host couldn't prove itself."""
+        """Whether the connection must end: the host failed to authenticate."""
         return self._authentication.is_ending
 
     @property
     def queue_count(self) -> int:
-        """I/O queues granted by Set Features; before that, as many as there can be."""
+        """I/O queues granted by Set Features; before that, the maximum."""
         return self._features.queue_count
 
     @property
     def keep_alive_ms(self) -> int:
-        """Keep-alive time-out, 0 for none, rounded up to its granularity."""
+        """Keep-alive timeout in milliseconds, rounded up to its granularity; 0: none."""
         return self._features.keep_alive_ms
 
     def _answer(
@@ -242,8 +242,9 @@ class AdminController:
         return Answer(command_id=command_id, completion=completion, data=data)
 
     def _execute(self, command: Command) -> _Outcome | None:
-        # A host that uses the id of a parked request for something else has given that one up:
-        # SPDK does before it shuts a controller down. Its answer could only be misunderstood.
+        # A host that reuses the id of a parked request for another command has abandoned the
+        # request; SPDK does this before it shuts a controller down. Its answer could only be
+        # misunderstood.
         self._events.abort(command.command_id)
         command.check_flags()
         if command.opcode == AdminOpcode.FABRICS:
@@ -299,7 +300,7 @@ class AdminController:
         transition = self._properties.configure(value)
         if transition is Transition.RESET:
             self._logged()
-            self._failures_taken = 0  # whoever runs the next queues counts anew
+            self._failures_taken = 0  # the owner of the next queues starts to count from 0
             self._features.reset()
             self._events.reset()
             self._completions.clear()
@@ -400,13 +401,13 @@ class AdminController:
         page = self._pages.get(request.page)
         if page is None:
             raise RefusedError(Status.INVALID_LOG_PAGE)
-        # Offsets that count entries and command sets besides the first ask for something else than
-        # there is. Fields that mean nothing to a page are left alone: hosts may fill them.
+        # Offsets that count entries, and command sets other than the first, request data that
+        # doesn't exist. Fields that a page doesn't use are ignored, because hosts may fill them.
         is_plain = not words[4] & _OTHER_CONTENT
         is_sized = request.length <= self._subsystem.transfer_max and not request.offset % 4
         if not (is_plain and is_sized):
             raise RefusedError(Status.INVALID_FIELD)
-        command.check_room(request.length)  # before reading a page has an effect
+        command.check_room(request.length)  # before reading a page has a side effect
         content = page(request)
         if request.offset > len(content):
             raise RefusedError(Status.INVALID_FIELD)
@@ -430,7 +431,7 @@ class AdminController:
             change_count=self._ana_changes,
             groups_only=bool(request.specific & _GROUPS_ONLY),
         )
-        # Hosts (nvme-cli) ask for as much as there can be, in parts: beyond the groups are zeros.
+        # Hosts (nvme-cli) read the maximum size in parts: after the groups there are zeros.
         return page.ljust(ana_bytes_max(self._subsystem), b"\0")
 
     def _notification(self, _: _LogRequest) -> bytes:
@@ -441,7 +442,7 @@ class AdminController:
         return encode_notification(count=count, kind=kind, remaining=remaining, nsid=nsid)
 
     def _consume(self, page: int) -> None:
-        """Forget what a page told, now that the host has read it."""
+        """Clear what a page reported, now that the host has read it."""
         if page == LogPage.CHANGED_NAMESPACES:
             self._changed.clear()
         elif page == LogPage.RESERVATION_NOTIFICATION and self._notifications:
@@ -460,7 +461,7 @@ class AdminController:
         )
 
     def _logged(self) -> list[LoggedFailure]:
-        """Take over what the data path logged meanwhile; newest first."""
+        """Collect what the data path has logged since; newest first."""
         for failure in reversed(self._resources.failures()):
             if failure.count > self._failures_taken:
                 self._failures_taken = failure.count

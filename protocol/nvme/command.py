@@ -1,4 +1,4 @@
-"""Admin and fabrics commands as they come, and the answers they get."""
+"""Admin and fabrics commands as received, and their answers."""
 
 import struct
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _COMPLETION = struct.Struct("<QHHHH")
 
 
 class RefusedError(Exception):
-    """A command is answered with an error `status`."""
+    """A command must be answered with the error `status`."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status)
@@ -27,7 +27,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What to send: data first, if there is any, then the completion entry."""
+    """Answer to a command: data first, if any, then the completion entry."""
 
     command_id: int
     completion: bytes
@@ -53,7 +53,7 @@ class Command:
     def decode(cls, entry: bytes, data: bytes) -> Self:
         """Split an entry into its fields; ProtocolError for another length."""
         if len(entry) != SUBMISSION_BYTES:
-            raise ProtocolError("pdu.malformed", f"a submission entry has {len(entry)} bytes")
+            raise ProtocolError("pdu.malformed", f"a submission queue entry of {len(entry)} bytes")
         opcode, flags, command_id, nsid, offset, length, kind, *words = _ENTRY.unpack(entry)
         return cls(
             opcode=opcode,
@@ -69,12 +69,12 @@ class Command:
         )
 
     def check_flags(self) -> None:
-        """Refuse fused commands and PRPs, which fabrics don't have."""
+        """Refuse fused commands and PRPs, which don't exist in fabrics."""
         if self.flags & _FLAGS_MASK != _FLAGS:
             raise RefusedError(Status.INVALID_FIELD)
 
     def check_room(self, length: int) -> None:
-        """Refuse unless the host takes `length` bytes of data."""
+        """Refuse unless the host has room for `length` bytes of data."""
         if not length:
             return
         if self.sgl_kind != _SGL_TRANSPORT:
@@ -83,7 +83,7 @@ class Command:
             raise RefusedError(Status.SGL_LENGTH_INVALID)
 
     def in_capsule(self, length: int) -> bytes:
-        """Return the command's own data; refuse unless `length` bytes came in its capsule."""
+        """Return the command's data; refuse unless its capsule holds `length` bytes."""
         if self.sgl_kind != _SGL_IN_CAPSULE:
             raise RefusedError(Status.SGL_TYPE_INVALID)
         if self.sgl_offset or self.sgl_length != length or len(self.data) != length:
@@ -94,9 +94,9 @@ class Command:
 def encode_completion(
     command_id: int, *, status: int = 0, result: int = 0, queue_head: int = 0, retry: bool = False
 ) -> bytes:
-    """Completion entry; an error says "do not retry" unless `retry`, or it is one that passes.
+    """Return a completion entry; errors say "do not retry" unless `retry`, or they are temporary.
 
-    A host that is told not to retry a Connect gives its controller up: Linux then fails all I/O.
+    A host that must not retry a Connect gives up its controller: Linux then fails all I/O.
     """
     final = status not in (0, Status.CONNECT_BUSY) and not retry
     field = status | DO_NOT_RETRY if final else status
@@ -104,12 +104,12 @@ def encode_completion(
 
 
 def says_do_not_retry(entry: bytes) -> bool:
-    """Whether a completion entry says that the same command will not succeed."""
+    """Return whether a completion entry says that repeating the command will not succeed."""
     *_, field = _COMPLETION.unpack(entry)
     return bool(field >> 1 & DO_NOT_RETRY)
 
 
 def decode_completion(entry: bytes) -> tuple[int, int, int]:
-    """Command id, status (type and code) and result of a completion entry."""
+    """Return command id, status (type and code) and result of a completion entry."""
     result, _, _, command_id, field = _COMPLETION.unpack(entry)
     return command_id, (field >> 1) & 0x7FF, result

@@ -1,4 +1,4 @@
-"""The fabrics Connect command: fields, 1024 bytes of data, and where a queue ticket travels."""
+"""The fabrics Connect command: fields, 1024 bytes of data, and the queue ticket in them."""
 
 import struct
 import uuid
@@ -27,7 +27,7 @@ _COMMAND = struct.Struct("<BBHB19xQI3xBHHHBxI12x")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """One Connect command with its data. `queue_size` counts entries; 0 has no meaning."""
+    """A Connect command with its data. `queue_size` counts entries; 0 is invalid."""
 
     command_id: int
     record_format: int = 0
@@ -41,11 +41,11 @@ class Connect:
     host_nqn: str
     ticket: bytes = bytes(TICKET_BYTES)
     header_digest: bool = False
-    """Negotiated on this connection (ICReq) and not part of the command; nor is the next."""
+    """Negotiated on this connection (ICReq), not part of the command; likewise the next."""
     data_digest: bool = False
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Submission entry and data."""
+        """Return submission entry and data."""
         entry = _COMMAND.pack(
             AdminOpcode.FABRICS,
             _SGL,
@@ -114,7 +114,7 @@ def decode_connect(entry: bytes, data: bytes) -> Connect:
 def _name(field: bytes) -> str:
     name, end, rest = field.partition(b"\0")
     if not end or rest.strip(b"\0"):
-        raise ProtocolError("connect.malformed", "a name in the Connect data doesn't end")
+        raise ProtocolError("connect.malformed", "a name in the Connect data is not NUL-terminated")
     try:
         return name.decode()
     except UnicodeDecodeError as error:

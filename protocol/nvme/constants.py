@@ -1,4 +1,4 @@
-"""Numbers of NVMe Base 2.0, NVMe over Fabrics and NVMe/TCP that the control side uses."""
+"""Numbers of NVMe Base 2.0, NVMe over Fabrics and NVMe/TCP that the control plane uses."""
 
 from enum import IntEnum, IntFlag
 
@@ -15,9 +15,9 @@ NO_FLOW_CONTROL_HEAD = 0xFFFF
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 DATA_UNIT_SECTORS = 1000  # a data unit of the SMART log is 1000 sectors of 512 bytes
 
-# Our implementation's limits, each with its reason.
-QUEUE_DEPTH_MAX = 128  # what hosts ask for by default; bounds a queue's memory
-QUEUE_COUNT_MAX = 16  # I/O queues of one controller, each a thread
+# Limits of this implementation, each with its reason.
+QUEUE_DEPTH_MAX = 128  # what hosts request by default; limits a queue's memory
+QUEUE_COUNT_MAX = 16  # I/O queues of one controller, each with a thread
 IN_CAPSULE_BYTES = 8192  # saves the R2T of a one-sector write, sealed (4160) or plain
 FRONT_TRANSFER_BYTES = 131_072  # MDTS of a plain namespace
 SECURE_TRANSFER_BYTES = 262_144  # MDTS of a secure one: 32 sealed sectors are 133,120 bytes
@@ -25,9 +25,9 @@ H2C_DATA_BYTES = 262_144  # one H2CData PDU may carry a whole transfer
 KEEP_ALIVE_GRANULARITY_MS = 1000
 EVENT_REQUESTS_MAX = 4
 ABORTS_MAX = 4
-ADMIN_CAPSULE_BYTES = 8192  # NVMe/TCP wants this much in-capsule data for admin and fabrics
+ADMIN_CAPSULE_BYTES = 8192  # in-capsule data that NVMe/TCP requires for admin and fabrics
 ERROR_ENTRIES_MAX = 64  # error log; ELPE is one less
-NAMESPACES_MAX = 1024  # namespaces of one subsystem: what a changed-namespaces log can list
+NAMESPACES_MAX = 1024  # namespaces of one subsystem: as many as a changed-namespaces log can list
 NOTIFICATIONS_MAX = 64  # reservation notifications kept for a host that doesn't read them
 
 
@@ -46,7 +46,7 @@ class PduKind(IntEnum):
 
 
 class AdminOpcode(IntEnum):
-    """Admin commands that are answered with more than Invalid Opcode."""
+    """Admin commands with an answer other than Invalid Opcode."""
 
     GET_LOG_PAGE = 0x02
     IDENTIFY = 0x06
@@ -59,7 +59,7 @@ class AdminOpcode(IntEnum):
 
 
 class IoOpcode(IntEnum):
-    """I/O commands of the NVM command set, for what a controller says of itself."""
+    """I/O commands of the NVM command set, to announce which are supported."""
 
     FLUSH = 0x00
     WRITE = 0x01
@@ -158,7 +158,7 @@ class AnaState(IntEnum):
 
 
 class Status(IntEnum):
-    """Status code type and code of the statuses the control side sends."""
+    """Status code types and codes that the control plane sends."""
 
     SUCCESS = 0x000
     INVALID_OPCODE = 0x001

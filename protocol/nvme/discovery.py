@@ -12,7 +12,7 @@ _IPV4 = 1
 _IPV6 = 2
 _NVM_SUBSYSTEM = 2
 _CURRENT_DISCOVERY = 3
-_FLOW_CONTROL_OPTIONAL = 0x04  # and nothing said of a secure channel
+_FLOW_CONTROL_OPTIONAL = 0x04  # makes no statement about a secure channel
 _DYNAMIC = 0xFFFF
 _SAME_LOG_EVERYWHERE = 0x01
 _PERSISTENT = 0x02
@@ -23,7 +23,7 @@ _RECORD = struct.Struct("<BBBBHHHH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveryRecord:
-    """A subsystem at an address. The current discovery subsystem has a record of its own."""
+    """A subsystem at an address. The current discovery subsystem has its own record."""
 
     subsystem_nqn: str
     traddr: str
@@ -33,7 +33,7 @@ class DiscoveryRecord:
 
 
 def encode_discovery_log(records: Sequence[DiscoveryRecord], *, generation: int) -> bytes:
-    """Encode the log; `generation` (GENCTR) changes whenever the records do."""
+    """Encode the log; `generation` (GENCTR) changes whenever the records change."""
     header = struct.pack("<QQH", generation, len(records), 0).ljust(_RECORD_BYTES, b"\0")
     return header + b"".join(_encode(record) for record in records)
 

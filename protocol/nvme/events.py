@@ -1,8 +1,8 @@
 """Asynchronous events of a controller (NVMe Base 2.0 §5.2): parked requests, masks, pending events.
 
-An event that was reported stays masked until the host reads its log page. The mask is kept per
-event and not per event type as the letter has it: a host that is slow to read one log must still
-hear at once that a namespace's access changed. Hosts can't tell the difference otherwise.
+A reported event stays masked until the host reads its log page. The mask is kept per event, not per
+event type as the specification says: a host that is slow to read one log must still learn at once
+that a namespace's access has changed. Hosts can't otherwise tell the difference.
 """
 
 from enum import Enum
@@ -30,7 +30,7 @@ class Event(Enum):
 
     @classmethod
     def offered(cls, subsystem: Subsystem) -> tuple[Self, ...]:
-        """Events that a controller of this subsystem can report."""
+        """Return the events that a controller of this subsystem can report."""
         offers = {
             cls.NAMESPACE_CHANGED: not subsystem.is_discovery,
             cls.ANA_CHANGED: subsystem.is_multipath,
@@ -41,7 +41,7 @@ class Event(Enum):
 
 
 class AsyncEvents:
-    """Pairs parked requests with events. Each event is pending at most once: a bound by itself."""
+    """Matches parked requests with events. An event is pending at most once: a natural limit."""
 
     def __init__(self, subsystem: Subsystem) -> None:
         self._offered = Event.offered(subsystem)
@@ -60,29 +60,29 @@ class AsyncEvents:
         return True
 
     def configure(self, configuration: int) -> None:
-        """Set feature 0Bh: what is offered of it. Hosts name events before they know of them."""
+        """Set feature 0Bh, restricted to the events offered: hosts may name others."""
         self._configuration = configuration & sum(event.bit for event in self._offered)
         self._pending = [event for event in self._pending if self._is_enabled(event)]
 
     def clear(self, page: int, *, is_whole: bool) -> None:
-        """Unmask what a log page tells: the host read it and didn't ask to retain the event.
+        """Unmask the event of a log page that the host read without asking to retain the event.
 
-        What was pending is dropped only if the page was read `is_whole`: a change between two
-        parts of a page must be heard of.
+        A pending event is dropped only if the page was read `is_whole`: a change between reads of
+        two parts of a page must be reported.
         """
         self._masked = {event for event in self._masked if event.page != page}
         if is_whole:
             self._pending = [event for event in self._pending if event.page != page]
 
     def abort(self, command_id: int) -> bool:
-        """Take a parked request back."""
+        """Abort a parked request; return whether it was parked."""
         if command_id not in self._parked:
             return False
         self._parked.remove(command_id)
         return True
 
     def reset(self) -> None:
-        """Forget everything, as a controller reset does."""
+        """Forget everything, as at a controller reset."""
         self._configuration = 0
         self._parked.clear()
         self._pending.clear()
@@ -91,7 +91,7 @@ class AsyncEvents:
     # Inputs
 
     def report(self, event: Event) -> None:
-        """Something happened; it is pending unless the host switched it off."""
+        """Make an event pending, unless the host has disabled it."""
         is_wanted = event in self._offered and self._is_enabled(event)
         if is_wanted and event not in self._pending:
             self._pending.append(event)
@@ -99,7 +99,7 @@ class AsyncEvents:
     # Outputs
 
     def next_completion(self) -> tuple[int, int] | None:
-        """Command id and result of a request that an event completes."""
+        """Return command id and result of a request that an event completes, if any."""
         for event in self._pending:
             if self._parked and event not in self._masked:
                 self._pending.remove(event)
@@ -111,7 +111,7 @@ class AsyncEvents:
 
     @property
     def configuration(self) -> int:
-        """Feature 0Bh."""
+        """Value of feature 0Bh."""
         return self._configuration
 
     def _is_enabled(self, event: Event) -> bool:

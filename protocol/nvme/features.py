@@ -1,6 +1,6 @@
-"""Features of a controller: one table says what can be set, to what, and where (NVMe Base §5.27).
+"""Features of a controller: a table of which can be set, and to what (NVMe Base §5.27).
 
-Nothing can be saved; a saved value is the default.
+No feature can be saved; the saved value is the default.
 """
 
 import struct
@@ -31,7 +31,7 @@ _CURRENT, _DEFAULT, _SAVED, _SUPPORTED = range(4)
 
 
 class FeatureRefusedError(Exception):
-    """A feature can't be set or got; `status` says why."""
+    """A feature can't be set or read; `status` is the reason."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status)
@@ -48,7 +48,7 @@ def _is_zero(value: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One feature. `accepts` judges CDW11, `selector` is the part of CDW11 that names a variant."""
+    """One feature. `accepts` checks CDW11; `selector` is the part of CDW11 that names a variant."""
 
     default: int = 0
     accepts: Callable[[int], bool] = _anything
@@ -68,9 +68,9 @@ _IO: Final[Mapping[int, _Entry]] = {
     Feature.ARBITRATION: _Entry(),
     Feature.POWER_MANAGEMENT: _Entry(accepts=lambda value: not value & 0x1F),  # power state 0
     Feature.TEMPERATURE_THRESHOLD: _Entry(default=_TEMPERATURE_MAX, selector=_THRESHOLD_TYPE),
-    # No error for reading deallocated blocks (bit 16) is offered.
+    # Errors for reading deallocated blocks (bit 16) are not supported.
     Feature.ERROR_RECOVERY: _Entry(accepts=lambda value: value <= 0xFFFF),
-    # Stores acknowledge before a flush; a host can't switch that off, it can use FUA.
+    # Stores acknowledge before a flush; hosts can't disable that, but can use FUA.
     Feature.VOLATILE_WRITE_CACHE: _Entry(default=1, is_changeable=False),
     Feature.NUMBER_OF_QUEUES: _Entry(),
     Feature.WRITE_ATOMICITY: _Entry(accepts=lambda value: value <= 1),
@@ -90,7 +90,7 @@ _IO: Final[Mapping[int, _Entry]] = {
 
 
 class Features:
-    """Values of one controller's features. The keep-alive time-out is in milliseconds."""
+    """Values of one controller's features. The keep-alive timeout is in milliseconds."""
 
     def __init__(self, subsystem: Subsystem, *, keep_alive_ms: int, host_id: bytes) -> None:
         table = _COMMON if subsystem.is_discovery else _IO
@@ -106,7 +106,7 @@ class Features:
         self.reset()
 
     def reset(self) -> None:
-        """Return to what holds after Connect."""
+        """Restore the values after Connect."""
         self._values.clear()
         self._host_behavior = bytes(HOST_BEHAVIOR_BYTES)
         self.keep_alive_ms = self._connected_keep_alive_ms
@@ -114,7 +114,7 @@ class Features:
 
     @property
     def keep_alive_ms(self) -> int:
-        """Keep-alive time-out, 0 for none."""
+        """Keep-alive timeout in milliseconds; 0: none."""
         return self._keep_alive_ms
 
     @keep_alive_ms.setter
@@ -130,15 +130,15 @@ class Features:
     def set(
         self, selector: int, value: int, *, nsid: int, data: bytes, subsystem: Subsystem
     ) -> int:
-        """Set Features: `selector` is CDW10, `value` CDW11. Returns the completion's result.
+        """Set Features: `selector` is CDW10, `value` CDW11. Return the completion's result.
 
-        FeatureRefusedError if it can't be set. The value of feature 0Bh is with its owner.
+        FeatureRefusedError if it can't be set. The owner keeps the value of feature 0Bh.
         """
         feature = selector & 0xFF
         entry = self._entry(feature)
         if selector & _SAVE:
             raise FeatureRefusedError(Status.FEATURE_NOT_SAVEABLE)
-        # Hosts set what they need, also where it is so already.
+        # Hosts also set values that already apply.
         if not entry.is_changeable and (entry.data_bytes or value != entry.default):
             raise FeatureRefusedError(Status.FEATURE_NOT_CHANGEABLE)
         if not entry.accepts(value) or len(data) != entry.data_bytes:
@@ -158,7 +158,7 @@ class Features:
     def get(
         self, selector: int, variant: int, *, nsid: int, subsystem: Subsystem
     ) -> tuple[int, bytes]:
-        """Get Features: `selector` is CDW10, `variant` CDW11. Returns result and data."""
+        """Get Features: `selector` is CDW10, `variant` CDW11. Return result and data."""
         feature, which = selector & 0xFF, selector >> 8 & 0x07
         entry = self._entry(feature)
         if which == _SUPPORTED:
@@ -184,7 +184,7 @@ class Features:
         return self._values.get((feature, each, named), default) if is_current else default, b""
 
     def notification_mask(self, nsid: int) -> int:
-        """Reservation notifications that the host doesn't want of a namespace (feature 82h)."""
+        """Return the mask of reservation notifications disabled for a namespace (feature 82h)."""
         return self._values.get((Feature.RESERVATION_NOTIFICATION_MASK, nsid, 0), 0)
 
     def _entry(self, feature: int) -> _Entry:
@@ -205,7 +205,7 @@ class Features:
     def _namespaces(
         entry: _Entry, nsid: int, subsystem: Subsystem, *, is_setting: bool
     ) -> tuple[int, ...]:
-        """Ids under which a value is kept: 0 for what belongs to the controller."""
+        """Return the ids that a value is kept under: 0 for one that belongs to the controller."""
         if not entry.is_per_namespace:
             if is_setting and nsid not in {0, BROADCAST_NSID}:
                 raise FeatureRefusedError(Status.FEATURE_NOT_NAMESPACE_SPECIFIC)

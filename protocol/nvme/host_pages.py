@@ -1,7 +1,7 @@
-"""What a host reads of a controller besides Identify: lists, log pages and asynchronous events.
+"""Data that a host reads from a controller besides Identify: lists, log pages, events.
 
 NVMe Base 2.0 §5.2 (events), §5.16.1 (log pages), §5.17.2 (lists). A controller is not trusted:
-counts are checked against the bytes at hand.
+counts are checked against the available bytes.
 """
 
 import struct
@@ -23,7 +23,7 @@ _MANY_NAMESPACES = 0xFFFF_FFFF  # more changed than the log can list
 
 
 class Notice(Enum):
-    """Asynchronous events a host acts on: (type, information), its bit in the configuration."""
+    """Asynchronous events that hosts handle: (type, information), bit in the configuration."""
 
     NAMESPACES = ((0x02, 0x00), 8, LogPage.CHANGED_NAMESPACES)
     ANA = ((0x02, 0x03), 11, LogPage.ANA)
@@ -37,7 +37,7 @@ class Notice(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventResult:
-    """Result of an Asynchronous Event Request. Reading `page` lets the next one come."""
+    """Result of an Asynchronous Event Request. Reading `page` enables the next one."""
 
     kind: int
     information: int
@@ -45,7 +45,7 @@ class EventResult:
 
     @property
     def notice(self) -> Notice | None:
-        """The notice it is, if the host knows it."""
+        """The notice, if the host knows it."""
         code = (self.kind, self.information)
         return next((notice for notice in Notice if notice.code == code), None)
 
@@ -96,7 +96,9 @@ def decode_active_namespaces(data: bytes) -> list[int]:
         if nsid == 0:
             break
         if ids and nsid <= ids[-1]:
-            raise ProtocolError("identify.malformed", "active namespaces aren't in order")
+            raise ProtocolError(
+                "identify.malformed", "active namespace ids are not in ascending order"
+            )
         ids.append(nsid)
     return ids
 
@@ -108,7 +110,7 @@ def decode_changed_namespaces(data: bytes) -> list[int] | None:
 
 
 def decode_descriptors(data: bytes) -> NamespaceNames:
-    """Namespace identification descriptors; kinds nobody knows are skipped."""
+    """Decode namespace identification descriptors; unknown types are skipped."""
     found: dict[int, bytes] = {}
     offset = 0
     while offset + 4 <= len(data):
@@ -132,7 +134,10 @@ def decode_descriptors(data: bytes) -> NamespaceNames:
 
 
 def ana_log_length(data: bytes, limit: int) -> int:
-    """Bytes of the ANA log whose beginning is `data`, as far as it tells; at most `limit`."""
+    """Return the length of the ANA log that begins with `data`, in bytes, at most `limit`.
+
+    If `data` doesn't reach to its end, this is the length known so far.
+    """
     count = _ANA_HEADER.unpack_from(data)[1]
     offset = _ANA_HEADER.size
     for _ in range(count):
@@ -145,7 +150,7 @@ def ana_log_length(data: bytes, limit: int) -> int:
 
 
 def decode_ana_log(data: bytes) -> dict[int, AnaState]:
-    """State of every namespace in an ANA log; an unknown state counts as inaccessible."""
+    """Return the state of every namespace in an ANA log; unknown states count as inaccessible."""
     if len(data) < _ANA_HEADER.size:
         raise ProtocolError("log.malformed", f"an ANA log of {len(data)} bytes")
     count = _ANA_HEADER.unpack_from(data)[1]
@@ -194,7 +199,7 @@ def decode_discovery_entry(data: bytes) -> DiscoveryEntry:
 
 
 def _text(field: bytes) -> str:
-    """Text that ends with a zero or is filled up with blanks."""
+    """Return text that ends with a zero byte or is padded with blanks."""
     try:
         return field.partition(b"\0")[0].decode().rstrip(" ")
     except UnicodeDecodeError:

@@ -30,7 +30,7 @@ _PAGE_BYTES = 4096
 _BLOCK_EXPONENT = 12
 _EXTENDED_LBA = 0x10
 _ANA_TRANSITION_SECONDS = 10
-_WRITE_ZEROES_EXPONENT = 16  # 65,536 blocks of one page: all that a block count can say
+_WRITE_ZEROES_EXPONENT = 16  # 65,536 blocks of one page: the most that a block count can express
 _OPTIMAL_WRITE_BLOCKS = 32
 
 _HOST_ID_128 = 1 << 0
@@ -39,7 +39,7 @@ _MULTIPLE_PORTS_AND_CONTROLLERS = 0x03
 _ANA_REPORTING = 0x08
 _ANA_STATES = 0x5F  # the five states; a namespace never changes its group
 _LOG_ATTRIBUTES = 0x07  # health per namespace, command effects, 32-bit length and offset
-_SGLS = 0x0030_0001  # SGLs, their offset in the capsule, the transport's data block
+_SGLS = 0x0030_0001  # SGLs, their offset in the capsule, and the transport's data block
 _RESERVATION_TYPES = 0xFE  # all six types; "ignore existing key" as since NVMe 1.3
 _SELECT_FEATURES = 1 << 4
 _IDENTIFIERS_NOT_REUSED = 0x08
@@ -61,7 +61,7 @@ _RESERVATIONS = 1 << 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerIdentity:
-    """What a host needs to know about a controller. `transfer_max` 0 means no limit."""
+    """Properties of a controller that a host needs. `transfer_max` 0 means no limit."""
 
     subsystem_nqn: str
     controller_id: int
@@ -69,7 +69,7 @@ class ControllerIdentity:
     transfer_max: int
     in_capsule_max: int
     volatile_write_cache: bool
-    outstanding_max: int = 0  # MAXCMD: commands a queue may have outstanding; 0 says nothing
+    outstanding_max: int = 0  # MAXCMD: commands that a queue may have outstanding; 0: not reported
     fused_commands: int = 0  # FUSES
     events: int = 0  # OAES
     reports_ana: bool = False
@@ -78,18 +78,18 @@ class ControllerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceIdentity:
-    """What a host needs to know about a namespace."""
+    """Properties of a namespace that a host needs."""
 
     block_count: int
     block_bytes: int
     metadata_bytes: int
-    is_extended: bool = False  # metadata behind each block's data, in one extended LBA
+    is_extended: bool = False  # metadata follows each block's data, in one extended LBA
     protection_type: int = 0  # end-to-end protection information: 0 is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifyRequest:
-    """What Identify asks: `structure` is the CNS value."""
+    """An Identify request: `structure` is the CNS value."""
 
     structure: int
     nsid: int = 0
@@ -98,7 +98,7 @@ class IdentifyRequest:
 
 
 def encode_controller(subsystem: Subsystem, *, controller_id: int) -> bytes:
-    """Identify Controller, CNS 01h."""
+    """Encode Identify Controller, CNS 01h."""
     data = bytearray(IDENTIFY_BYTES)
     data[4:24] = subsystem.serial.encode("ascii")[:20].ljust(20)
     data[24:64] = subsystem.model.encode("ascii")[:40].ljust(40)
@@ -124,7 +124,7 @@ def encode_controller(subsystem: Subsystem, *, controller_id: int) -> bytes:
 
 
 def _encode_io_controller(data: bytearray, subsystem: Subsystem) -> None:
-    """Fields that discovery controllers don't have."""
+    """Encode the fields that discovery controllers don't have."""
     data[258] = ABORTS_MAX - 1
     data[260] = 0x03  # one firmware slot, read only
     if subsystem.is_multipath:
@@ -148,7 +148,7 @@ def _encode_io_controller(data: bytearray, subsystem: Subsystem) -> None:
 
 
 def decode_controller(data: bytes, *, page_bytes: int = _PAGE_BYTES) -> ControllerIdentity:
-    """Identify Controller as a host reads it; `page_bytes` is CAP.MPSMIN's, the unit of MDTS."""
+    """Decode Identify Controller; `page_bytes` is CAP.MPSMIN's, the unit of MDTS."""
     _check(data)
     mdts = data[77]
     capsule_units = struct.unpack_from("<I", data, 1792)[0]
@@ -157,9 +157,9 @@ def decode_controller(data: bytes, *, page_bytes: int = _PAGE_BYTES) -> Controll
         subsystem_nqn=data[768:1024].rstrip(b"\0").decode(errors="replace"),
         controller_id=struct.unpack_from("<H", data, 78)[0],
         model=data[24:64].decode("ascii", errors="replace").strip(),
-        # Above 2^20 pages the exponent is nonsense; treat it as "no limit".
+        # Above 2^20 pages the exponent is implausible; treat it as "no limit".
         transfer_max=page_bytes << mdts if 0 < mdts <= 20 else 0,
-        # Data that doesn't follow the entry at once (ICDOFF) is not for NVMe/TCP: send none.
+        # Data that doesn't directly follow the entry (ICDOFF) is not for NVMe/TCP: send none.
         in_capsule_max=max(0, capsule_units * 16 - SUBMISSION_BYTES) if not offset_units else 0,
         volatile_write_cache=bool(data[525] & 1),
         outstanding_max=struct.unpack_from("<H", data, 514)[0],
@@ -171,7 +171,7 @@ def decode_controller(data: bytes, *, page_bytes: int = _PAGE_BYTES) -> Controll
 
 
 def encode_namespace(subsystem: Subsystem, namespace: Namespace) -> bytes:
-    """Identify Namespace, CNS 00h: one format, metadata (if any) interleaved, no protection."""
+    """Encode Identify Namespace, CNS 00h: one format, interleaved metadata, no protection."""
     data = bytearray(IDENTIFY_BYTES)
     count = namespace.block_count
     struct.pack_into("<QQQ", data, 0, count, count, count)
@@ -196,7 +196,7 @@ def encode_namespace(subsystem: Subsystem, namespace: Namespace) -> bytes:
 
 
 def decode_namespace(data: bytes) -> NamespaceIdentity:
-    """Identify Namespace as a host reads it; ProtocolError for an unusable format."""
+    """Decode Identify Namespace; ProtocolError for an unusable format."""
     _check(data)
     index = data[26] & 0x0F
     metadata_bytes, exponent = struct.unpack_from("<HB", data, 128 + 4 * index)
@@ -212,14 +212,14 @@ def decode_namespace(data: bytes) -> NamespaceIdentity:
 
 
 def encode_active_namespaces(subsystem: Subsystem, after: int) -> bytes:
-    """Active namespace list, CNS 02h: ids above `after`."""
+    """Encode the active namespace list, CNS 02h: ids above `after`."""
     ids = [each.nsid for each in subsystem.namespaces if each.nsid > after]
     listed = ids[: IDENTIFY_BYTES // 4]
     return b"".join(nsid.to_bytes(4, "little") for nsid in listed).ljust(IDENTIFY_BYTES, b"\0")
 
 
 def encode_descriptors(namespace: Namespace) -> bytes:
-    """Namespace identification descriptors, CNS 03h: EUI64, NGUID, UUID, command set."""
+    """Encode namespace identification descriptors, CNS 03h: EUI64, NGUID, UUID, command set."""
     name = namespace.namespace_uuid.bytes
     parts = [(1, namespace.eui64), (2, name), (3, name), (4, b"\0")]
     data = b"".join(bytes([kind, len(value), 0, 0]) + value for kind, value in parts if value)
@@ -227,7 +227,7 @@ def encode_descriptors(namespace: Namespace) -> bytes:
 
 
 def encode_independent_namespace(subsystem: Subsystem, namespace: Namespace) -> bytes:
-    """Identify Namespace independent of the command set, CNS 08h."""
+    """Encode Identify Namespace independent of the command set, CNS 08h."""
     data = bytearray(IDENTIFY_BYTES)
     data[0] = _IDENTIFIERS_NOT_REUSED
     data[1] = _sharing(subsystem)
@@ -239,7 +239,7 @@ def encode_independent_namespace(subsystem: Subsystem, namespace: Namespace) -> 
 
 
 def encode_command_set_controller(subsystem: Subsystem) -> bytes:
-    """Identify Controller of the NVM command set, CNS 06h: size limits of what has no data."""
+    """Encode Identify Controller of the NVM command set, CNS 06h: limits of dataless commands."""
     data = bytearray(IDENTIFY_BYTES)
     data[0] = _WRITE_ZEROES_EXPONENT if IoOpcode.VERIFY in subsystem.commands else 0
     data[1] = _WRITE_ZEROES_EXPONENT if IoOpcode.WRITE_ZEROES in subsystem.commands else 0
@@ -247,22 +247,22 @@ def encode_command_set_controller(subsystem: Subsystem) -> bytes:
 
 
 def encode_command_sets() -> bytes:
-    """I/O command set combinations, CNS 1Ch: the NVM command set and nothing else."""
+    """Encode I/O command set combinations, CNS 1Ch: only the NVM command set."""
     return b"\x01".ljust(IDENTIFY_BYTES, b"\0")
 
 
 def identify(request: IdentifyRequest, subsystem: Subsystem, *, controller_id: int) -> bytes | None:
-    """Answer Identify; None for a structure that isn't offered.
+    """Answer Identify; None for an unsupported structure.
 
-    LookupError for a namespace that isn't active (or an id that can't be one), ValueError for a
-    command set or controller id that isn't ours.
+    LookupError for a namespace that isn't active (or an invalid id), ValueError for a different
+    command set or controller id.
     """
     answers = _DISCOVERY_STRUCTURES if subsystem.is_discovery else _STRUCTURES
     answer = answers.get(request.structure)
     if answer is None:
         return None
     if request.command_set and request.structure in _COMMAND_SET_STRUCTURES:
-        raise ValueError("only the NVM command set is offered")
+        raise ValueError("only the NVM command set is supported")
     return answer(request, subsystem, controller_id)
 
 
@@ -276,7 +276,7 @@ def _active(request: IdentifyRequest, subsystem: Subsystem) -> Namespace:
 def _or_inactive(
     encode: Callable[[Subsystem, Namespace], bytes],
 ) -> Callable[[IdentifyRequest, Subsystem, int], bytes]:
-    """Answer an id that could be active, but isn't, with zeros (NVMe Base 2.0 §5.17.2.1)."""
+    """Answer a valid id that isn't active with zeros (NVMe Base 2.0 §5.17.2.1)."""
 
     def answer(request: IdentifyRequest, subsystem: Subsystem, _: int) -> bytes:
         if not 1 <= request.nsid <= subsystem.nsid_max:
@@ -289,13 +289,13 @@ def _or_inactive(
 
 def _list(request: IdentifyRequest, subsystem: Subsystem, _: int) -> bytes:
     if request.nsid >= BROADCAST_NSID - 1:
-        raise LookupError("no namespace id can follow")
+        raise LookupError("no valid namespace id can follow")
     return encode_active_namespaces(subsystem, request.nsid)
 
 
 def _command_sets(request: IdentifyRequest, _: Subsystem, controller_id: int) -> bytes:
     if request.controller_id not in {0xFFFF, controller_id}:
-        raise ValueError("another controller")
+        raise ValueError("another controller's id")
     return encode_command_sets()
 
 
@@ -337,7 +337,7 @@ def _reservation_capabilities(subsystem: Subsystem) -> int:
 
 
 def _ana_group(subsystem: Subsystem, namespace: Namespace) -> int:
-    """Every namespace is a group of its own, so that each can move alone."""
+    """Return the group of a namespace: each is its own group, so that it can change state alone."""
     return namespace.nsid if subsystem.is_multipath else 0
 
 

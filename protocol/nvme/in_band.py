@@ -15,46 +15,46 @@ _KINDS = (AuthenticationCommand.SEND, AuthenticationCommand.RECEIVE)
 
 
 class Authentication(Protocol):
-    """The controller's side of one authentication (`ControllerAuthentication`)."""
+    """The controller's side of an authentication (`ControllerAuthentication`)."""
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the host has proved its secret."""
+        """Whether the host has authenticated."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the authentication failed, for good."""
+        """Whether the authentication has failed permanently."""
 
     @property
     def has_message(self) -> bool:
         """Whether the host is expected to fetch a message."""
 
     def send(self, data: bytes) -> None:
-        """Take a message of the host."""
+        """Process a message of the host."""
 
     def receive(self, length: int) -> bytes:
-        """Return the message the host asks for, of at most `length` bytes."""
+        """Return the message that the host asks for, of at most `length` bytes."""
 
 
 class QueueAuthentication:
-    """Gates a queue until its host is authenticated; without a machine it always is."""
+    """Gates a queue until its host is authenticated; without `Authentication` it is always open."""
 
     def __init__(self, machine: Authentication | None) -> None:
         self._machine = machine
 
     @property
     def is_open(self) -> bool:
-        """Whether the queue takes other commands."""
+        """Whether the queue accepts other commands."""
         return self._machine is None or self._machine.is_authenticated
 
     @property
     def is_ending(self) -> bool:
-        """Whether it failed and the host knows all it will be told: close the connection."""
+        """Whether it failed and the host has received all messages: close the connection."""
         machine = self._machine
         return machine is not None and machine.has_failed and not machine.has_message
 
     def handle(self, entry: bytes, data: bytes) -> Answer:
-        """Answer a command on a queue that takes nothing else before authentication."""
+        """Answer a command on a queue that accepts only authentication commands for now."""
         command = Command.decode(entry, data)
         status, answer = Status.SUCCESS, None
         try:
@@ -85,6 +85,6 @@ class QueueAuthentication:
         try:
             self._machine.send(message)
         except AuthenticationError:
-            # The command itself succeeded: the host fetches the failure, or the connection ends.
+            # The command itself succeeded; the host fetches the failure, or the connection ends.
             return b""
         return b""

@@ -53,7 +53,7 @@ class LoggedFailure:
 
 
 def encode_supported(pages: Iterable[int]) -> bytes:
-    """Supported Log Pages, 00h."""
+    """Encode Supported Log Pages, 00h."""
     data = bytearray(1024)
     for page in pages:
         data[page * 4] = 1
@@ -61,7 +61,7 @@ def encode_supported(pages: Iterable[int]) -> bytes:
 
 
 def encode_errors(entries: Sequence[LoggedFailure]) -> bytes:
-    """Error Information, 01h: newest first, the rest zero."""
+    """Encode Error Information, 01h: newest first, the rest zero."""
     encoded = b"".join(
         _ERROR.pack(
             entry.count,
@@ -78,10 +78,10 @@ def encode_errors(entries: Sequence[LoggedFailure]) -> bytes:
 
 
 def encode_health(health: Health, *, error_count: int) -> bytes:
-    """SMART / Health Information, 02h.
+    """Encode SMART / Health Information, 02h.
 
-    Spare is at 100 % of what there is to spare; a store of software has no temperature, wear,
-    or power cycles of its own, and those stay zero.
+    Available spare is 100 %; a software store has no temperature, wear or power cycles, so those
+    stay zero.
     """
     page = bytearray(512)
     page[3] = 100
@@ -103,7 +103,7 @@ def encode_health(health: Health, *, error_count: int) -> bytes:
 
 
 def encode_firmware_slot(subsystem: Subsystem) -> bytes:
-    """Firmware Slot Information, 03h: one slot."""
+    """Encode Firmware Slot Information, 03h: one slot."""
     page = bytearray(512)
     page[0] = 1
     page[8:16] = subsystem.firmware.encode("ascii")[:8].ljust(8)
@@ -111,7 +111,7 @@ def encode_firmware_slot(subsystem: Subsystem) -> bytes:
 
 
 def encode_changed_namespaces(changed: Iterable[int]) -> bytes:
-    """Encode the Changed Namespace List, 04h; one id that means all if they are too many."""
+    """Encode the Changed Namespace List, 04h; if too many, one id that stands for all."""
     ids = sorted(changed)
     if len(ids) > _CHANGED_MAX:
         ids = [BROADCAST_NSID]
@@ -119,7 +119,7 @@ def encode_changed_namespaces(changed: Iterable[int]) -> bytes:
 
 
 def encode_command_effects(subsystem: Subsystem) -> bytes:
-    """Commands Supported and Effects, 05h."""
+    """Encode Commands Supported and Effects, 05h."""
     page = bytearray(4096)
     for opcode, effects in _ADMIN_EFFECTS.items():
         struct.pack_into("<I", page, opcode * 4, effects)
@@ -130,7 +130,7 @@ def encode_command_effects(subsystem: Subsystem) -> bytes:
 
 
 def encode_ana(namespaces: Sequence[Namespace], *, change_count: int, groups_only: bool) -> bytes:
-    """Asymmetric Namespace Access, 0Ch: a group per namespace."""
+    """Encode Asymmetric Namespace Access, 0Ch: one group per namespace."""
     parts = [_ANA_HEADER.pack(change_count, len(namespaces))]
     for namespace in namespaces:
         count = 0 if groups_only else 1
@@ -141,12 +141,12 @@ def encode_ana(namespaces: Sequence[Namespace], *, change_count: int, groups_onl
 
 
 def ana_bytes_max(subsystem: Subsystem) -> int:
-    """Size of the page with every group there can be, as hosts compute it (NANAGRPID, MNAN)."""
+    """Return the page's size with all possible groups, as hosts compute it (NANAGRPID, MNAN)."""
     return _ANA_HEADER.size + subsystem.nsid_max * (_ANA_GROUP.size + 4)
 
 
 def encode_notification(
     *, count: int, kind: Notification | None, remaining: int, nsid: int
 ) -> bytes:
-    """Reservation Notification, 80h; no `kind` is the empty page."""
+    """Encode Reservation Notification, 80h; without `kind` it is the empty page."""
     return _NOTIFICATION.pack(count, kind or 0, min(remaining, 0xFF), nsid)

@@ -18,22 +18,22 @@ def check_nqn(text: str) -> str:
     if len(text.encode()) > NQN_BYTES_MAX or not printable or not _DATED.fullmatch(text):
         raise UsageError(
             "nqn.malformed",
-            f"{text!r} is no NVMe qualified name; allowed: nqn.yyyy-mm.reverse.domain:name, "
+            f"{text!r} is not an NVMe qualified name; allowed: nqn.yyyy-mm.reverse.domain:name, "
             f"at most {NQN_BYTES_MAX} bytes",
         )
     return text
 
 
 def volume_nqn(volume_id: uuid.UUID) -> str:
-    """Secure subsystem of a volume at its target."""
+    """Return the name of a volume's secure subsystem at its target."""
     return f"{_VOLUME}{volume_id}"
 
 
 def export_nqn(volume_id: uuid.UUID) -> str:
-    """Plain subsystem of an attached volume at its gateway."""
+    """Return the name of an attached volume's plain subsystem at its gateway."""
     return f"{_EXPORT}{volume_id}"
 
 
 def gateway_nqn(node: str) -> str:
-    """Host name of a gateway towards its target."""
+    """Return a gateway's host name for its target."""
     return f"{_GATEWAY}{node}"

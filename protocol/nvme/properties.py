@@ -16,7 +16,7 @@ _CAPABILITIES: Final = (
     | 1 << 16  # queues are contiguous
     | _READY_HALF_SECONDS << 24
     | 1 << 37  # the NVM command set
-    | 1 << 43  # Identify knows command sets
+    | 1 << 43  # Identify supports command sets
 )
 _ENABLE = 0x0000_0001
 _SHUTDOWN = 0x0000_C000
@@ -24,9 +24,9 @@ _ENTRY_SIZES = 0x0046_0000  # 2^6 bytes of a submission, 2^4 of a completion ent
 _ENTRY_SIZES_MASK = 0x00FF_0000
 _PAGE_AND_ARBITRATION = 0x0000_3F80  # must be zero: 4 KiB pages, round robin
 _COMMAND_SET_MASK = 0x0000_0070
-_COMMAND_SETS = frozenset({0x00, 0x60})  # the NVM command set, or all that are supported
+_COMMAND_SETS = frozenset({0x00, 0x60})  # the NVM command set, or all supported ones
 
-# Sizes of properties as their attribute bits say them.
+# Sizes of properties according to their attribute bits.
 _SIZES: Final = {
     Property.CAPABILITIES: 1,
     Property.VERSION: 0,
@@ -36,7 +36,7 @@ _SIZES: Final = {
 
 
 class Transition(IntEnum):
-    """What setting the configuration did to the controller."""
+    """Effect of setting the configuration on the controller."""
 
     NONE = 0
     ENABLED = 1
@@ -53,7 +53,7 @@ class Properties:
         self._is_failed = False
 
     def configure(self, value: int) -> Transition:
-        """Set the configuration. A value that can't be enabled makes the controller fail."""
+        """Set the configuration. An unsupported value makes the controller fail."""
         before, self._configuration = self._configuration, value & 0xFFFF_FFFF
         if not self._configuration & _ENABLE:
             self._is_failed = False
@@ -66,7 +66,7 @@ class Properties:
         return Transition.NONE
 
     def read(self, offset: int, size: int) -> int | None:
-        """Value of a property; None if there is none at `offset` of that size."""
+        """Return the value of a property; None if there is none at `offset` with that size."""
         values = {
             Property.CAPABILITIES: _CAPABILITIES,
             Property.VERSION: VERSION_2_0,
@@ -81,12 +81,12 @@ class Properties:
 
     @property
     def status(self) -> ControllerStatus:
-        """Ready, failed, shut down."""
+        """Return the status: ready, failed, shut down."""
         status = ControllerStatus(0)
         if self._is_failed:
             status |= ControllerStatus.FATAL
         elif self._configuration & _ENABLE:
-            # Shutting down leaves a controller ready; it takes no more commands all the same.
+            # A controller that was shut down stays ready, although it accepts no more commands.
             status |= ControllerStatus.READY
         if self._configuration & _SHUTDOWN:
             status |= ControllerStatus.SHUTDOWN_COMPLETE

@@ -1,7 +1,7 @@
-"""What a subsystem shows one host: identity, namespaces, the commands it executes, its health.
+"""A subsystem as one host sees it: identity, namespaces, supported commands, health.
 
-Values only. A change is a new value: the admin queue compares it with the old one and derives the
-events (`AdminController.update`).
+Immutable values. A change is a new value: the admin queue compares it with the old one and derives
+the events (`AdminController.update`).
 """
 
 import uuid
@@ -37,10 +37,10 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subsystem:
-    """What a subsystem shows. Sizes in bytes; `namespaces` ascend by nsid.
+    """Properties of a subsystem. Sizes in bytes; `namespaces` are in ascending order of nsid.
 
-    `fused_blocks` is the largest fused compare-and-write in blocks, 0 for none; `is_multipath`
-    says that hosts may have several controllers at once and asks them to use ANA.
+    `fused_blocks` is the largest fused compare-and-write in blocks, 0 for none; `is_multipath` says
+    that hosts may have several controllers at once and asks them to use ANA.
     """
 
     nqn: str
@@ -61,7 +61,7 @@ class Subsystem:
         return self.commands >= RESERVATION_COMMANDS
 
     def namespace(self, nsid: int) -> Namespace | None:
-        """Active namespace with this id."""
+        """Return the active namespace with this id, or None."""
         return next((each for each in self.namespaces if each.nsid == nsid), None)
 
 
@@ -97,7 +97,7 @@ def volume_subsystem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Figures of the SMART log since the store was opened; sectors of 512 bytes."""
+    """SMART log values since the store was opened; sectors of 512 bytes."""
 
     sectors_read: int = 0
     sectors_written: int = 0
@@ -118,31 +118,31 @@ class CommandFailure:
     lba: int = 0
     nsid: int = 0
     count: int = field(default=0)
-    """Number within its source, rising; 0 where the source doesn't count."""
+    """Increasing number within its source; 0 if the source doesn't count."""
 
 
 class ControllerResources(Protocol):
-    """What an admin queue asks the data path for. None of it waits."""
+    """Requests of an admin queue to the data path. None of them waits."""
 
     def health(self, nsid: int | None) -> Health:
-        """Figures of one namespace, or of the whole subsystem as this host sees it."""
+        """Return the values of one namespace, or of the whole subsystem as this host sees it."""
 
     def failures(self) -> list[CommandFailure]:
-        """Failed I/O commands of this controller, newest first."""
+        """Return failed I/O commands of this controller, newest first."""
 
     def abort(self, *, queue_id: int, command_id: int) -> bool:
-        """Abort a command if that is still possible."""
+        """Abort a command if that is still possible; return whether it was."""
 
 
 class NoResources:
-    """A controller whose data path keeps no figures."""
+    """A controller whose data path keeps no statistics."""
 
     def health(self, nsid: int | None) -> Health:  # noqa: ARG002 - the protocol's
-        """Nothing happened yet."""
+        """Return zeros."""
         return Health()
 
     def failures(self) -> list[CommandFailure]:
-        """Nothing failed yet."""
+        """Return nothing."""
         return []
 
     def abort(self, *, queue_id: int, command_id: int) -> bool:  # noqa: ARG002 - the protocol's

@@ -30,11 +30,13 @@ class GetChallengeRequest(message.Message):
     node: builtins.str
     role: builtins.str
     introduction: builtins.bytes
-    """For the verifier of the primary type only, at most 16 KiB; tpm2: the TPM's certificate and keys."""
+    """Input for the verifier of the primary type, at most 16 KiB. For tpm2: the TPM's certificate and
+    keys.
+    """
     @builtins.property
     def evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Types of evidence the node can give: the primary one ("software", "tpm2", "snp", "tdx") first,
-        then those of its devices ("nvidia-gpu").
+        """Types of evidence that the node can produce: the primary one ("software", "tpm2", "snp", "tdx")
+        first, then those of its devices ("nvidia-gpu").
         """
 
     def __init__(
@@ -67,12 +69,14 @@ class Challenge(message.Message):
     """32 bytes, used once"""
     audience: builtins.str
     activation: builtins.bytes
-    """For the driver of the primary type only; tpm2: the credential that only that TPM can open."""
+    """Input for the node's driver of the primary type. For tpm2: a credential that only the
+    introduced TPM can open.
+    """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
     def required_evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Types of evidence that the policy demands of this role, the primary one first."""
+        """Types of evidence that the policy requires of this role, the primary one first."""
 
     def __init__(
         self,
@@ -127,10 +131,10 @@ class AttestationResult(message.Message):
     certificate_pem: builtins.str
     trust_anchor_pem: builtins.str
     token: builtins.str
-    """EAR: a JWS (ES384) whose `cnf` is the certificate; it travels as metadata "sealane-token"."""
+    """EAR: a JWS (ES384) whose `cnf` is the certificate. Sent with calls as metadata "sealane-token"."""
     verifier_certificate: builtins.bytes
-    """Certificate of the key that signed the token, issued by the trust anchor; DER. It travels with
-    the token as metadata "sealane-verifier-bin".
+    """Certificate of the key that signed the token, issued by the trust anchor; DER. Sent with the
+    token as metadata "sealane-verifier-bin".
     """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class AttestationStub:
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     def __init__(self, channel):
@@ -49,20 +50,21 @@ class AttestationStub:
 
 
 class AttestationServicer:
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     def GetChallenge(self, request, context):
-        """Hands out a single-use nonce that the evidence must answer.
+        """Returns a single-use nonce that the evidence must be bound to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attest(self, request, context):
-        """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
-        attestation result that goes with it.
+        """Appraises evidence. Returns a short-lived certificate for the attested key, and the attestation
+        result that belongs to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,8 +92,9 @@ def add_AttestationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Attestation:
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     @staticmethod

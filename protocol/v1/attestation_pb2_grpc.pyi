@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AttestationStub:
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     @_typing.overload
@@ -36,29 +37,31 @@ class AttestationStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AttestationAsyncStub: ...
     GetChallenge: _grpc.UnaryUnaryMultiCallable[_attestation_pb2.GetChallengeRequest, _attestation_pb2.Challenge]
-    """Hands out a single-use nonce that the evidence must answer."""
+    """Returns a single-use nonce that the evidence must be bound to."""
     Attest: _grpc.UnaryUnaryMultiCallable[_attestation_pb2.AttestRequest, _attestation_pb2.AttestationResult]
-    """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
-    attestation result that goes with it.
+    """Appraises evidence. Returns a short-lived certificate for the attested key, and the attestation
+    result that belongs to it.
     """
 
 @_typing.type_check_only
 class AttestationAsyncStub(AttestationStub):
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetChallenge: _aio.UnaryUnaryMultiCallable[_attestation_pb2.GetChallengeRequest, _attestation_pb2.Challenge]  # type: ignore[assignment]
-    """Hands out a single-use nonce that the evidence must answer."""
+    """Returns a single-use nonce that the evidence must be bound to."""
     Attest: _aio.UnaryUnaryMultiCallable[_attestation_pb2.AttestRequest, _attestation_pb2.AttestationResult]  # type: ignore[assignment]
-    """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
-    attestation result that goes with it.
+    """Appraises evidence. Returns a short-lived certificate for the attested key, and the attestation
+    result that belongs to it.
     """
 
 class AttestationServicer(metaclass=_abc_1.ABCMeta):
-    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
-    yet. docs/understand/attestation.md has the order of checks and what is bound to what.
+    """Certificates for attested keys. TLS authenticates the server only: a node that enrols has no
+    certificate yet. docs/understand/attestation.md describes the order of the checks and the
+    bindings.
     """
 
     @_abc_1.abstractmethod
@@ -67,7 +70,7 @@ class AttestationServicer(metaclass=_abc_1.ABCMeta):
         request: _attestation_pb2.GetChallengeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attestation_pb2.Challenge, _abc.Awaitable[_attestation_pb2.Challenge]]:
-        """Hands out a single-use nonce that the evidence must answer."""
+        """Returns a single-use nonce that the evidence must be bound to."""
 
     @_abc_1.abstractmethod
     def Attest(
@@ -75,8 +78,8 @@ class AttestationServicer(metaclass=_abc_1.ABCMeta):
         request: _attestation_pb2.AttestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attestation_pb2.AttestationResult, _abc.Awaitable[_attestation_pb2.AttestationResult]]:
-        """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
-        attestation result that goes with it.
+        """Appraises evidence. Returns a short-lived certificate for the attested key, and the attestation
+        result that belongs to it.
         """
 
 def add_AttestationServicer_to_server(servicer: AttestationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,7 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class VolumeDescriptor(message.Message):
-    """What a volume is, signed by the broker: target and gateway believe nothing else about it."""
+    """Description of a volume, signed by the broker: the only one that targets and gateways trust."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -48,25 +48,27 @@ class VolumeDescriptor(message.Message):
     key_epoch: builtins.int
     display_name: builtins.str
     mode: builtins.str
-    """Who keeps freshness: empty (remote): the target; "local": the gateway, on a third party;
-    "off": nobody.
+    """Which side keeps freshness: empty (remote): the target; "local": the gateway, on a third party;
+    "off": none.
     """
     third_party: builtins.str
-    """where, by the name that gateway target_node's operator gave it"""
+    """Third party that stores it, by its name in the configuration of gateway target_node."""
     fully_sealed: builtins.bool
-    """No sector is ever unwritten: all are sealed before the first attach. Always so in mode off."""
+    """All sectors are sealed before the first attach, so none is ever unwritten. Always true in mode
+    off.
+    """
     filling_gateway: builtins.str
-    """not empty: this node still seals them, and nobody attaches"""
+    """not empty: node still sealing the sectors; no attach until then"""
     oldest_key_epoch: builtins.int
-    """Sectors may be sealed under the key epochs from this one to key_epoch; zero: only key_epoch."""
+    """Sectors may be sealed under key epochs from this one to key_epoch. 0: only key_epoch."""
     device_id: builtins.str
-    """The device that its sectors lie on: its target's, or on a third party itself, as volume_id.
+    """Device that holds the sectors: its target's or, on a third party, the volume's own (volume_id).
     Empty: in a target's memory, or on a third party without an anchor.
     """
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[VolumeShare]:
-        """Other tenants whose gateways may use it: all of them to a gateway of the owner, to another
-        tenant's its own only, to the target none (it asks, see Trust.AuthorizePeers).
+        """Other tenants whose gateways may use the volume. The owner's gateways see all of them, another
+        tenant's gateways only their own, the target none (it asks: see Trust.AuthorizePeers).
         """
 
     def __init__(
@@ -147,7 +149,7 @@ class RegisterVolumeRequest(message.Message):
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """UUID, makes a retry harmless"""
+    """UUID: a repeated call returns the same volume"""
     display_name: builtins.str
     size_bytes: builtins.int
     target_node: builtins.str
@@ -155,7 +157,7 @@ class RegisterVolumeRequest(message.Message):
     """as in the descriptor"""
     third_party: builtins.str
     anchor: builtins.str
-    """Of a volume of mode local: who keeps its anchor, "broker" (also if empty) or "none"."""
+    """In mode local only: what keeps the anchor, "broker" (also if empty) or "none"."""
     def __init__(
         self,
         *,
@@ -274,7 +276,7 @@ class FinishResizeRequest(message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     size_bytes: builtins.int
-    """as it was begun"""
+    """as in BeginResize"""
     def __init__(
         self,
         *,
@@ -335,7 +337,9 @@ class ListVolumeDescriptorsRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -355,6 +359,7 @@ class ListVolumeDescriptorsResponse(message.Message):
     VOLUMES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def volumes(self) -> containers.RepeatedCompositeFieldContainer[SignedVolumeDescriptor]: ...
     def __init__(
@@ -379,7 +384,7 @@ class GetVolumeKeyRequest(message.Message):
     volume_id: builtins.str
     key_epoch: builtins.int
     request_id: builtins.bytes
-    """16 random bytes, part of HPKE info"""
+    """16 random bytes, part of the HPKE info"""
     def __init__(
         self,
         *,
@@ -402,7 +407,7 @@ class SealedVolumeKey(message.Message):
     sealed: builtins.bytes
     """HPKE"""
     signature: builtins.bytes
-    """broker key over the sealed bytes and their info"""
+    """by the broker key, over the sealed bytes and their info"""
     def __init__(
         self,
         *,
@@ -450,7 +455,7 @@ class SealedLease(message.Message):
     """HPKE of a Lease"""
     signature: builtins.bytes
     broker_instance: builtins.int
-    """the arena, in the clear: HPKE info and the signature cover it"""
+    """The arena, in plaintext: covered by the HPKE info and the signature."""
     start_epoch: builtins.int
     def __init__(
         self,
@@ -524,7 +529,7 @@ class ReturnLeaseRequest(message.Message):
     start_epoch: builtins.int
     lease_id: builtins.int
     touched: builtins.int
-    """the first counter that was never handed out"""
+    """first counter that was never used"""
     return_token: builtins.bytes
     def __init__(
         self,
@@ -548,6 +553,7 @@ class ReturnLeaseResponse(message.Message):
 
     COUNTERS_FIELD_NUMBER: builtins.int
     counters: builtins.int
+    """number of counters returned"""
     def __init__(
         self,
         *,

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class BrokerStub:
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise.
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
     """
 
     def __init__(self, channel):
@@ -99,86 +100,93 @@ class BrokerStub:
 
 
 class BrokerServicer:
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise.
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
     """
 
     def RegisterVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Creates a volume. With the request id of an earlier call, returns that call's volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetVolumeDescriptor(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a volume's descriptor to its target, or to a gateway that may use the volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVolumeDescriptors(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the volumes that the calling gateway may use, or that the calling target stores, by id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Deletes a volume: its keys are never released again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishFilling(self, request, context):
-        """From the filling gateway: every sector of the volume is sealed and durable.
+        """Reports that every sector of the volume is sealed and durable. Filling gateway only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginResize(self, request, context):
-        """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
-        until FinishResize says that it is stored so.
+        """Begins to grow a volume. Returns the descriptor with the new size, for its target or third
+        party; the volume keeps its old size until FinishResize.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishResize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reports that the volume is stored with its new size, which takes effect.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetVolumeShare(self, request, context):
-        """Lets gateways of another tenant use the volume; again: changes what they may do.
+        """Shares the volume with the gateways of another tenant, or changes what they may do with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveVolumeShare(self, request, context):
-        """Ends that, and begins a new key epoch in the same step.
+        """Stops sharing the volume with a tenant, and begins a new key epoch in the same step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetVolumeKey(self, request, context):
-        """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key.
+        """Releases the key of one key epoch of a volume, HPKE-sealed to the caller's attested KEM key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GrantLease(self, request, context):
-        """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
-        arena. No counter is ever granted twice for one volume.
+        """Leases the volume's next counters (2^36 AES-block counters = 1 TiB of writes) from the arena of
+        this start of the broker. No counter is ever granted twice for a volume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReturnLease(self, request, context):
-        """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
-        Once, at the start of the broker that granted it, with the token from inside the lease.
+        """Ends a lease: its unused counters no longer count against the key epoch's limit, and are never
+        granted again. Works once, at the start of the broker that granted the lease, and needs the
+        token from inside the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,7 +264,8 @@ def add_BrokerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Broker:
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise.
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
     """
 
     @staticmethod

@@ -28,99 +28,121 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class BrokerStub:
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BrokerAsyncStub: ...
     RegisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]
+    """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolumeDescriptor: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
     ListVolumeDescriptors: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]
+    """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
+    """Deletes a volume: its keys are never released again."""
     FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
-    """From the filling gateway: every sector of the volume is sealed and durable."""
+    """Reports that every sector of the volume is sealed and durable. Filling gateway only."""
     BeginResize: _grpc.UnaryUnaryMultiCallable[_broker_pb2.BeginResizeRequest, _broker_pb2.SignedVolumeDescriptor]
-    """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
-    until FinishResize says that it is stored so.
+    """Begins to grow a volume. Returns the descriptor with the new size, for its target or third
+    party; the volume keeps its old size until FinishResize.
     """
     FinishResize: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishResizeRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Reports that the volume is stored with its new size, which takes effect."""
     SetVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
-    """Lets gateways of another tenant use the volume; again: changes what they may do."""
+    """Shares the volume with the gateways of another tenant, or changes what they may do with it."""
     RemoveVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
-    """Ends that, and begins a new key epoch in the same step."""
+    """Stops sharing the volume with a tenant, and begins a new key epoch in the same step."""
     GetVolumeKey: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]
-    """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
+    """Releases the key of one key epoch of a volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
-    """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
-    arena. No counter is ever granted twice for one volume.
+    """Leases the volume's next counters (2^36 AES-block counters = 1 TiB of writes) from the arena of
+    this start of the broker. No counter is ever granted twice for a volume.
     """
     ReturnLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]
-    """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
-    Once, at the start of the broker that granted it, with the token from inside the lease.
+    """Ends a lease: its unused counters no longer count against the key epoch's limit, and are never
+    granted again. Works once, at the start of the broker that granted the lease, and needs the
+    token from inside the lease.
     """
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]  # type: ignore[assignment]
+    """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolumeDescriptor: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
     ListVolumeDescriptors: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]  # type: ignore[assignment]
+    """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes a volume: its keys are never released again."""
     FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
-    """From the filling gateway: every sector of the volume is sealed and durable."""
+    """Reports that every sector of the volume is sealed and durable. Filling gateway only."""
     BeginResize: _aio.UnaryUnaryMultiCallable[_broker_pb2.BeginResizeRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
-    """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
-    until FinishResize says that it is stored so.
+    """Begins to grow a volume. Returns the descriptor with the new size, for its target or third
+    party; the volume keeps its old size until FinishResize.
     """
     FinishResize: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishResizeRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Reports that the volume is stored with its new size, which takes effect."""
     SetVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
-    """Lets gateways of another tenant use the volume; again: changes what they may do."""
+    """Shares the volume with the gateways of another tenant, or changes what they may do with it."""
     RemoveVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
-    """Ends that, and begins a new key epoch in the same step."""
+    """Stops sharing the volume with a tenant, and begins a new key epoch in the same step."""
     GetVolumeKey: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]  # type: ignore[assignment]
-    """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
+    """Releases the key of one key epoch of a volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
-    """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
-    arena. No counter is ever granted twice for one volume.
+    """Leases the volume's next counters (2^36 AES-block counters = 1 TiB of writes) from the arena of
+    this start of the broker. No counter is ever granted twice for a volume.
     """
     ReturnLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]  # type: ignore[assignment]
-    """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
-    Once, at the start of the broker that granted it, with the token from inside the lease.
+    """Ends a lease: its unused counters no longer count against the key epoch's limit, and are never
+    granted again. Works once, at the start of the broker that granted the lease, and needs the
+    token from inside the lease.
     """
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
-    """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
+    """Volume registry, key release and counter leases, over mutual TLS. Callers are gateways; targets
+    may only call GetVolumeDescriptor and ListVolumeDescriptors.
+    """
 
     @_abc_1.abstractmethod
     def RegisterVolume(
         self,
         request: _broker_pb2.RegisterVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.RegisterVolumeResponse, _abc.Awaitable[_broker_pb2.RegisterVolumeResponse]]: ...
+    ) -> _typing.Union[_broker_pb2.RegisterVolumeResponse, _abc.Awaitable[_broker_pb2.RegisterVolumeResponse]]:
+        """Creates a volume. With the request id of an earlier call, returns that call's volume."""
 
     @_abc_1.abstractmethod
     def GetVolumeDescriptor(
         self,
         request: _broker_pb2.GetVolumeDescriptorRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]: ...
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Returns a volume's descriptor to its target, or to a gateway that may use the volume."""
 
     @_abc_1.abstractmethod
     def ListVolumeDescriptors(
         self,
         request: _broker_pb2.ListVolumeDescriptorsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.ListVolumeDescriptorsResponse, _abc.Awaitable[_broker_pb2.ListVolumeDescriptorsResponse]]: ...
+    ) -> _typing.Union[_broker_pb2.ListVolumeDescriptorsResponse, _abc.Awaitable[_broker_pb2.ListVolumeDescriptorsResponse]]:
+        """Lists the volumes that the calling gateway may use, or that the calling target stores, by id."""
 
     @_abc_1.abstractmethod
     def UnregisterVolume(
         self,
         request: _broker_pb2.UnregisterVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes a volume: its keys are never released again."""
 
     @_abc_1.abstractmethod
     def FinishFilling(
@@ -128,7 +150,7 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.FinishFillingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
-        """From the filling gateway: every sector of the volume is sealed and durable."""
+        """Reports that every sector of the volume is sealed and durable. Filling gateway only."""
 
     @_abc_1.abstractmethod
     def BeginResize(
@@ -136,8 +158,8 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.BeginResizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
-        """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
-        until FinishResize says that it is stored so.
+        """Begins to grow a volume. Returns the descriptor with the new size, for its target or third
+        party; the volume keeps its old size until FinishResize.
         """
 
     @_abc_1.abstractmethod
@@ -145,7 +167,8 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _broker_pb2.FinishResizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]: ...
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Reports that the volume is stored with its new size, which takes effect."""
 
     @_abc_1.abstractmethod
     def SetVolumeShare(
@@ -153,7 +176,7 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.SetVolumeShareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
-        """Lets gateways of another tenant use the volume; again: changes what they may do."""
+        """Shares the volume with the gateways of another tenant, or changes what they may do with it."""
 
     @_abc_1.abstractmethod
     def RemoveVolumeShare(
@@ -161,7 +184,7 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.RemoveVolumeShareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
-        """Ends that, and begins a new key epoch in the same step."""
+        """Stops sharing the volume with a tenant, and begins a new key epoch in the same step."""
 
     @_abc_1.abstractmethod
     def GetVolumeKey(
@@ -169,7 +192,7 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.GetVolumeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SealedVolumeKey, _abc.Awaitable[_broker_pb2.SealedVolumeKey]]:
-        """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
+        """Releases the key of one key epoch of a volume, HPKE-sealed to the caller's attested KEM key."""
 
     @_abc_1.abstractmethod
     def GrantLease(
@@ -177,8 +200,8 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.GrantLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SealedLease, _abc.Awaitable[_broker_pb2.SealedLease]]:
-        """Grants a volume its next counters (2^36 AES-block counters = 1 TiB of writes) of this start's
-        arena. No counter is ever granted twice for one volume.
+        """Leases the volume's next counters (2^36 AES-block counters = 1 TiB of writes) from the arena of
+        this start of the broker. No counter is ever granted twice for a volume.
         """
 
     @_abc_1.abstractmethod
@@ -187,8 +210,9 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.ReturnLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ReturnLeaseResponse, _abc.Awaitable[_broker_pb2.ReturnLeaseResponse]]:
-        """Ends a lease: what its holder never touched no longer counts against the key epoch's limit.
-        Once, at the start of the broker that granted it, with the token from inside the lease.
+        """Ends a lease: its unused counters no longer count against the key epoch's limit, and are never
+        granted again. Works once, at the start of the broker that granted the lease, and needs the
+        token from inside the lease.
         """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -38,7 +38,7 @@ class SealedCallKey(message.Message):
     key_id: builtins.bytes
     """16 random bytes"""
     sealed: builtins.bytes
-    """HPKE of 32 bytes, to the KEM key of the caller's certificate"""
+    """32 bytes, HPKE-sealed to the KEM key in the caller's certificate"""
     def __init__(
         self,
         *,

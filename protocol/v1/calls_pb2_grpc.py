@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CallKeysStub:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
     """
 
     def __init__(self, channel):
@@ -43,12 +44,13 @@ class CallKeysStub:
 
 
 class CallKeysServicer:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
     """
 
     def GetCallKey(self, request, context):
-        """The key under which the caller proves its calls to this start of the server. Changes nothing:
-        who asks again gets the same answer, and only the attested process can open it.
+        """Returns the key under which the caller proves its calls to this start of the server.
+        Idempotent; only the attested process can open the answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +73,8 @@ def add_CallKeysServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallKeys:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md).
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
     """
 
     @staticmethod

@@ -27,29 +27,35 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CallKeysStub:
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CallKeysAsyncStub: ...
     GetCallKey: _grpc.UnaryUnaryMultiCallable[_calls_pb2.GetCallKeyRequest, _calls_pb2.SealedCallKey]
-    """The key under which the caller proves its calls to this start of the server. Changes nothing:
-    who asks again gets the same answer, and only the attested process can open it.
+    """Returns the key under which the caller proves its calls to this start of the server.
+    Idempotent; only the attested process can open the answer.
     """
 
 @_typing.type_check_only
 class CallKeysAsyncStub(CallKeysStub):
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCallKey: _aio.UnaryUnaryMultiCallable[_calls_pb2.GetCallKeyRequest, _calls_pb2.SealedCallKey]  # type: ignore[assignment]
-    """The key under which the caller proves its calls to this start of the server. Changes nothing:
-    who asks again gets the same answer, and only the attested process can open it.
+    """Returns the key under which the caller proves its calls to this start of the server.
+    Idempotent; only the attested process can open the answer.
     """
 
 class CallKeysServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every server that attested nodes call: broker, target and fabric (docs/understand/channels.md)."""
+    """Keys that authenticate single calls. Served wherever attested nodes call: broker, target and
+    fabric (docs/understand/channels.md).
+    """
 
     @_abc_1.abstractmethod
     def GetCallKey(
@@ -57,8 +63,8 @@ class CallKeysServicer(metaclass=_abc_1.ABCMeta):
         request: _calls_pb2.GetCallKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_calls_pb2.SealedCallKey, _abc.Awaitable[_calls_pb2.SealedCallKey]]:
-        """The key under which the caller proves its calls to this start of the server. Changes nothing:
-        who asks again gets the same answer, and only the attested process can open it.
+        """Returns the key under which the caller proves its calls to this start of the server.
+        Idempotent; only the attested process can open the answer.
         """
 
 def add_CallKeysServicer_to_server(servicer: CallKeysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

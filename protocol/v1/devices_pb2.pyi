@@ -30,11 +30,11 @@ class AnchorRecord(message.Message):
     name: builtins.str
     """"catalogue", "volume/<UUID>" """
     number: builtins.int
-    """grows"""
+    """increases with every change"""
     blob: builtins.bytes
     """1 to 128 bytes, opaque"""
     mac: builtins.bytes
-    """32 bytes, by the device's secret: brokers don't check it"""
+    """32 bytes, under the device's secret; not checked by brokers"""
     def __init__(
         self,
         *,
@@ -60,13 +60,13 @@ class OpenDeviceRequest(message.Message):
     device_id: builtins.str
     """UUID, RFC 9562 text form"""
     anchor: builtins.str
-    """who keeps it: "broker", "tpm2", "file", "none" """
+    """what keeps the anchor: "broker", "tpm2", "file", "none" """
     request_id: builtins.bytes
-    """16 random bytes, part of HPKE info"""
+    """16 random bytes, part of the HPKE info"""
     @builtins.property
     def found(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """What the catalogue's blob may be, by what the target found: one of them is anchored.
-        at most 1024
+        """Candidates for the catalogue's blob, from what the target found, at most 1024. One of them must
+        be the anchored one.
         """
 
     def __init__(
@@ -91,11 +91,11 @@ class OpenDeviceResponse(message.Message):
     SEALED_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     state: builtins.bytes
-    """DeviceState, serialized: its digest is part of HPKE info"""
+    """DeviceState, serialized; its digest is part of the HPKE info"""
     sealed: builtins.bytes
     """HPKE of the device secret, 32 bytes"""
     signature: builtins.bytes
-    """broker key over the sealed bytes and their info"""
+    """by the broker key, over the sealed bytes and their info"""
     def __init__(
         self,
         *,
@@ -121,12 +121,12 @@ class DeviceState(message.Message):
     device_id: builtins.str
     fencing_epoch: builtins.int
     is_initial: builtins.bool
-    """what the target found is believed, and to be anchored and confirmed"""
+    """the target's state is accepted as found; to be anchored and confirmed"""
     floor: builtins.int
-    """numbers of new records are above it"""
+    """new records have numbers above it"""
     @builtins.property
     def records(self) -> containers.RepeatedCompositeFieldContainer[AnchorRecord]:
-        """with the anchor "broker": all of them"""
+        """with anchor "broker": all records of the device"""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class ReportFindingsRequest(message.Message):
     job: builtins.str
     """"scrub" or "refresh" """
     found: builtins.int
-    """all that is wrong"""
+    """number of findings"""
     repaired: builtins.int
-    """of that, written again as it has to be"""
+    """how many of them were repaired"""
     @builtins.property
     def reasons(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """ids, at most 16"""
+        """reason ids, at most 16"""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class AdvanceAnchorRequest(message.Message):
     fencing_epoch: builtins.int
     @builtins.property
     def changes(self) -> containers.RepeatedCompositeFieldContainer[AnchorChange]:
-        """at most 32, each of another record"""
+        """at most 32, each to a different record"""
 
     def __init__(
         self,
@@ -261,9 +261,9 @@ class AnchorChange(message.Message):
     MAC_FIELD_NUMBER: builtins.int
     name: builtins.str
     expected_number: builtins.int
-    """0: there is no such record"""
+    """0: the record does not exist yet"""
     number: builtins.int
-    """0: the record goes"""
+    """0: remove the record"""
     blob: builtins.bytes
     mac: builtins.bytes
     def __init__(
@@ -298,12 +298,12 @@ class Device(message.Message):
     fencing_epoch: builtins.int
     anchor: builtins.str
     state: builtins.str
-    """"open", "closed", "new" (authorized, nothing of it is anchored), "waiting" (for the owner
-    before to end), "asking" (for an authorization), "authorized" (whatever the node shows next),
+    """"open", "closed", "new" (authorized, nothing anchored yet), "waiting" (for the previous owner
+    to stop), "asking" (for an authorization), "authorized" (the next device that the node shows),
     "forgotten".
     """
     is_volume: builtins.bool
-    """a volume on a third party, opened by the gateway that owns it"""
+    """a volume on a third party, opened by its gateway"""
     @builtins.property
     def open_time(self) -> timestamp_pb2.Timestamp:
         """of the last opening"""
@@ -360,7 +360,9 @@ class ListDevicesRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -380,6 +382,7 @@ class ListDevicesResponse(message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def devices(self) -> containers.RepeatedCompositeFieldContainer[Device]: ...
     def __init__(
@@ -419,11 +422,11 @@ class InitializeDeviceRequest(message.Message):
     NEXT_NODE_FIELD_NUMBER: builtins.int
     ANEW_FIELD_NUMBER: builtins.int
     device_id: builtins.str
-    """one that asks, or with anew a known one; or:"""
+    """Either a device that asks for authorization (or, with `anew`, a known one) ..."""
     next_node: builtins.str
-    """whatever unknown device this node shows next"""
+    """... or the next unknown device that this node shows."""
     anew: builtins.bool
-    """drop the anchor of a known device and believe what its owner finds next"""
+    """drop the anchor of a known device, and accept what its owner finds next"""
     def __init__(
         self,
         *,
@@ -447,7 +450,7 @@ class MoveDeviceRequest(message.Message):
     device_id: builtins.str
     node: builtins.str
     unseen: builtins.bool
-    """the node may never have attested in the role that serves the device"""
+    """accept a node that has not attested yet in the role that serves the device"""
     def __init__(
         self,
         *,

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 
 class DevicesStub:
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     def __init__(self, channel):
@@ -65,40 +65,41 @@ class DevicesStub:
 
 
 class DevicesServicer:
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     def OpenDevice(self, request, context):
-        """Makes the caller the one process that may serve its device: every earlier opening is fenced.
+        """Makes the caller the only process that may serve its device: earlier openings are fenced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmDevice(self, request, context):
-        """From an opening that was initial: the device's state is anchored, nothing else is believed.
+        """After an initial opening: confirms that the device's state is anchored. From then on, only
+        anchored state is accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdvanceAnchor(self, request, context):
-        """Compares and sets records of the anchor, all or none; asking again is harmless.
+        """Compares and sets records of the anchor, all or none. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseDevice(self, request, context):
-        """The caller serves the device no longer: a new owner needn't wait for it.
+        """Ends the caller's opening, so that a new owner need not wait for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportFindings(self, request, context):
-        """Has the broker record what a job found wrong on the device.
+        """Records in the broker's audit log what a job found wrong on the device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,8 +142,8 @@ def add_DevicesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Devices:
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     @staticmethod
@@ -282,7 +283,7 @@ class Devices:
 
 
 class DeviceRegistryStub:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Devices, for the broker's operator; served by the broker on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -319,35 +320,40 @@ class DeviceRegistryStub:
 
 
 class DeviceRegistryServicer:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Devices, for the broker's operator; served by the broker on its Unix socket.
     """
 
     def ListDevices(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists devices, then nodes that ask for the authorization of one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDevice(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a device, the records of its anchor that brokers keep, and its volumes.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InitializeDevice(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Authorizes a device that asks for it, a known one again, or the next one that a node shows.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MoveDevice(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes another node the owner of a device.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetDevice(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Removes a device without volumes; it can't be opened again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -389,7 +395,7 @@ def add_DeviceRegistryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DeviceRegistry:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Devices, for the broker's operator; served by the broker on its Unix socket.
     """
 
     @staticmethod

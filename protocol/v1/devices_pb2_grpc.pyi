@@ -28,8 +28,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DevicesStub:
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     @_typing.overload
@@ -37,37 +37,41 @@ class DevicesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DevicesAsyncStub: ...
     OpenDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.OpenDeviceRequest, _devices_pb2.OpenDeviceResponse]
-    """Makes the caller the one process that may serve its device: every earlier opening is fenced."""
+    """Makes the caller the only process that may serve its device: earlier openings are fenced."""
     ConfirmDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ConfirmDeviceRequest, _empty_pb2.Empty]
-    """From an opening that was initial: the device's state is anchored, nothing else is believed."""
+    """After an initial opening: confirms that the device's state is anchored. From then on, only
+    anchored state is accepted.
+    """
     AdvanceAnchor: _grpc.UnaryUnaryMultiCallable[_devices_pb2.AdvanceAnchorRequest, _empty_pb2.Empty]
-    """Compares and sets records of the anchor, all or none; asking again is harmless."""
+    """Compares and sets records of the anchor, all or none. Idempotent."""
     CloseDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.CloseDeviceRequest, _empty_pb2.Empty]
-    """The caller serves the device no longer: a new owner needn't wait for it."""
+    """Ends the caller's opening, so that a new owner need not wait for it."""
     ReportFindings: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]
-    """Has the broker record what a job found wrong on the device."""
+    """Records in the broker's audit log what a job found wrong on the device."""
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.OpenDeviceRequest, _devices_pb2.OpenDeviceResponse]  # type: ignore[assignment]
-    """Makes the caller the one process that may serve its device: every earlier opening is fenced."""
+    """Makes the caller the only process that may serve its device: earlier openings are fenced."""
     ConfirmDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.ConfirmDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """From an opening that was initial: the device's state is anchored, nothing else is believed."""
+    """After an initial opening: confirms that the device's state is anchored. From then on, only
+    anchored state is accepted.
+    """
     AdvanceAnchor: _aio.UnaryUnaryMultiCallable[_devices_pb2.AdvanceAnchorRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Compares and sets records of the anchor, all or none; asking again is harmless."""
+    """Compares and sets records of the anchor, all or none. Idempotent."""
     CloseDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.CloseDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """The caller serves the device no longer: a new owner needn't wait for it."""
+    """Ends the caller's opening, so that a new owner need not wait for it."""
     ReportFindings: _aio.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Has the broker record what a job found wrong on the device."""
+    """Records in the broker's audit log what a job found wrong on the device."""
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
-    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
-    anchor. Served by the broker to targets and gateways over mutual TLS.
+    """Devices: the store directories of targets, and volumes on third parties. For each, the broker
+    keeps its owner, its secret and its anchor. Served to targets and gateways over mutual TLS.
     """
 
     @_abc_1.abstractmethod
@@ -76,7 +80,7 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.OpenDeviceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.OpenDeviceResponse, _abc.Awaitable[_devices_pb2.OpenDeviceResponse]]:
-        """Makes the caller the one process that may serve its device: every earlier opening is fenced."""
+        """Makes the caller the only process that may serve its device: earlier openings are fenced."""
 
     @_abc_1.abstractmethod
     def ConfirmDevice(
@@ -84,7 +88,9 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.ConfirmDeviceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """From an opening that was initial: the device's state is anchored, nothing else is believed."""
+        """After an initial opening: confirms that the device's state is anchored. From then on, only
+        anchored state is accepted.
+        """
 
     @_abc_1.abstractmethod
     def AdvanceAnchor(
@@ -92,7 +98,7 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.AdvanceAnchorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Compares and sets records of the anchor, all or none; asking again is harmless."""
+        """Compares and sets records of the anchor, all or none. Idempotent."""
 
     @_abc_1.abstractmethod
     def CloseDevice(
@@ -100,7 +106,7 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.CloseDeviceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """The caller serves the device no longer: a new owner needn't wait for it."""
+        """Ends the caller's opening, so that a new owner need not wait for it."""
 
     @_abc_1.abstractmethod
     def ReportFindings(
@@ -108,70 +114,85 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.ReportFindingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Has the broker record what a job found wrong on the device."""
+        """Records in the broker's audit log what a job found wrong on the device."""
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class DeviceRegistryStub:
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Devices, for the broker's operator; served by the broker on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeviceRegistryAsyncStub: ...
     ListDevices: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]
+    """Lists devices, then nodes that ask for the authorization of one."""
     GetDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.DeviceDetails]
+    """Returns a device, the records of its anchor that brokers keep, and its volumes."""
     InitializeDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.InitializeDeviceRequest, _empty_pb2.Empty]
+    """Authorizes a device that asks for it, a known one again, or the next one that a node shows."""
     MoveDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.MoveDeviceRequest, _empty_pb2.Empty]
+    """Makes another node the owner of a device."""
     ForgetDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ForgetDeviceRequest, _empty_pb2.Empty]
+    """Removes a device without volumes; it can't be opened again."""
 
 @_typing.type_check_only
 class DeviceRegistryAsyncStub(DeviceRegistryStub):
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Devices, for the broker's operator; served by the broker on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListDevices: _aio.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]  # type: ignore[assignment]
+    """Lists devices, then nodes that ask for the authorization of one."""
     GetDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.DeviceDetails]  # type: ignore[assignment]
+    """Returns a device, the records of its anchor that brokers keep, and its volumes."""
     InitializeDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.InitializeDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Authorizes a device that asks for it, a known one again, or the next one that a node shows."""
     MoveDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.MoveDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Makes another node the owner of a device."""
     ForgetDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.ForgetDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Removes a device without volumes; it can't be opened again."""
 
 class DeviceRegistryServicer(metaclass=_abc_1.ABCMeta):
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Devices, for the broker's operator; served by the broker on its Unix socket."""
 
     @_abc_1.abstractmethod
     def ListDevices(
         self,
         request: _devices_pb2.ListDevicesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_devices_pb2.ListDevicesResponse, _abc.Awaitable[_devices_pb2.ListDevicesResponse]]: ...
+    ) -> _typing.Union[_devices_pb2.ListDevicesResponse, _abc.Awaitable[_devices_pb2.ListDevicesResponse]]:
+        """Lists devices, then nodes that ask for the authorization of one."""
 
     @_abc_1.abstractmethod
     def GetDevice(
         self,
         request: _devices_pb2.GetDeviceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_devices_pb2.DeviceDetails, _abc.Awaitable[_devices_pb2.DeviceDetails]]: ...
+    ) -> _typing.Union[_devices_pb2.DeviceDetails, _abc.Awaitable[_devices_pb2.DeviceDetails]]:
+        """Returns a device, the records of its anchor that brokers keep, and its volumes."""
 
     @_abc_1.abstractmethod
     def InitializeDevice(
         self,
         request: _devices_pb2.InitializeDeviceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Authorizes a device that asks for it, a known one again, or the next one that a node shows."""
 
     @_abc_1.abstractmethod
     def MoveDevice(
         self,
         request: _devices_pb2.MoveDeviceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Makes another node the owner of a device."""
 
     @_abc_1.abstractmethod
     def ForgetDevice(
         self,
         request: _devices_pb2.ForgetDeviceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Removes a device without volumes; it can't be opened again."""
 
 def add_DeviceRegistryServicer_to_server(servicer: DeviceRegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

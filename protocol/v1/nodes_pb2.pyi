@@ -69,7 +69,7 @@ class Node(message.Message):
     version: builtins.str
     evidence_driver: builtins.str
     development: builtins.bool
-    """software evidence: no claim of the threat model holds against the host"""
+    """software evidence: no claim of the threat model holds against this host"""
     @builtins.property
     def roles(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @builtins.property
@@ -82,7 +82,7 @@ class Node(message.Message):
     def start_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
     def identities(self) -> containers.RepeatedCompositeFieldContainer[RoleIdentity]:
-        """of every role that has a certificate now"""
+        """of each role that has a certificate now"""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Node(message.Message):
 
 @typing.final
 class RoleIdentity(message.Message):
-    """What a role shows to its peers."""
+    """Certificate and attestation result that a role shows to its peers."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -120,7 +120,7 @@ class RoleIdentity(message.Message):
     token: builtins.str
     """attestation result, an EAR; empty for a broker"""
     verifier_certificate: builtins.bytes
-    """DER, of the key that signed it"""
+    """DER, of the key that signed the token"""
     trust_anchor: builtins.bytes
     """DER"""
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodesStub:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,12 @@ class NodesStub:
 
 
 class NodesServicer:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     def GetNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the node's name, roles, certificates and addresses.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,7 +70,7 @@ def add_NodesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Nodes:
-    """What this daemon is and how it is; served on the Unix socket.
+    """Identity and state of this daemon; served on its Unix socket.
     """
 
     @staticmethod

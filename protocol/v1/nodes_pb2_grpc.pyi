@@ -27,29 +27,32 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodesStub:
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodesAsyncStub: ...
     GetNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.Node]
+    """Returns the node's name, roles, certificates and addresses."""
 
 @_typing.type_check_only
 class NodesAsyncStub(NodesStub):
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Returns the node's name, roles, certificates and addresses."""
 
 class NodesServicer(metaclass=_abc_1.ABCMeta):
-    """What this daemon is and how it is; served on the Unix socket."""
+    """Identity and state of this daemon; served on its Unix socket."""
 
     @_abc_1.abstractmethod
     def GetNode(
         self,
         request: _nodes_pb2.GetNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]: ...
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Returns the node's name, roles, certificates and addresses."""
 
 def add_NodesServicer_to_server(servicer: NodesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -45,8 +45,9 @@ class VolumeKeyEpochs(message.Message):
     KEY_EPOCH_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     oldest_key_epoch: builtins.int
-    """sectors may be sealed under this one and all newer ones"""
+    """sectors may be sealed under this key epoch or a newer one"""
     key_epoch: builtins.int
+    """the newest"""
     def __init__(
         self,
         *,
@@ -68,9 +69,11 @@ class ListLeasesRequest(message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     VOLUME_ID_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     volume_id: builtins.str
-    """empty: of every volume"""
+    """empty: all volumes"""
     def __init__(
         self,
         *,
@@ -91,6 +94,7 @@ class ListLeasesResponse(message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def leases(self) -> containers.RepeatedCompositeFieldContainer[LeaseEntry]: ...
     def __init__(
@@ -130,11 +134,11 @@ class LeaseEntry(message.Message):
     incarnation: builtins.bytes
     """of the recipient"""
     counters: builtins.int
-    """granted"""
+    """counters granted"""
     returned: builtins.int
-    """of them"""
+    """counters returned unused"""
     state: builtins.str
-    """"out": its holder may use it; "returned"; "burned": its arena is served no more."""
+    """"out": its holder may use it; "returned"; "burned": the start that granted it has ended."""
     @builtins.property
     def grant_time(self) -> timestamp_pb2.Timestamp: ...
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperatorStub:
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket.
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class OperatorStub:
 
 
 class OperatorServicer:
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket.
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     def RotateVolumeKey(self, request, context):
-        """Begins a volume's next key epoch: gateways go over to it within seconds.
+        """Begins a volume's next key epoch; its gateways switch to it within seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """The books: every lease, by broker instance, start epoch and number.
+        """Lists all leases, ordered by broker instance, start epoch and lease id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator:
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket.
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     @staticmethod

@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorStub:
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket."""
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperatorAsyncStub: ...
     RotateVolumeKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]
-    """Begins a volume's next key epoch: gateways go over to it within seconds."""
+    """Begins a volume's next key epoch; its gateways switch to it within seconds."""
     ListLeases: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]
-    """The books: every lease, by broker instance, start epoch and number."""
+    """Lists all leases, ordered by broker instance, start epoch and lease id."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket."""
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RotateVolumeKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]  # type: ignore[assignment]
-    """Begins a volume's next key epoch: gateways go over to it within seconds."""
+    """Begins a volume's next key epoch; its gateways switch to it within seconds."""
     ListLeases: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]  # type: ignore[assignment]
-    """The books: every lease, by broker instance, start epoch and number."""
+    """Lists all leases, ordered by broker instance, start epoch and lease id."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
-    """Keys and leases as the broker's operator sees them; served on the broker's Unix socket."""
+    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     @_abc_1.abstractmethod
     def RotateVolumeKey(
@@ -57,7 +57,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RotateVolumeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.VolumeKeyEpochs, _abc.Awaitable[_operator_pb2.VolumeKeyEpochs]]:
-        """Begins a volume's next key epoch: gateways go over to it within seconds."""
+        """Begins a volume's next key epoch; its gateways switch to it within seconds."""
 
     @_abc_1.abstractmethod
     def ListLeases(
@@ -65,6 +65,6 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ListLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListLeasesResponse, _abc.Awaitable[_operator_pb2.ListLeasesResponse]]:
-        """The books: every lease, by broker instance, start epoch and number."""
+        """Lists all leases, ordered by broker instance, start epoch and lease id."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -49,7 +49,7 @@ class ApplyPolicyRequest(message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     document: builtins.bytes
     signature: builtins.bytes
-    """empty where the configuration asks for none"""
+    """empty if the configuration has no owner's key"""
     def __init__(
         self,
         *,
@@ -71,7 +71,7 @@ class AuditPart(message.Message):
     HEAD_DIGEST_FIELD_NUMBER: builtins.int
     lines: builtins.bytes
     head_sequence: builtins.int
-    """In the last part only."""
+    """Head of the log when the call arrived; in every part. The last part has no lines."""
     head_digest: builtins.bytes
     def __init__(
         self,

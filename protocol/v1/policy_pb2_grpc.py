@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class PoliciesStub:
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket.
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket.
     """
 
     def __init__(self, channel):
@@ -49,11 +49,12 @@ class PoliciesStub:
 
 
 class PoliciesServicer:
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket.
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket.
     """
 
     def GetPolicy(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the policy in force.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -87,7 +88,7 @@ def add_PoliciesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Policies:
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket.
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket.
     """
 
     @staticmethod
@@ -167,7 +168,7 @@ class AuditLogServicer:
     """
 
     def ExportAudit(self, request, context):
-        """Every record that was acknowledged when the call came, in whole lines, then the head.
+        """Streams every record acknowledged before the call, in whole lines, then the log's head.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

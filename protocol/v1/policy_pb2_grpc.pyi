@@ -28,34 +28,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PoliciesStub:
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PoliciesAsyncStub: ...
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]
+    """Returns the policy in force."""
     ApplyPolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]
     """Puts a newer policy, signed by its owner, into force; every node attests again."""
 
 @_typing.type_check_only
 class PoliciesAsyncStub(PoliciesStub):
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPolicy: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
+    """Returns the policy in force."""
     ApplyPolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
     """Puts a newer policy, signed by its owner, into force; every node attests again."""
 
 class PoliciesServicer(metaclass=_abc_1.ABCMeta):
-    """The verifier's policy as the broker's operator sees it; served on the broker's Unix socket."""
+    """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
 
     @_abc_1.abstractmethod
     def GetPolicy(
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_policy_pb2.PolicyInForce, _abc.Awaitable[_policy_pb2.PolicyInForce]]: ...
+    ) -> _typing.Union[_policy_pb2.PolicyInForce, _abc.Awaitable[_policy_pb2.PolicyInForce]]:
+        """Returns the policy in force."""
 
     @_abc_1.abstractmethod
     def ApplyPolicy(
@@ -75,7 +78,7 @@ class AuditLogStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AuditLogAsyncStub: ...
     ExportAudit: _grpc.UnaryStreamMultiCallable[_empty_pb2.Empty, _policy_pb2.AuditPart]
-    """Every record that was acknowledged when the call came, in whole lines, then the head."""
+    """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 @_typing.type_check_only
 class AuditLogAsyncStub(AuditLogStub):
@@ -83,7 +86,7 @@ class AuditLogAsyncStub(AuditLogStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExportAudit: _aio.UnaryStreamMultiCallable[_empty_pb2.Empty, _policy_pb2.AuditPart]  # type: ignore[assignment]
-    """Every record that was acknowledged when the call came, in whole lines, then the head."""
+    """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 class AuditLogServicer(metaclass=_abc_1.ABCMeta):
     """The broker's audit log; served on the broker's Unix socket."""
@@ -94,6 +97,6 @@ class AuditLogServicer(metaclass=_abc_1.ABCMeta):
         request: _empty_pb2.Empty,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.AuditPart], _abc.AsyncIterator[_policy_pb2.AuditPart]]:
-        """Every record that was acknowledged when the call came, in whole lines, then the head."""
+        """Streams every record acknowledged before the call, in whole lines, then the log's head."""
 
 def add_AuditLogServicer_to_server(servicer: AuditLogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

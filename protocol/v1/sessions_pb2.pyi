@@ -34,9 +34,9 @@ class Session(message.Message):
         ESTABLISHED: Session._State.ValueType  # 2
         CLOSED: Session._State.ValueType  # 3
         ESTABLISHING: Session._State.ValueType  # 4
-        """keys exchanged or being exchanged, path not validated yet"""
+        """exchanging keys, or validating the path"""
         DRAINING: Session._State.ValueType  # 5
-        """nothing new is sent; ends when nothing is under way"""
+        """sends nothing new; ends once nothing is in flight"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Session.State.ValueType  # 0
@@ -44,9 +44,9 @@ class Session(message.Message):
     ESTABLISHED: Session.State.ValueType  # 2
     CLOSED: Session.State.ValueType  # 3
     ESTABLISHING: Session.State.ValueType  # 4
-    """keys exchanged or being exchanged, path not validated yet"""
+    """exchanging keys, or validating the path"""
     DRAINING: Session.State.ValueType  # 5
-    """nothing new is sent; ends when nothing is under way"""
+    """sends nothing new; ends once nothing is in flight"""
 
     @typing.final
     class StatisticsEntry(message.Message):
@@ -94,15 +94,17 @@ class Session(message.Message):
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """host:port where this end's data packets arrive, of each path: what a relay on it forwards to."""
+        """host:port on which this end receives data packets, for each path; a relay on the path forwards
+        to it.
+        """
 
     @builtins.property
     def outlook(self) -> Outlook:
-        """once the fabric has planned"""
+        """set once the fabric has made a plan"""
 
     @builtins.property
     def paths(self) -> containers.RepeatedCompositeFieldContainer[Path]:
-        """once the session is begun, in the order of data_addresses"""
+        """set once the session has begun, in the order of data_addresses"""
 
     def __init__(
         self,
@@ -144,9 +146,9 @@ class Path(message.Message):
         VALIDATED: Path._State.ValueType  # 2
         """carries units"""
         SILENT: Path._State.ValueType  # 3
-        """did, and is passed over until it answers again"""
+        """no longer answers; skipped until it does"""
         ABANDONED: Path._State.ValueType  # 4
-        """too narrow, or too full: not used any more"""
+        """no longer used: its MTU is too small, or it is overloaded"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Path.State.ValueType  # 0
@@ -155,9 +157,9 @@ class Path(message.Message):
     VALIDATED: Path.State.ValueType  # 2
     """carries units"""
     SILENT: Path.State.ValueType  # 3
-    """did, and is passed over until it answers again"""
+    """no longer answers; skipped until it does"""
     ABANDONED: Path.State.ValueType  # 4
-    """too narrow, or too full: not used any more"""
+    """no longer used: its MTU is too small, or it is overloaded"""
 
     @typing.final
     class StatisticsEntry(message.Message):
@@ -206,8 +208,8 @@ class Path(message.Message):
 
 @typing.final
 class Outlook(message.Message):
-    """What the fabric thinks of the path, and what follows for messages that leave the scheme open
-    (docs/understand/sessions.md). Intervals of 95 %.
+    """The fabric's estimate of the path, and the plan for messages that leave the scheme open
+    (docs/understand/sessions.md). `low` and `high` bound 95 % intervals.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -227,10 +229,10 @@ class Outlook(message.Message):
     burst_packets_low: builtins.float
     burst_packets_high: builtins.float
     packets: builtins.float
-    """that it rests on"""
+    """number of packets that the estimate rests on"""
     @builtins.property
     def plan(self) -> containers.RepeatedCompositeFieldContainer[PlanRow]:
-        """by rising length"""
+        """in ascending order of length_max"""
 
     def __init__(
         self,
@@ -252,6 +254,8 @@ class Outlook(message.Message):
 
 @typing.final
 class PlanRow(message.Message):
+    """Scheme for messages of up to a length."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LENGTH_MAX_FIELD_NUMBER: builtins.int
@@ -259,10 +263,13 @@ class PlanRow(message.Message):
     M_FIELD_NUMBER: builtins.int
     DEPTH_FIELD_NUMBER: builtins.int
     length_max: builtins.int
+    """bytes"""
     k: builtins.int
-    """k = m = 0: selective repeat"""
+    """data units per erasure-coded block; k = m = 0: selective repeat"""
     m: builtins.int
+    """parity units per block"""
     depth: builtins.int
+    """blocks that are interleaved"""
     def __init__(
         self,
         *,
@@ -279,8 +286,8 @@ class PlanRow(message.Message):
 
 @typing.final
 class SessionGrant(message.Message):
-    """How the job's process reaches its rings: connect to the socket, send the token, get the
-    descriptors (docs/formats/ring-abi.md).
+    """Access to the session's rings: the job's process connects to the socket, sends the token and
+    receives the file descriptors (docs/formats/ring-abi.md).
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -319,12 +326,14 @@ class ListenSessionRequest(message.Message):
     display_name: builtins.str
     region_bytes: builtins.int
     job_token: builtins.bytes
-    """got at the ring socket: whose the session is"""
+    """from the ring socket; identifies the job that owns the session"""
     secret: builtins.bytes
-    """16 to 64 bytes that the opener's job has to know; empty: nothing"""
+    """16 to 64 bytes that the opener's job must know; empty: no secret"""
     @builtins.property
     def peer_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Who may open it, by certificate: these nodes (none: any) of these tenants (none: this fabric's)."""
+        """Peers that may open it, by certificate: these nodes (empty: all) of these tenants (empty: this
+        fabric's).
+        """
 
     @builtins.property
     def peer_tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -365,15 +374,15 @@ class OpenSessionRequest(message.Message):
     rate_bits_per_second: builtins.int
     """wire bits, headers included; at most the operator's rate_max"""
     job_token: builtins.bytes
-    """got at the ring socket: whose the session is"""
+    """from the ring socket; identifies the job that owns the session"""
     peer_tenant: builtins.str
     """empty: this fabric's own"""
     secret: builtins.bytes
-    """16 to 64 bytes that the listener's job has to know; empty: nothing"""
+    """16 to 64 bytes that the listener's job must know; empty: no secret"""
     @builtins.property
     def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Where the data packets of each path go instead of the address that the peer announces (relays).
-        If there are any, the session has no more paths than these.
+        """Relays: addresses to send data packets to, one per path, instead of those that the peer
+        announces. If not empty, the session has at most this many paths.
         """
 
     def __init__(
@@ -414,7 +423,7 @@ class DrainFabricRequest(message.Message):
 
     TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
     timeout_seconds: builtins.float
-    """At most fabric.drain_timeout_seconds, which is also what 0 means."""
+    """At most fabric.drain_timeout_seconds; 0 means exactly that."""
     def __init__(
         self,
         *,
@@ -438,21 +447,21 @@ class Fabric(message.Message):
     JOBS_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     ring_socket: builtins.str
-    """where jobs introduce themselves and fetch their rings"""
+    """path; jobs introduce themselves and fetch their rings there"""
     rate_max_bits_per_second: builtins.int
     """of all sessions together"""
     sessions: builtins.int
-    """open or awaited"""
+    """open, or waiting for a peer"""
     sessions_max: builtins.int
     @builtins.property
     def limits(self) -> JobLimits:
-        """of each job"""
+        """for each job"""
 
     @builtins.property
     def jobs(self) -> containers.RepeatedCompositeFieldContainer[Job]: ...
     @builtins.property
     def drain(self) -> Drain:
-        """once it drains"""
+        """set while the fabric drains"""
 
     def __init__(
         self,
@@ -522,7 +531,7 @@ class JobLimits(message.Message):
 
 @typing.final
 class Job(message.Message):
-    """A process that introduced itself, and lives."""
+    """A running process that introduced itself at the ring socket."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -610,7 +619,9 @@ class ListSessionsRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 50; the maximum is 1000"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -630,6 +641,7 @@ class ListSessionsResponse(message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def sessions(self) -> containers.RepeatedCompositeFieldContainer[Session]: ...
     def __init__(
@@ -678,7 +690,7 @@ class EstablishRequest(message.Message):
     version: builtins.int
     display_name: builtins.str
     connection_id: builtins.bytes
-    """8 bytes, names packets sent to the initiator"""
+    """8 bytes, in packets sent to the initiator"""
     public_key: builtins.bytes
     """X25519, ephemeral"""
     nonce: builtins.bytes
@@ -687,14 +699,14 @@ class EstablishRequest(message.Message):
     sealed_share: builtins.bytes
     """32 bytes, HPKE to the responder's attested KEM key"""
     secret_proof: builtins.bytes
-    """32 bytes: the initiator's job knows the listener's secret; or empty"""
+    """32 bytes: proves that the initiator's job knows the listener's secret. Empty: no secret."""
     @builtins.property
     def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """candidates, falling"""
+        """candidates, in descending order"""
 
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """host:port packets of the initiator come from, by path"""
+        """host:port of the initiator's data packets, by path"""
 
     def __init__(
         self,
@@ -742,11 +754,11 @@ class EstablishResponse(message.Message):
     """certificate of the result's signer, DER"""
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """of the first paths offered"""
+        """for the first of the offered paths"""
 
     @builtins.property
     def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """those of the candidates that the responder takes"""
+        """candidates that the responder accepts"""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class SessionsStub:
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -80,59 +80,63 @@ class SessionsStub:
 
 
 class SessionsServicer:
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def ListenSession(self, request, context):
-        """Waits for a peer to open a session of this name towards this fabric.
+        """Waits for a peer to open a session of this name to this fabric.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Opens a session to a peer that waits for it with ListenSession.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a session; also a recently closed one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists sessions by name, including recently closed ones.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSession(self, request, context):
-        """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-        follow each other at once may be passed over.
+        """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+        may be skipped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Closes this end of a session, and notifies the peer. Idempotent.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFabric(self, request, context):
-        """What the fabric shares out, and who has what of it.
+        """Returns the fabric's limits, and what each job uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainFabric(self, request, context):
-        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-        way, or the time is over; until the daemon restarts.
+        """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+        is in flight, or at the timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +194,7 @@ def add_SessionsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Sessions:
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -433,7 +437,8 @@ class SessionPeerServicer:
     """
 
     def Establish(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Exchanges the keys of a session. Called by the fabric that opens it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

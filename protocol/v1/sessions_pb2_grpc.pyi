@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionsStub:
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -37,48 +37,56 @@ class SessionsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionsAsyncStub: ...
     ListenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListenSessionRequest, _sessions_pb2.SessionGrant]
-    """Waits for a peer to open a session of this name towards this fabric."""
+    """Waits for a peer to open a session of this name to this fabric."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]
+    """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
+    """Returns a session; also a recently closed one."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
+    """Lists sessions by name, including recently closed ones."""
     WatchSession: _grpc.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]
-    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-    follow each other at once may be passed over.
+    """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+    may be skipped.
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
+    """Closes this end of a session, and notifies the peer. Idempotent."""
     GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
-    """What the fabric shares out, and who has what of it."""
+    """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]
-    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-    way, or the time is over; until the daemon restarts.
+    """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+    is in flight, or at the timeout.
     """
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
-    """Waits for a peer to open a session of this name towards this fabric."""
+    """Waits for a peer to open a session of this name to this fabric."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
+    """Opens a session to a peer that waits for it with ListenSession."""
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
+    """Returns a session; also a recently closed one."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists sessions by name, including recently closed ones."""
     WatchSession: _aio.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
-    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-    follow each other at once may be passed over.
+    """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+    may be skipped.
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Closes this end of a session, and notifies the peer. Idempotent."""
     GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
-    """What the fabric shares out, and who has what of it."""
+    """Returns the fabric's limits, and what each job uses."""
     DrainFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
-    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-    way, or the time is over; until the daemon restarts.
+    """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+    is in flight, or at the timeout.
     """
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
-    """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -88,28 +96,31 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.ListenSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]:
-        """Waits for a peer to open a session of this name towards this fabric."""
+        """Waits for a peer to open a session of this name to this fabric."""
 
     @_abc_1.abstractmethod
     def OpenSession(
         self,
         request: _sessions_pb2.OpenSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]: ...
+    ) -> _typing.Union[_sessions_pb2.SessionGrant, _abc.Awaitable[_sessions_pb2.SessionGrant]]:
+        """Opens a session to a peer that waits for it with ListenSession."""
 
     @_abc_1.abstractmethod
     def GetSession(
         self,
         request: _sessions_pb2.GetSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.Session, _abc.Awaitable[_sessions_pb2.Session]]: ...
+    ) -> _typing.Union[_sessions_pb2.Session, _abc.Awaitable[_sessions_pb2.Session]]:
+        """Returns a session; also a recently closed one."""
 
     @_abc_1.abstractmethod
     def ListSessions(
         self,
         request: _sessions_pb2.ListSessionsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.ListSessionsResponse, _abc.Awaitable[_sessions_pb2.ListSessionsResponse]]: ...
+    ) -> _typing.Union[_sessions_pb2.ListSessionsResponse, _abc.Awaitable[_sessions_pb2.ListSessionsResponse]]:
+        """Lists sessions by name, including recently closed ones."""
 
     @_abc_1.abstractmethod
     def WatchSession(
@@ -117,8 +128,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.WatchSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sessions_pb2.Session], _abc.AsyncIterator[_sessions_pb2.Session]]:
-        """The session now, and again whenever it has come to another state; ends with CLOSED. States that
-        follow each other at once may be passed over.
+        """Streams the session now, and again when its state changes; ends with CLOSED. Short-lived states
+        may be skipped.
         """
 
     @_abc_1.abstractmethod
@@ -126,7 +137,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _sessions_pb2.CloseSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Closes this end of a session, and notifies the peer. Idempotent."""
 
     @_abc_1.abstractmethod
     def GetFabric(
@@ -134,7 +146,7 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.GetFabricRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
-        """What the fabric shares out, and who has what of it."""
+        """Returns the fabric's limits, and what each job uses."""
 
     @_abc_1.abstractmethod
     def DrainFabric(
@@ -142,8 +154,8 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.DrainFabricRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
-        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
-        way, or the time is over; until the daemon restarts.
+        """Stops taking new sessions until the daemon restarts. Ends each open session once nothing of it
+        is in flight, or at the timeout.
         """
 
 def add_SessionsServicer_to_server(servicer: SessionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -156,6 +168,7 @@ class SessionPeerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionPeerAsyncStub: ...
     Establish: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.EstablishRequest, _sessions_pb2.EstablishResponse]
+    """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 @_typing.type_check_only
 class SessionPeerAsyncStub(SessionPeerStub):
@@ -163,6 +176,7 @@ class SessionPeerAsyncStub(SessionPeerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Establish: _aio.UnaryUnaryMultiCallable[_sessions_pb2.EstablishRequest, _sessions_pb2.EstablishResponse]  # type: ignore[assignment]
+    """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 class SessionPeerServicer(metaclass=_abc_1.ABCMeta):
     """Between fabrics, mutual TLS (docs/formats/session-wire.md)."""
@@ -172,6 +186,7 @@ class SessionPeerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _sessions_pb2.EstablishRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_sessions_pb2.EstablishResponse, _abc.Awaitable[_sessions_pb2.EstablishResponse]]: ...
+    ) -> _typing.Union[_sessions_pb2.EstablishResponse, _abc.Awaitable[_sessions_pb2.EstablishResponse]]:
+        """Exchanges the keys of a session. Called by the fabric that opens it."""
 
 def add_SessionPeerServicer_to_server(servicer: SessionPeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -172,12 +172,12 @@ class OpenQueueRequest(message.Message):
     """16 bytes"""
     association_epoch: builtins.int
     read_only: builtins.bool
-    """commands that change sectors are refused on it"""
+    """the queue refuses commands that change sectors"""
     sealed_share: builtins.bytes
-    """HPKE to the target's attested KEM key: 32 bytes of the secret's input"""
+    """32 bytes of input to the queue secret, HPKE-sealed to the target's attested KEM key."""
     milestone: builtins.bytes
-    """The newest milestone that the gateway was told, 32 bytes; empty: none. A target whose store
-    doesn't contain it refuses (volume.rolled_back).
+    """The newest milestone that the gateway has received, 32 bytes; empty: none. A target whose store
+    does not contain it refuses with volume.rolled_back.
     """
     def __init__(
         self,
@@ -220,9 +220,9 @@ class OpenQueueResponse(message.Message):
     trsvcid: builtins.int
     subsystem_nqn: builtins.str
     sealed_share: builtins.bytes
-    """the same to the gateway's"""
+    """likewise, to the gateway's attested KEM key"""
     milestone: builtins.bytes
-    """how far the store has come, 32 bytes; empty: it keeps no freshness"""
+    """the store's current one, 32 bytes; empty: it keeps no freshness"""
     def __init__(
         self,
         *,
@@ -264,14 +264,14 @@ class Namespace(message.Message):
     writes: builtins.int
     refusals: builtins.int
     freshness: builtins.str
-    """"tree", "own memory" (nothing to put back) or "none" """
+    """"tree", "own memory" (no store to roll back) or "none" """
     store: builtins.str
     """"file", "inline", "memory", "emulated" or "nvme" """
     association_epoch: builtins.int
     """the caller's newest since the target started; 0: none"""
     @builtins.property
     def status(self) -> StoreStatus:
-        """of a volume of the caller's tenant"""
+        """only for a volume of the caller's tenant"""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Namespace(message.Message):
 
 @typing.final
 class StoreStatus(message.Message):
-    """What a volume's store says of itself. All but the first two: only if it keeps freshness."""
+    """Status of a volume's store. All fields except the first two are set only if it keeps freshness."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -329,35 +329,36 @@ class StoreStatus(message.Message):
     anchor: builtins.str
     """"broker", "tpm2", "file" or "none" """
     anchor_number: builtins.int
-    """advances so far; 0: never"""
+    """number of advances so far; 0: none"""
     anchor_age_ms: builtins.int
-    """since the last one of this opening"""
+    """since the last advance; unset: none since it opened"""
     pending: builtins.int
-    """changes that wait to be merged"""
+    """changes waiting to be merged"""
     pending_max: builtins.int
     log_pages_used: builtins.int
     log_pages_max: builtins.int
     root_commits: builtins.int
     epoch: builtins.int
-    """openings so far"""
+    """how often the store has been opened"""
     leaf_cache_pages: builtins.int
     leaf_cache_hits: builtins.int
     leaf_cache_misses: builtins.int
     recovery_ms: builtins.int
     """how long the last opening took"""
     recovered_changes: builtins.int
-    """taken from the log"""
+    """changes recovered from the log by the last opening"""
     recovered_log_pages: builtins.int
-    """found"""
+    """log pages found by the last opening"""
     health: builtins.str
-    """"good": the last whole scrub found nothing that wasn't written again; "unknown": none yet;
-    "damaged"; "failed": it takes nothing more until it is opened anew; "opening". Empty: it keeps no
-    freshness.
+    """"good": the last complete scrub found nothing, or repaired it; "unknown": no complete scrub
+    yet; "damaged"; "failed": it accepts no commands until it is reopened; "opening". Empty: it
+    keeps no freshness.
     """
     opening_done: builtins.int
-    """while it is being opened: pages and records gone through,"""
+    """While the store is being opened: pages and records processed, and how many are expected in all
+    as far as is known.
+    """
     opening_expected: builtins.int
-    """of so many as far as is known"""
     @builtins.property
     def jobs(self) -> containers.RepeatedCompositeFieldContainer[VolumeJob]:
         """the last one of each kind"""
@@ -398,14 +399,14 @@ class StoreStatus(message.Message):
 
 @typing.final
 class JobStart(message.Message):
-    """A background job."""
+    """Order to start a background job."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     KIND_FIELD_NUMBER: builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """"scrub": read and check everything; "refresh": issue fast-path MACs"""
+    """"scrub": read and check all sectors; "refresh": update fast-path MACs"""
     bytes_per_second: builtins.int
     """0: no limit"""
     def __init__(
@@ -429,8 +430,9 @@ class JobChange(message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     kind: builtins.str
     order: builtins.str
-    """"pause", "resume", "cancel"; empty: none"""
+    """"pause", "resume" or "cancel"; empty: only change the rate"""
     bytes_per_second: builtins.int
+    """0: no limit; unset: unchanged"""
     def __init__(
         self,
         *,
@@ -448,6 +450,8 @@ class JobChange(message.Message):
 
 @typing.final
 class VolumeJob(message.Message):
+    """A background job and its progress."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     KIND_FIELD_NUMBER: builtins.int
@@ -476,33 +480,34 @@ class VolumeJob(message.Message):
     detail: builtins.str
     """why it failed"""
     position: builtins.int
-    """sector that it is at"""
+    """current sector"""
     sector_count: builtins.int
     checked: builtins.int
-    """written sectors looked at"""
+    """written sectors checked"""
     unchecked: builtins.int
-    """sectors that can't be told of, because their leaf page is wrong"""
+    """sectors that can't be checked because their leaf page is damaged"""
     refreshed: builtins.int
-    """sectors that have a current fast-path MAC now"""
+    """sectors that now have a current fast-path MAC"""
     found: builtins.int
-    """all that is wrong"""
+    """number of findings"""
     bytes_moved: builtins.int
     bytes_per_second: builtins.int
-    """at most; 0: no limit"""
+    """rate limit; 0: none"""
     active_ms: builtins.int
-    """without pauses"""
+    """running time without pauses"""
     yields: builtins.int
-    """times it held back for hosts"""
+    """how often it held back for commands of hosts"""
     interruptions: builtins.int
-    """times its store was closed and opened again"""
+    """how often its store was closed and reopened"""
     run_position: builtins.int
-    """where it was when its store was opened, and since then active:"""
+    """sector it was at when its store was last opened"""
     run_active_ms: builtins.int
+    """running time without pauses since that"""
     repaired: builtins.int
-    """of what was found, written again as it has to be"""
+    """findings repaired"""
     @builtins.property
     def findings(self) -> containers.RepeatedCompositeFieldContainer[JobFinding]:
-        """the first 64 of it"""
+        """the first 64 of them"""
 
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp: ...
@@ -547,11 +552,11 @@ class JobFinding(message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     REPAIRABLE_FIELD_NUMBER: builtins.int
     lba: builtins.int
-    """none: a page that tells of no certain sector"""
+    """unset: a page that belongs to no particular sector"""
     reason: builtins.str
     detail: builtins.str
     repairable: builtins.bool
-    """the store knows what is right, and writes it again at the job's end"""
+    """the store knows the right content, and rewrites it at the end of the job"""
     def __init__(
         self,
         *,
@@ -570,7 +575,7 @@ class JobFinding(message.Message):
 
 @typing.final
 class VolumeEvent(message.Message):
-    """Something an operator wants to know about a volume; refusals are the important ones."""
+    """An event of a volume, for operators; most important are refusals."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -585,11 +590,11 @@ class VolumeEvent(message.Message):
     kind: builtins.str
     """"refused", "found" (by a job), "queue_opened", …"""
     reason: builtins.str
-    """stable id, docs/formats/secure-queue.md lists them"""
+    """stable reason id (docs/formats/secure-queue.md)"""
     lba: builtins.int
     detail: builtins.str
     origin: builtins.str
-    """node that reports it"""
+    """node that reported it"""
     @builtins.property
     def time(self) -> timestamp_pb2.Timestamp: ...
     def __init__(

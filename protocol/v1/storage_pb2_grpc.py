@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class StorageStub:
-    """Control side of a target, for attested gateways over mutual TLS.
+    """Control plane of a target. Served to attested gateways over mutual TLS.
     """
 
     def __init__(self, channel):
@@ -79,57 +79,62 @@ class StorageStub:
 
 
 class StorageServicer:
-    """Control side of a target, for attested gateways over mutual TLS.
+    """Control plane of a target. Served to attested gateways over mutual TLS.
     """
 
     def CreateNamespace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Creates the namespace that stores a volume. Idempotent.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteNamespace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Deletes a volume's namespace, and all that it stores.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeNamespace(self, request, context):
-        """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
-        ends, and is opened again by its gateway.
+        """Grows a namespace to the size in the descriptor. Ends all queues of the namespace; gateways
+        open them again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenQueue(self, request, context):
-        """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket.
+        """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNamespace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a namespace with its counters.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Streams the volume's events from now on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartJob(self, request, context):
-        """Background jobs of a volume of the caller's tenant, one of each kind at a time.
+        """Starts a background job on a volume of the caller's tenant, one of each kind at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Pauses, resumes or cancels a job, or changes its rate.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -186,7 +191,7 @@ def add_StorageServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Storage:
-    """Control side of a target, for attested gateways over mutual TLS.
+    """Control plane of a target. Served to attested gateways over mutual TLS.
     """
 
     @staticmethod

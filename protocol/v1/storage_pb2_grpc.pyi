@@ -28,61 +28,73 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StorageStub:
-    """Control side of a target, for attested gateways over mutual TLS."""
+    """Control plane of a target. Served to attested gateways over mutual TLS."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StorageAsyncStub: ...
     CreateNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CreateNamespaceRequest, _empty_pb2.Empty]
+    """Creates the namespace that stores a volume. Idempotent."""
     DeleteNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]
+    """Deletes a volume's namespace, and all that it stores."""
     ResizeNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ResizeNamespaceRequest, _empty_pb2.Empty]
-    """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
-    ends, and is opened again by its gateway.
+    """Grows a namespace to the size in the descriptor. Ends all queues of the namespace; gateways
+    open them again.
     """
     OpenQueue: _grpc.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]
-    """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
+    """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
+    """Returns a namespace with its counters."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]
+    """Streams the volume's events from now on."""
     StartJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]
-    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
     ChangeJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]
+    """Pauses, resumes or cancels a job, or changes its rate."""
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
-    """Control side of a target, for attested gateways over mutual TLS."""
+    """Control plane of a target. Served to attested gateways over mutual TLS."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.CreateNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Creates the namespace that stores a volume. Idempotent."""
     DeleteNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes a volume's namespace, and all that it stores."""
     ResizeNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.ResizeNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
-    ends, and is opened again by its gateway.
+    """Grows a namespace to the size in the descriptor. Ends all queues of the namespace; gateways
+    open them again.
     """
     OpenQueue: _aio.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]  # type: ignore[assignment]
-    """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
+    """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
+    """Returns a namespace with its counters."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
+    """Streams the volume's events from now on."""
     StartJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
-    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
     ChangeJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    """Pauses, resumes or cancels a job, or changes its rate."""
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
-    """Control side of a target, for attested gateways over mutual TLS."""
+    """Control plane of a target. Served to attested gateways over mutual TLS."""
 
     @_abc_1.abstractmethod
     def CreateNamespace(
         self,
         request: _storage_pb2.CreateNamespaceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Creates the namespace that stores a volume. Idempotent."""
 
     @_abc_1.abstractmethod
     def DeleteNamespace(
         self,
         request: _storage_pb2.DeleteNamespaceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes a volume's namespace, and all that it stores."""
 
     @_abc_1.abstractmethod
     def ResizeNamespace(
@@ -90,8 +102,8 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.ResizeNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
-        ends, and is opened again by its gateway.
+        """Grows a namespace to the size in the descriptor. Ends all queues of the namespace; gateways
+        open them again.
         """
 
     @_abc_1.abstractmethod
@@ -100,21 +112,23 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.OpenQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.OpenQueueResponse, _abc.Awaitable[_storage_pb2.OpenQueueResponse]]:
-        """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
+        """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
 
     @_abc_1.abstractmethod
     def GetNamespace(
         self,
         request: _storage_pb2.GetNamespaceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.Namespace, _abc.Awaitable[_storage_pb2.Namespace]]: ...
+    ) -> _typing.Union[_storage_pb2.Namespace, _abc.Awaitable[_storage_pb2.Namespace]]:
+        """Returns a namespace with its counters."""
 
     @_abc_1.abstractmethod
     def WatchEvents(
         self,
         request: _storage_pb2.WatchEventsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]: ...
+    ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]:
+        """Streams the volume's events from now on."""
 
     @_abc_1.abstractmethod
     def StartJob(
@@ -122,13 +136,14 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.StartJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
-        """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+        """Starts a background job on a volume of the caller's tenant, one of each kind at a time."""
 
     @_abc_1.abstractmethod
     def ChangeJob(
         self,
         request: _storage_pb2.ChangeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]: ...
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
+        """Pauses, resumes or cancels a job, or changes its rate."""
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -33,7 +33,7 @@ class ListSubsystemsRequest(message.Message):
 
 @typing.final
 class ListSubsystemsResponse(message.Message):
-    """At most 256: a configuration has no more."""
+    """At most 256, the most that a configuration may have."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -110,7 +110,7 @@ class Subsystem(message.Message):
         ana_state: builtins.str
         @builtins.property
         def host_nqns(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-            """empty: every host of the subsystem"""
+            """empty: all hosts of the subsystem"""
 
         @builtins.property
         def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
@@ -145,7 +145,7 @@ class Subsystem(message.Message):
         host_nqn: builtins.str
         io_queues: builtins.int
         authenticated: builtins.bool
-        """in band; false where the host has no secret"""
+        """in-band; false if the host has no secret"""
         def __init__(
             self,
             *,

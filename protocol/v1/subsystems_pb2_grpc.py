@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SubsystemsStub:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -48,17 +48,19 @@ class SubsystemsStub:
 
 
 class SubsystemsServicer:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     def ListSubsystems(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists all subsystems.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSubsystem(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a subsystem by its NQN.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -85,7 +87,7 @@ def add_SubsystemsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Subsystems:
-    """Plain subsystems of a target, as configured; served on the Unix socket.
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket.
     """
 
     @staticmethod

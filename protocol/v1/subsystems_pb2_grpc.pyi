@@ -27,38 +27,44 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SubsystemsStub:
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SubsystemsAsyncStub: ...
     ListSubsystems: _grpc.UnaryUnaryMultiCallable[_subsystems_pb2.ListSubsystemsRequest, _subsystems_pb2.ListSubsystemsResponse]
+    """Lists all subsystems."""
     GetSubsystem: _grpc.UnaryUnaryMultiCallable[_subsystems_pb2.GetSubsystemRequest, _subsystems_pb2.Subsystem]
+    """Returns a subsystem by its NQN."""
 
 @_typing.type_check_only
 class SubsystemsAsyncStub(SubsystemsStub):
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListSubsystems: _aio.UnaryUnaryMultiCallable[_subsystems_pb2.ListSubsystemsRequest, _subsystems_pb2.ListSubsystemsResponse]  # type: ignore[assignment]
+    """Lists all subsystems."""
     GetSubsystem: _aio.UnaryUnaryMultiCallable[_subsystems_pb2.GetSubsystemRequest, _subsystems_pb2.Subsystem]  # type: ignore[assignment]
+    """Returns a subsystem by its NQN."""
 
 class SubsystemsServicer(metaclass=_abc_1.ABCMeta):
-    """Plain subsystems of a target, as configured; served on the Unix socket."""
+    """Plain NVMe subsystems that a target's configuration defines; served on its Unix socket."""
 
     @_abc_1.abstractmethod
     def ListSubsystems(
         self,
         request: _subsystems_pb2.ListSubsystemsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_subsystems_pb2.ListSubsystemsResponse, _abc.Awaitable[_subsystems_pb2.ListSubsystemsResponse]]: ...
+    ) -> _typing.Union[_subsystems_pb2.ListSubsystemsResponse, _abc.Awaitable[_subsystems_pb2.ListSubsystemsResponse]]:
+        """Lists all subsystems."""
 
     @_abc_1.abstractmethod
     def GetSubsystem(
         self,
         request: _subsystems_pb2.GetSubsystemRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_subsystems_pb2.Subsystem, _abc.Awaitable[_subsystems_pb2.Subsystem]]: ...
+    ) -> _typing.Union[_subsystems_pb2.Subsystem, _abc.Awaitable[_subsystems_pb2.Subsystem]]:
+        """Returns a subsystem by its NQN."""
 
 def add_SubsystemsServicer_to_server(servicer: SubsystemsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -43,7 +43,7 @@ class Peer(message.Message):
     CERTIFICATE_PEM_FIELD_NUMBER: builtins.int
     @builtins.property
     def certificate_pem(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """PEM, newest first: the current leaf, and the one before it while a server may still show it."""
+        """PEM, newest first: the current leaf, and its predecessor while a server may still show it."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class PeerIncarnation(message.Message):
     READ_ONLY_FIELD_NUMBER: builtins.int
     spiffe_id: builtins.str
     incarnation: builtins.bytes
-    """16 bytes, of the certificate it showed"""
+    """16 bytes, from the certificate that the peer showed"""
     volume_id: builtins.str
-    """Not empty: may it also use this volume, which is at the target that asks and needn't be of the
-    peer's tenant?
+    """Not empty: also ask whether the peer may use this volume of the asking target; the volume may
+    be another tenant's, shared with the peer's.
     """
     read_only: builtins.bool
-    """only to read it"""
+    """ask for reading only"""
     def __init__(
         self,
         *,
@@ -102,7 +102,7 @@ class AuthorizePeersRequest(message.Message):
 
     @builtins.property
     def device(self) -> ServedDevice:
-        """what the caller serves; nothing is said to who lost it"""
+        """device that the caller serves; the call fails if it has lost it"""
 
     def __init__(
         self,
@@ -139,7 +139,9 @@ class ServedDevice(message.Message):
 
 @typing.final
 class Authorization(message.Message):
-    """Valid for the caller that sent the nonce, from the moment it was sent (docs/understand/attestation.md)."""
+    """Valid for the caller that sent the nonce, from the time it was sent
+    (docs/understand/attestation.md).
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -149,11 +151,11 @@ class Authorization(message.Message):
     nonce: builtins.bytes
     @builtins.property
     def subject(self) -> PeerIncarnation:
-        """who asked"""
+        """the caller"""
 
     @builtins.property
     def verdicts(self) -> containers.RepeatedCompositeFieldContainer[Verdict]:
-        """one for each peer, in the order asked"""
+        """one for each peer, in the order of the request"""
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class SignedAuthorization(message.Message):
     authorization: builtins.bytes
     """Authorization, serialized"""
     signature: builtins.bytes
-    """ECDSA P-256 SHA-256, broker key, domain "sealane peer authorization v1" """
+    """ECDSA P-256 SHA-256, broker key, domain "sealane peer authorization v1"."""
     def __init__(
         self,
         *,
@@ -219,7 +221,9 @@ class ListNodesRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     def __init__(
         self,
         *,
@@ -239,6 +243,7 @@ class ListNodesResponse(message.Message):
     NODES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def nodes(self) -> containers.RepeatedCompositeFieldContainer[Member]: ...
     def __init__(
@@ -255,7 +260,7 @@ class ListNodesResponse(message.Message):
 
 @typing.final
 class Member(message.Message):
-    """One role of one node as the broker knows it."""
+    """One role of a node, as the broker knows it."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -275,7 +280,7 @@ class Member(message.Message):
     state: builtins.str
     """"active", "expired", "revoked" """
     reason: builtins.str
-    """what the operator said when it was revoked"""
+    """that the operator gave when revoking it"""
     @builtins.property
     def attest_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
@@ -311,11 +316,11 @@ class RevokeNodeRequest(message.Message):
     UNSEEN_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
-    """empty: every role"""
+    """empty: all roles"""
     reason: builtins.str
-    """for the records, one line"""
+    """for the audit log; one line"""
     unseen: builtins.bool
-    """the node may never have attested"""
+    """accept a node that has not attested yet"""
     def __init__(
         self,
         *,
@@ -338,6 +343,7 @@ class RestoreNodeRequest(message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
+    """empty: all roles"""
     def __init__(
         self,
         *,

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class TrustStub:
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS.
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
     """
 
     def __init__(self, channel):
@@ -49,18 +50,20 @@ class TrustStub:
 
 
 class TrustServicer:
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS.
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
     """
 
     def GetPeer(self, request, context):
-        """The leaf that a peer's server shows: callers pin it, they don't trust every leaf of the broker.
+        """Returns the leaf certificate that a peer's server shows. Callers pin it instead of trusting
+        every certificate that the broker issued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuthorizePeers(self, request, context):
-        """Says, signed and for one challenge, which of these peers may act at this moment.
+        """Returns a signed answer to one challenge: which of these peers may act now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +91,8 @@ def add_TrustServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Trust:
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS.
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
     """
 
     @staticmethod
@@ -147,7 +151,7 @@ class Trust:
 
 
 class MembershipStub:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -174,23 +178,26 @@ class MembershipStub:
 
 
 class MembershipServicer:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket.
     """
 
     def ListNodes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the roles of nodes that have attested, by role and name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
+        attest.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreNode(self, request, context):
-        """Lets a node attest again; nothing it was issued before counts any more.
+        """Lets a revoked node attest again; certificates issued before stay revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,7 +230,7 @@ def add_MembershipServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Membership:
-    """The operator's side of it; served by the broker on its Unix socket.
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket.
     """
 
     @staticmethod

@@ -28,29 +28,39 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrustStub:
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS."""
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TrustAsyncStub: ...
     GetPeer: _grpc.UnaryUnaryMultiCallable[_trust_pb2.GetPeerRequest, _trust_pb2.Peer]
-    """The leaf that a peer's server shows: callers pin it, they don't trust every leaf of the broker."""
+    """Returns the leaf certificate that a peer's server shows. Callers pin it instead of trusting
+    every certificate that the broker issued.
+    """
     AuthorizePeers: _grpc.UnaryUnaryMultiCallable[_trust_pb2.AuthorizePeersRequest, _trust_pb2.SignedAuthorization]
-    """Says, signed and for one challenge, which of these peers may act at this moment."""
+    """Returns a signed answer to one challenge: which of these peers may act now."""
 
 @_typing.type_check_only
 class TrustAsyncStub(TrustStub):
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS."""
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPeer: _aio.UnaryUnaryMultiCallable[_trust_pb2.GetPeerRequest, _trust_pb2.Peer]  # type: ignore[assignment]
-    """The leaf that a peer's server shows: callers pin it, they don't trust every leaf of the broker."""
+    """Returns the leaf certificate that a peer's server shows. Callers pin it instead of trusting
+    every certificate that the broker issued.
+    """
     AuthorizePeers: _aio.UnaryUnaryMultiCallable[_trust_pb2.AuthorizePeersRequest, _trust_pb2.SignedAuthorization]  # type: ignore[assignment]
-    """Says, signed and for one challenge, which of these peers may act at this moment."""
+    """Returns a signed answer to one challenge: which of these peers may act now."""
 
 class TrustServicer(metaclass=_abc_1.ABCMeta):
-    """Who an attested peer is and whether it may still act. Served by the broker over mutual TLS."""
+    """Certificates of attested peers, and whether they may still act. Served by the broker over mutual
+    TLS.
+    """
 
     @_abc_1.abstractmethod
     def GetPeer(
@@ -58,7 +68,9 @@ class TrustServicer(metaclass=_abc_1.ABCMeta):
         request: _trust_pb2.GetPeerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trust_pb2.Peer, _abc.Awaitable[_trust_pb2.Peer]]:
-        """The leaf that a peer's server shows: callers pin it, they don't trust every leaf of the broker."""
+        """Returns the leaf certificate that a peer's server shows. Callers pin it instead of trusting
+        every certificate that the broker issued.
+        """
 
     @_abc_1.abstractmethod
     def AuthorizePeers(
@@ -66,48 +78,60 @@ class TrustServicer(metaclass=_abc_1.ABCMeta):
         request: _trust_pb2.AuthorizePeersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trust_pb2.SignedAuthorization, _abc.Awaitable[_trust_pb2.SignedAuthorization]]:
-        """Says, signed and for one challenge, which of these peers may act at this moment."""
+        """Returns a signed answer to one challenge: which of these peers may act now."""
 
 def add_TrustServicer_to_server(servicer: TrustServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class MembershipStub:
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MembershipAsyncStub: ...
     ListNodes: _grpc.UnaryUnaryMultiCallable[_trust_pb2.ListNodesRequest, _trust_pb2.ListNodesResponse]
+    """Lists the roles of nodes that have attested, by role and name."""
     RevokeNode: _grpc.UnaryUnaryMultiCallable[_trust_pb2.RevokeNodeRequest, _empty_pb2.Empty]
+    """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
+    attest.
+    """
     RestoreNode: _grpc.UnaryUnaryMultiCallable[_trust_pb2.RestoreNodeRequest, _empty_pb2.Empty]
-    """Lets a node attest again; nothing it was issued before counts any more."""
+    """Lets a revoked node attest again; certificates issued before stay revoked."""
 
 @_typing.type_check_only
 class MembershipAsyncStub(MembershipStub):
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNodes: _aio.UnaryUnaryMultiCallable[_trust_pb2.ListNodesRequest, _trust_pb2.ListNodesResponse]  # type: ignore[assignment]
+    """Lists the roles of nodes that have attested, by role and name."""
     RevokeNode: _aio.UnaryUnaryMultiCallable[_trust_pb2.RevokeNodeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
+    attest.
+    """
     RestoreNode: _aio.UnaryUnaryMultiCallable[_trust_pb2.RestoreNodeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Lets a node attest again; nothing it was issued before counts any more."""
+    """Lets a revoked node attest again; certificates issued before stay revoked."""
 
 class MembershipServicer(metaclass=_abc_1.ABCMeta):
-    """The operator's side of it; served by the broker on its Unix socket."""
+    """Attested nodes, for the broker's operator; served by the broker on its Unix socket."""
 
     @_abc_1.abstractmethod
     def ListNodes(
         self,
         request: _trust_pb2.ListNodesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_trust_pb2.ListNodesResponse, _abc.Awaitable[_trust_pb2.ListNodesResponse]]: ...
+    ) -> _typing.Union[_trust_pb2.ListNodesResponse, _abc.Awaitable[_trust_pb2.ListNodesResponse]]:
+        """Lists the roles of nodes that have attested, by role and name."""
 
     @_abc_1.abstractmethod
     def RevokeNode(
         self,
         request: _trust_pb2.RevokeNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Revokes one role of a node, or all: its certificates are no longer accepted, and it can't
+        attest.
+        """
 
     @_abc_1.abstractmethod
     def RestoreNode(
@@ -115,6 +139,6 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
         request: _trust_pb2.RestoreNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Lets a node attest again; nothing it was issued before counts any more."""
+        """Lets a revoked node attest again; certificates issued before stay revoked."""
 
 def add_MembershipServicer_to_server(servicer: MembershipServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,7 +35,7 @@ class Volume(message.Message):
         AVAILABLE: Volume._State.ValueType  # 1
         ATTACHED: Volume._State.ValueType  # 2
         FILLING: Volume._State.ValueType  # 3
-        """being filled with sealed zeros; nobody can attach it yet"""
+        """being filled with sealed zeros; can't be attached yet"""
         REATTACHING: Volume._State.ValueType  # 4
         """attached before the gateway restarted, and not exported again yet"""
 
@@ -44,7 +44,7 @@ class Volume(message.Message):
     AVAILABLE: Volume.State.ValueType  # 1
     ATTACHED: Volume.State.ValueType  # 2
     FILLING: Volume.State.ValueType  # 3
-    """being filled with sealed zeros; nobody can attach it yet"""
+    """being filled with sealed zeros; can't be attached yet"""
     REATTACHING: Volume.State.ValueType  # 4
     """attached before the gateway restarted, and not exported again yet"""
 
@@ -77,30 +77,30 @@ class Volume(message.Message):
     freshness: builtins.str
     key_epoch: builtins.int
     third_party: builtins.str
-    """not on a target of ours: its name in the gateway's configuration"""
+    """not empty: stored there, by its name in the gateway's configuration"""
     filled_bytes: builtins.int
-    """filling: how far, if this gateway does it"""
+    """while this gateway fills it: how much it has filled"""
     tenant: builtins.str
-    """whose volume it is"""
+    """owner of the volume"""
     read_only: builtins.bool
     """this gateway may only read it"""
     anchor: builtins.str
-    """mode local: "broker" or "none"; else empty: its target's"""
+    """in mode local: "broker" or "none"; otherwise empty: its target's"""
     store_unknown: builtins.str
-    """asked for, and not to be had: the reason id"""
+    """if requested but not available: the reason id"""
     @builtins.property
     def attachment(self) -> Attachment: ...
     @builtins.property
     def claims(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """of docs/understand/threat-model.md, those that hold in this mode"""
+        """claims of docs/understand/threat-model.md that hold in this mode"""
 
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[broker_pb2.VolumeShare]:
-        """another tenant's volume: only what this one may do"""
+        """of another tenant's volume: only this tenant's share"""
 
     @builtins.property
     def store(self) -> storage_pb2.StoreStatus:
-        """if asked for"""
+        """if requested with with_store"""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ class Attachment(message.Message):
     counters_leased: builtins.int
     refusals: builtins.int
     dhchap_secret: builtins.str
-    """DH-HMAC-CHAP secret of the host in its standard form, made for this attachment. Only in the
-    answer to AttachVolume.
+    """DH-HMAC-CHAP secret for the host in the standard text form, made for this attachment. Only in
+    the response to AttachVolume.
     """
     def __init__(
         self,
@@ -199,11 +199,11 @@ class CreateVolumeRequest(message.Message):
     target_node: builtins.str
     """empty: the gateway's configured target"""
     third_party: builtins.str
-    """not empty: on this third party of the gateway"""
+    """not empty: store it on this third party of the gateway"""
     mode: builtins.str
     """empty: remote, or local on a third party; "off": without freshness"""
     anchor: builtins.str
-    """mode local: "broker" (also if empty) or "none" """
+    """in mode local: "broker" (also if empty) or "none" """
     def __init__(
         self,
         *,
@@ -229,7 +229,7 @@ class GetVolumeRequest(message.Message):
     WITH_STORE_FIELD_NUMBER: builtins.int
     name: builtins.str
     with_store: builtins.bool
-    """asks where it is stored, too"""
+    """include the status of the store"""
     def __init__(
         self,
         *,
@@ -250,9 +250,11 @@ class ListVolumesRequest(message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     WITH_STORE_FIELD_NUMBER: builtins.int
     page_size: builtins.int
+    """0: 1000, the maximum"""
     page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
     with_store: builtins.bool
-    """also what the stores say, asked where they are"""
+    """include the status of the stores"""
     def __init__(
         self,
         *,
@@ -273,6 +275,7 @@ class ListVolumesResponse(message.Message):
     VOLUMES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """empty: last page"""
     @builtins.property
     def volumes(self) -> containers.RepeatedCompositeFieldContainer[Volume]: ...
     def __init__(

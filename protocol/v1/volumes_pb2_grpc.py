@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class VolumesStub:
-    """Volumes as a job sees them; served by the gateway on its Unix socket.
+    """Volumes, for jobs; served by the gateway on its Unix socket.
     """
 
     def __init__(self, channel):
@@ -105,88 +105,97 @@ class VolumesStub:
 
 
 class VolumesServicer:
-    """Volumes as a job sees them; served by the gateway on its Unix socket.
+    """Volumes, for jobs; served by the gateway on its Unix socket.
     """
 
     def CreateVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Creates a volume. With the request id of an earlier call, returns that call's volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVolumes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the volumes that this gateway's tenant may use, by id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Deletes a detached volume: its sectors can never be opened again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AttachVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Exports a volume to one host as a plain NVMe/TCP namespace.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DetachVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stops exporting a volume and flushes it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ShareVolume(self, request, context):
-        """Lets gateways of another tenant use a volume of this one; again: changes what they may do.
+        """Shares a volume with the gateways of another tenant, or changes what they may do with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnshareVolume(self, request, context):
-        """Ends that. The volume goes over to a new key epoch.
+        """Stops sharing a volume with a tenant. The volume gets a new key epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchVolume(self, request, context):
-        """Events of the volume, the gateway's own and the target's.
+        """Streams the volume's events, those of this gateway and of the target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartVolumeJob(self, request, context):
-        """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time.
+        """Starts a background job (scrub or refresh) where the volume is stored, one of each kind at a
+        time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeVolumeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Pauses, resumes or cancels a job, or changes its rate.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeVolume(self, request, context):
-        """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next.
+        """Makes a volume larger; the new sectors are unwritten. Hosts see the new size at the next
+        attach.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloneVolume(self, request, context):
-        """Refused, always, with the reason: a sealed sector is bound to its volume.
+        """Always fails, with a reason: sealed sectors are bound to their volume and can't be cloned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,7 +278,7 @@ def add_VolumesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Volumes:
-    """Volumes as a job sees them; served by the gateway on its Unix socket.
+    """Volumes, for jobs; served by the gateway on its Unix socket.
     """
 
     @staticmethod

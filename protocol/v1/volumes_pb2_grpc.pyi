@@ -29,101 +29,129 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VolumesStub:
-    """Volumes as a job sees them; served by the gateway on its Unix socket."""
+    """Volumes, for jobs; served by the gateway on its Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VolumesAsyncStub: ...
     CreateVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.CreateVolumeRequest, _volumes_pb2.Volume]
+    """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.GetVolumeRequest, _volumes_pb2.Volume]
+    """Returns a volume."""
     ListVolumes: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]
+    """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]
+    """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]
+    """Exports a volume to one host as a plain NVMe/TCP namespace."""
     DetachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]
+    """Stops exporting a volume and flushes it."""
     ShareVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]
-    """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+    """Shares a volume with the gateways of another tenant, or changes what they may do with it."""
     UnshareVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.UnshareVolumeRequest, _volumes_pb2.Volume]
-    """Ends that. The volume goes over to a new key epoch."""
+    """Stops sharing a volume with a tenant. The volume gets a new key epoch."""
     WatchVolume: _grpc.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]
-    """Events of the volume, the gateway's own and the target's."""
+    """Streams the volume's events, those of this gateway and of the target."""
     StartVolumeJob: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.StartVolumeJobRequest, _storage_pb2.VolumeJob]
-    """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+    """Starts a background job (scrub or refresh) where the volume is stored, one of each kind at a
+    time.
+    """
     ChangeVolumeJob: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]
+    """Pauses, resumes or cancels a job, or changes its rate."""
     ResizeVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]
-    """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
+    """Makes a volume larger; the new sectors are unwritten. Hosts see the new size at the next
+    attach.
+    """
     CloneVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]
-    """Refused, always, with the reason: a sealed sector is bound to its volume."""
+    """Always fails, with a reason: sealed sectors are bound to their volume and can't be cloned."""
 
 @_typing.type_check_only
 class VolumesAsyncStub(VolumesStub):
-    """Volumes as a job sees them; served by the gateway on its Unix socket."""
+    """Volumes, for jobs; served by the gateway on its Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.CreateVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Creates a volume. With the request id of an earlier call, returns that call's volume."""
     GetVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.GetVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Returns a volume."""
     ListVolumes: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ListVolumesRequest, _volumes_pb2.ListVolumesResponse]  # type: ignore[assignment]
+    """Lists the volumes that this gateway's tenant may use, by id."""
     DeleteVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Exports a volume to one host as a plain NVMe/TCP namespace."""
     DetachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Stops exporting a volume and flushes it."""
     ShareVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
-    """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+    """Shares a volume with the gateways of another tenant, or changes what they may do with it."""
     UnshareVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.UnshareVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
-    """Ends that. The volume goes over to a new key epoch."""
+    """Stops sharing a volume with a tenant. The volume gets a new key epoch."""
     WatchVolume: _aio.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
-    """Events of the volume, the gateway's own and the target's."""
+    """Streams the volume's events, those of this gateway and of the target."""
     StartVolumeJob: _aio.UnaryUnaryMultiCallable[_volumes_pb2.StartVolumeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
-    """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+    """Starts a background job (scrub or refresh) where the volume is stored, one of each kind at a
+    time.
+    """
     ChangeVolumeJob: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    """Pauses, resumes or cancels a job, or changes its rate."""
     ResizeVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
-    """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
+    """Makes a volume larger; the new sectors are unwritten. Hosts see the new size at the next
+    attach.
+    """
     CloneVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
-    """Refused, always, with the reason: a sealed sector is bound to its volume."""
+    """Always fails, with a reason: sealed sectors are bound to their volume and can't be cloned."""
 
 class VolumesServicer(metaclass=_abc_1.ABCMeta):
-    """Volumes as a job sees them; served by the gateway on its Unix socket."""
+    """Volumes, for jobs; served by the gateway on its Unix socket."""
 
     @_abc_1.abstractmethod
     def CreateVolume(
         self,
         request: _volumes_pb2.CreateVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Creates a volume. With the request id of an earlier call, returns that call's volume."""
 
     @_abc_1.abstractmethod
     def GetVolume(
         self,
         request: _volumes_pb2.GetVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Returns a volume."""
 
     @_abc_1.abstractmethod
     def ListVolumes(
         self,
         request: _volumes_pb2.ListVolumesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.ListVolumesResponse, _abc.Awaitable[_volumes_pb2.ListVolumesResponse]]: ...
+    ) -> _typing.Union[_volumes_pb2.ListVolumesResponse, _abc.Awaitable[_volumes_pb2.ListVolumesResponse]]:
+        """Lists the volumes that this gateway's tenant may use, by id."""
 
     @_abc_1.abstractmethod
     def DeleteVolume(
         self,
         request: _volumes_pb2.DeleteVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes a detached volume: its sectors can never be opened again."""
 
     @_abc_1.abstractmethod
     def AttachVolume(
         self,
         request: _volumes_pb2.AttachVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Exports a volume to one host as a plain NVMe/TCP namespace."""
 
     @_abc_1.abstractmethod
     def DetachVolume(
         self,
         request: _volumes_pb2.DetachVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Stops exporting a volume and flushes it."""
 
     @_abc_1.abstractmethod
     def ShareVolume(
@@ -131,7 +159,7 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.ShareVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
-        """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+        """Shares a volume with the gateways of another tenant, or changes what they may do with it."""
 
     @_abc_1.abstractmethod
     def UnshareVolume(
@@ -139,7 +167,7 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.UnshareVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
-        """Ends that. The volume goes over to a new key epoch."""
+        """Stops sharing a volume with a tenant. The volume gets a new key epoch."""
 
     @_abc_1.abstractmethod
     def WatchVolume(
@@ -147,7 +175,7 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.WatchVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]:
-        """Events of the volume, the gateway's own and the target's."""
+        """Streams the volume's events, those of this gateway and of the target."""
 
     @_abc_1.abstractmethod
     def StartVolumeJob(
@@ -155,14 +183,17 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.StartVolumeJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
-        """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+        """Starts a background job (scrub or refresh) where the volume is stored, one of each kind at a
+        time.
+        """
 
     @_abc_1.abstractmethod
     def ChangeVolumeJob(
         self,
         request: _volumes_pb2.ChangeVolumeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]: ...
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
+        """Pauses, resumes or cancels a job, or changes its rate."""
 
     @_abc_1.abstractmethod
     def ResizeVolume(
@@ -170,7 +201,9 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.ResizeVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
-        """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
+        """Makes a volume larger; the new sectors are unwritten. Hosts see the new size at the next
+        attach.
+        """
 
     @_abc_1.abstractmethod
     def CloneVolume(
@@ -178,6 +211,6 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.CloneVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
-        """Refused, always, with the reason: a sealed sector is bound to its volume."""
+        """Always fails, with a reason: sealed sectors are bound to their volume and can't be cloned."""
 
 def add_VolumesServicer_to_server(servicer: VolumesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

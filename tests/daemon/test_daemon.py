@@ -320,7 +320,7 @@ def test_wrong_trust_anchor_reaches_no_broker(site: Site, broker: Daemon) -> Non
     (site.root / "other.pem").write_bytes(anchor)
     ended = sealaned("--config", config)
     assert ended.returncode == 3
-    assert "its certificate is not under the trust anchor" in _error(ended.stderr)
+    assert "is not issued by the trust anchor" in _error(ended.stderr)
     assert _error(ended.stderr).endswith("[peer.certificate]")
     (site.root / "other.pem").write_bytes(b"nonsense")
     ended = sealaned("--config", config)

@@ -159,6 +159,6 @@ async def test_who_stops_waits_only_once_in_vain(anchor: MemoryAnchor) -> None:
     anchor.open.clear()
     anchors.begin_end()
     for name, seconds in ((A, r"0\.05"), (B, "0"), (CATALOGUE, "0")):
-        with pytest.raises(UnavailableError, match=rf"not anchored within {seconds} s"):
+        with pytest.raises(UnavailableError, match=rf"not updated within {seconds} s"):
             await anchors.advance(name, 1, b"a")
     await anchors.close()

@@ -66,7 +66,7 @@ async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
     shown = await _available(world, volume_id)
     assert (filling.flushed, filling.closed, filling.sealed) == (4096, True, True)
     assert (shown.state, shown.mode) == (volumes_pb2.Volume.AVAILABLE, "off")
-    assert "not noticed" in shown.freshness
+    assert "not detected" in shown.freshness
     assert not any(claim.startswith(("C4", "C6")) for claim in shown.claims)
     assert "C5" in shown.claims
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())

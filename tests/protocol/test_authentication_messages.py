@@ -152,7 +152,7 @@ def test_an_ephemeral_key_serves_once() -> None:
     key = EphemeralKey(DhGroup.FFDHE2048, source())
     value = EphemeralKey(DhGroup.FFDHE2048, source(1)).public_value
     key.agree(value)
-    with pytest.raises(ValueError, match="used once"):
+    with pytest.raises(ValueError, match="used only once"):
         key.agree(value)
 
 

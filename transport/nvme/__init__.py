@@ -1,4 +1,4 @@
-"""NVMe/TCP connections of the control side: the initiator, and the PDU stream of both sides."""
+"""NVMe/TCP connections of the control plane: the initiator, and the PDU stream of both sides."""
 
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.connection_manager import ConnectionManager, PathEvent

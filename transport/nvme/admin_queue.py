@@ -1,6 +1,6 @@
-"""Admin queue of a host: several commands in flight, answers by command id.
+"""Admin queue of a host: several commands in flight, answers matched by command id.
 
-A command whose time is up can't be told from one that is still being executed: the queue ends.
+A command that timed out may still be executing, so a timeout ends the queue.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class _Pending:
 
 
 class AdminQueue:
-    """Commands in, answers out; `lost` is called once when the connection ends by itself.
+    """Executes admin commands; calls `lost` once if the connection ends without `close`.
 
     At most ADMIN_QUEUE_SIZE - 1 commands are in flight; further callers wait.
     """
@@ -48,9 +48,10 @@ class AdminQueue:
     async def submit(
         self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
     ) -> tuple[bytes, int]:
-        """Execute one command; its data and result. `is_bounded` False waits for ever (events).
+        """Execute one command; return its data and result.
 
-        NvmeStatusError if the controller says so, UnavailableError if the queue ended.
+        `is_bounded` False: wait without a timeout (events). NvmeStatusError if the controller
+        reports an error, UnavailableError if the queue ended.
         """
         await self._room.acquire()
         if self._failure is not None:
@@ -60,7 +61,7 @@ class AdminQueue:
         sent = bytearray(entry)
         struct.pack_into("<H", sent, 2, command_id)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The queue may fail while its caller is being cancelled and doesn't look any more.
+        # The queue may fail after its caller was cancelled: mark the exception as retrieved.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
         pending = _Pending(Answer(command_id=command_id, room=room), ended)
         self._pending[command_id] = pending
@@ -77,11 +78,11 @@ class AdminQueue:
         return bytes(pending.answer.data), pending.answer.result
 
     async def close(self) -> None:
-        """End without a word; commands in flight fail."""
+        """Close without shutting the controller down; commands in flight fail."""
         try:
             await self._tasks.close()
         finally:
-            # Also when the wait is cancelled.
+            # Also if the wait is cancelled.
             error = UnavailableError("connection.lost", "the admin queue was closed")
             self._fail(error, silent=True)
             self._stream.socket.close()
@@ -92,8 +93,12 @@ class AdminQueue:
         except UnavailableError as error:
             self._fail(error)
         except BaseException:
-            # A part of the capsule may be out: nothing can follow it.
-            self._fail(UnavailableError("connection.lost", "a command was cut off"))
+            # Part of the capsule may have been sent: nothing can follow it.
+            self._fail(
+                UnavailableError(
+                    "connection.lost", "the admin queue ended while a command was being sent"
+                )
+            )
             raise
 
     async def _receive(self) -> None:
@@ -119,10 +124,12 @@ class AdminQueue:
             command_id = decode_completion(header.entry)[0]
         pending = self._pending.get(command_id)
         if pending is None:
-            # Where a completion entry, or a data header, has its command id.
+            # Offset of the command id in a completion entry, or in a data header.
             offset = 20 if header.kind == PduKind.CAPSULE_RESP else 8
             raise PduFaultError(
-                f"an answer to no command: {command_id}", fatal_status=HEADER_FIELD, offset=offset
+                f"a completion for unknown command id {command_id}",
+                fatal_status=HEADER_FIELD,
+                offset=offset,
             )
         try:
             is_complete = pending.answer.take(header, payload)
@@ -133,7 +140,7 @@ class AdminQueue:
                 self._end(command_id, pending, None)
 
     def _end(self, command_id: int, pending: _Pending, error: Error | None) -> None:
-        # Only now is the controller done with the id, even if the caller gave up long ago.
+        # Only now has the controller released the id, even if the caller was cancelled long ago.
         del self._pending[command_id]
         self._room.release()
         if pending.ended.done():
@@ -153,9 +160,9 @@ class AdminQueue:
             self._lost(error)
 
     def _free_id(self) -> int:
-        """Pick a command id that isn't in flight, not even for a caller who gave up."""
+        """Pick a command id that isn't in flight, including commands of cancelled callers."""
         for _ in range(0x10000):
             self._last_id = (self._last_id + 1) & 0x7FFF
             if self._last_id not in self._pending:
                 return self._last_id
-        raise UnavailableError("connection.busy", "every command id is in flight")
+        raise UnavailableError("connection.busy", "all command ids are in flight")

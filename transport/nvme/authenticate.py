@@ -1,4 +1,4 @@
-"""Carries the messages of in-band authentication over a queue, as its host."""
+"""Runs in-band authentication on a queue, as its host."""
 
 import secrets
 from collections.abc import Awaitable, Callable
@@ -13,13 +13,13 @@ from sealane.protocol.nvme.authentication import (
     HostSecret,
 )
 
-# entry, data, room for the answer's data; returns that data and the result
+# (entry, data, room for the response's data) → that data and the result
 Submit = Callable[[bytes, bytes, int], Awaitable[tuple[bytes, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Secrets of a host for one subsystem; `controller_secret` lets the host check it in turn."""
+    """Secrets of a host for one subsystem; with `controller_secret` it checks the controller."""
 
     secret: HostSecret
     controller_secret: HostSecret | None = None
@@ -28,7 +28,7 @@ class Credentials:
 async def authenticate(
     submit: Submit, *, host_nqn: str, subsystem_nqn: str, credentials: Credentials
 ) -> None:
-    """Run one transaction. AuthenticationError, or what `submit` raises."""
+    """Run one transaction. AuthenticationError, or an error of `submit`."""
     machine = HostAuthentication(
         host_nqn=host_nqn,
         subsystem_nqn=subsystem_nqn,
@@ -49,7 +49,7 @@ async def authenticate(
             try:
                 await _send(submit, machine.take())
             except Error as error:
-                failure.add_note(f"and the controller couldn't be told: {error}")
+                failure.add_note(f"the controller could not be notified of the failure: {error}")
         raise
 
 

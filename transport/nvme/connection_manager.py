@@ -1,4 +1,4 @@
-"""Several paths to one subsystem: reconnects what is lost, and connects queues over the best."""
+"""Several paths to one subsystem: reconnects lost ones, and connects queues over the best one."""
 
 import asyncio
 import random
@@ -25,9 +25,9 @@ PATHS_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathEvent:
-    """A path changed its state (`error` says why, `delay_seconds` how long it waits) or reports.
+    """A path changed its state (`error`: why; `delay_seconds`: how long it waits), or reports.
 
-    `report` is what its controller said by itself; the state is unchanged then.
+    `report` is an event that its controller reported; the state is then unchanged.
     """
 
     address: Address
@@ -47,10 +47,10 @@ class _Path:
 
 
 class ConnectionManager:
-    """Keeps an association with every path of a subsystem: `start`, `connect_queue`, `close`.
+    """Keeps an association over each path of a subsystem: `start`, `connect_queue`, `close`.
 
-    `events` is called on the event loop and must not wait. The owner of a queue that ends asks
-    `connect_queue` for another; by then a lost path isn't chosen any more.
+    `events` is called on the event loop and must not block. When a queue ends, its owner calls
+    `connect_queue` for another one; by then a lost path is no longer chosen.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class ConnectionManager:
 
     @property
     def states(self) -> dict[Address, PathState]:
-        """State of every path."""
+        """Return the state of each path."""
         return {path.address: path.state for path in self._paths}
 
     def start(self) -> None:
-        """Begin to connect all paths."""
+        """Start to connect all paths."""
         for path in self._paths:
             self._tasks.start(self._keep(path), name=f"nvme-path-{path.address}")
 
     async def close(self) -> None:
-        """Leave every controller."""
+        """Disconnect from all controllers."""
         await self._tasks.close()
 
     async def connect_queue(
@@ -113,10 +113,11 @@ class ConnectionManager:
         timeout_seconds: float,
         queue_depth: int = QUEUE_DEPTH_MAX,
     ) -> tuple[Address, ConnectedQueue]:
-        """Connect a queue over the best path there is; wait for one as long as `timeout_seconds`.
+        """Connect a queue over the best available path; wait up to `timeout_seconds` for one.
 
-        UnavailableError if the time is up or every path is gone, with the last failure as its
-        cause. What a controller answers on one path doesn't keep others from being tried.
+        UnavailableError at the timeout or when all paths are lost, with the last failure as its
+        cause. An error that a controller returns on one path doesn't keep other paths from being
+        tried.
         """
         failure: Error | None = None
         try:
@@ -138,7 +139,7 @@ class ConnectionManager:
         ) from failure
 
     def controller(self, address: Address) -> HostController | None:
-        """Find the controller at the end of a path, while it is live."""
+        """Return the controller at the end of a path, if it is live."""
         return next((path.host for path in self._paths if path.address == address), None)
 
     def _candidates(self, nsid: int, queue_id: int) -> list[tuple[_Path, HostController]]:
@@ -153,7 +154,7 @@ class ConnectionManager:
         while True:
             self._move(path, PathState.CONNECTING)
             error = await self._serve(path)
-            # A peer that isn't who it must be won't become it by being asked again.
+            # Retrying can't help if the peer's identity was wrong.
             is_final = isinstance(error, VerificationError)
             delay = None if is_final else path.backoff.failed(self._clock())
             if delay is None:
@@ -163,7 +164,7 @@ class ConnectionManager:
             await self._sleep(delay)
 
     async def _serve(self, path: _Path) -> Error:
-        """Connect a path and stay until it is lost; returns why."""
+        """Connect a path and wait until it is lost; return the reason."""
         lost: asyncio.Future[Error] = asyncio.get_running_loop().create_future()
         host = HostController(
             traddr=path.address.traddr,

@@ -1,6 +1,7 @@
-"""Discovery client: which subsystems a host may connect to, and where.
+"""Discovery client: the subsystems that a host may connect to, and their addresses.
 
-NVMe over Fabrics: the log changes while it is read in pieces; its generation counter tells.
+NVMe over Fabrics: the log may change while it is read in parts; its generation counter reveals
+that.
 """
 
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from sealane.transport.nvme.handshake import Address
 from sealane.transport.nvme.initiator import HostController
 
 DISCOVERY_ENTRIES_MAX = 1024
-_ATTEMPTS = 8  # a log that changes more often than this while it is read isn't worth reading
+_ATTEMPTS = 8  # a log that changes more often than this while it is read is given up
 _ENTRIES_PER_READ = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredPath:
-    """One way to a subsystem over TCP; `is_discovery` if that is a discovery subsystem."""
+    """One path to a subsystem over TCP; `is_discovery` if that is a discovery subsystem."""
 
     subsystem_nqn: str
     address: Address
@@ -32,9 +33,9 @@ class DiscoveredPath:
 
 
 async def discover(host: HostController) -> list[DiscoveredPath]:
-    """Read the discovery log of a connected discovery controller. Other transports are left out.
+    """Read the discovery log of a connected discovery controller; return the TCP paths in it.
 
-    ProtocolError for a malformed log, UnavailableError if it doesn't hold still.
+    ProtocolError for a malformed log, UnavailableError if it keeps changing.
     """
     for _ in range(_ATTEMPTS):
         before, count = await _header(host)

@@ -1,4 +1,4 @@
-"""What a controller answers with, as an error."""
+"""Errors that a controller returns."""
 
 from sealane import _native
 from sealane.errors import Error
@@ -9,7 +9,8 @@ _VERIFICATION_STATUSES = {0x282, 0x283, 0x284}
 class NvmeStatusError(Error):
     """A controller answered a command with an error. `status` is status code type and code.
 
-    `is_final`: the controller says that the same command will not succeed ("do not retry").
+    `is_final`: according to the controller, repeating the command will not succeed ("do not
+    retry").
     """
 
     exit_code = 1
@@ -24,5 +25,5 @@ class NvmeStatusError(Error):
 
     @property
     def is_verification_failure(self) -> bool:
-        """Whether the data at this place is not what was written: never use it."""
+        """Whether the data at this place is not what was written: it must never be used."""
         return self.status in _VERIFICATION_STATUSES

@@ -1,4 +1,4 @@
-"""One command on a connection: what its answer may be made of."""
+"""One command on a connection, and the PDUs that may answer it."""
 
 import struct
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.stream import PduFaultError, PduStream
 
-# Fatal error statuses of a termination request.
+# Fatal error statuses of a termination request PDU.
 HEADER_FIELD = 1
 SEQUENCE = 2
 OUT_OF_RANGE = 4
@@ -19,7 +19,7 @@ _SUCCESS = 0x08
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """Collects the answer to one command that has room for `room` bytes."""
+    """Collects the answer to a command with room for `room` bytes of data."""
 
     command_id: int
     room: int = 0
@@ -27,23 +27,24 @@ class Answer:
     result: int = 0
 
     def take(self, header: _native.PduHeader, payload: bytes) -> bool:
-        """Take one PDU; True when the command is complete.
+        """Process one PDU; return True when the command is complete.
 
-        PduFaultError if the PDU doesn't belong here, NvmeStatusError if the command failed.
+        PduFaultError if the PDU is not allowed here, NvmeStatusError if the command failed.
         """
         if header.kind == PduKind.C2H_DATA:
             if header.cid != self.command_id:
                 raise PduFaultError("data for another command", fatal_status=HEADER_FIELD, offset=8)
             if header.offset != len(self.data):
-                raise PduFaultError("data for another place", fatal_status=SEQUENCE)
+                raise PduFaultError("data at an unexpected offset", fatal_status=SEQUENCE)
             if len(self.data) + len(payload) > self.room:
-                raise PduFaultError("more data than was asked for", fatal_status=OUT_OF_RANGE)
+                raise PduFaultError("more data than requested", fatal_status=OUT_OF_RANGE)
             self.data += payload
             if header.flags & _SUCCESS and not header.flags & _LAST:
                 raise PduFaultError(
                     "success before the last data", fatal_status=HEADER_FIELD, offset=1
                 )
-            # A controller that needs no completion entry says so in the last data (SUCCESS).
+            # A controller that sends no completion entry indicates success in the last data PDU
+            # (SUCCESS).
             return bool(header.flags & _SUCCESS)
         if header.kind != PduKind.CAPSULE_RESP:
             raise PduFaultError(f"unexpected PDU {header.kind:#04x}", fatal_status=SEQUENCE)
@@ -60,7 +61,7 @@ class Answer:
 async def exchange(
     stream: PduStream, entry: bytes, *, data: bytes = b"", room: int = 0
 ) -> tuple[bytes, int]:
-    """Send a command and wait for its end, while nothing else is on the connection."""
+    """Send a command and wait for its end; nothing else may be in flight on the connection."""
     command_id = struct.unpack_from("<H", entry, 2)[0]
     answer = Answer(command_id=command_id, room=room)
     await stream.send(stream.encode_command(entry, data))

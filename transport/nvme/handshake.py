@@ -1,4 +1,4 @@
-"""From an address to a queue: connection, ICReq, Connect and, where asked for, authentication."""
+"""Opens a queue at an address: connection, ICReq, Connect and, if required, authentication."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from sealane.transport.nvme.authenticate import Credentials, authenticate
 from sealane.transport.nvme.exchange import exchange
 from sealane.transport.nvme.stream import PduFaultError, PduStream
 
-# The longest data PDU of an admin queue: a log page a controller sends in one piece.
+# The longest data PDU of an admin queue: a log page that a controller sends in one piece.
 ADMIN_DATA_MAX = 65_536
 _HEADER_DIGEST = 0x01
 _DATA_DIGEST = 0x02
@@ -21,7 +21,7 @@ _DATA_DIGEST = 0x02
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a controller listens."""
+    """Address that a controller listens on."""
 
     traddr: str
     trsvcid: int
@@ -41,7 +41,7 @@ class Digests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedQueue:
-    """A queue whose Connect succeeded and that is authenticated if it has to be."""
+    """A queue whose Connect succeeded and that is authenticated if required."""
 
     stream: PduStream
     h2c_data_max: int
@@ -93,7 +93,7 @@ async def _open(
     usable = response.kind == PduKind.IC_RESP and response.version == response.alignment == 0
     refused = response.digests & ~(offered.header * _HEADER_DIGEST | offered.data * _DATA_DIGEST)
     if not usable or refused or response.limit < IDENTIFY_BYTES:
-        raise ProtocolError("pdu.malformed", "ICResp isn't usable")
+        raise ProtocolError("pdu.malformed", "ICResp has unusable values")
     stream.use_digests(
         header=bool(response.digests & _HEADER_DIGEST), data=bool(response.digests & _DATA_DIGEST)
     )
@@ -101,16 +101,18 @@ async def _open(
     _, result = await exchange(stream, entry, data=data)
     if result & CHANNEL_REQUIRED:
         raise UnavailableError(
-            "authentication.channel", "the controller wants a secure channel, which isn't offered"
+            "authentication.channel",
+            "the controller requires a secure channel, which is not supported",
         )
     is_asked = bool(result & AUTHENTICATION_REQUIRED)
-    # A host that can check the controller insists on it, once per association.
+    # A host that can authenticate the controller insists on that, once per association.
     is_wanted = credentials is not None and credentials.controller_secret is not None
     if is_asked or (is_wanted and connect.queue_id == 0):
         if credentials is None:
             raise VerificationError(
                 "authentication.required",
-                f"{connect.subsystem_nqn} wants {connect.host_nqn} to authenticate; give a secret",
+                f"{connect.subsystem_nqn} requires {connect.host_nqn} to authenticate: a secret "
+                "is needed",
             )
         await authenticate(
             lambda entry, data, room: exchange(stream, entry, data=data, room=room),

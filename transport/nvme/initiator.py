@@ -1,4 +1,4 @@
-"""Host side of one association: admin commands, keep-alive, events, and I/O queues to hand over."""
+"""Host side of one association: admin commands, keep-alive, events, and connecting I/O queues."""
 
 import asyncio
 import contextlib
@@ -72,9 +72,9 @@ __all__ = [
 ]
 
 _TIMEOUT_SECONDS = 10.0
-_FAREWELL_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 1.0
 _READY_POLL_SECONDS = 0.02
-_READY_MAX_SECONDS = 30.0  # a controller may ask for 127 s; nobody waits that long for one
+_READY_MAX_SECONDS = 30.0  # a controller may ask for 127 s, which is longer than anyone should wait
 NAMESPACES_MAX = 16_384  # of one controller; more are refused
 _ENABLE = 0x0046_0001  # 64-byte and 16-byte entries, enabled
 _SHUTDOWN = 0x0046_4001
@@ -87,7 +87,7 @@ _RETAIN_EVENT = 1 << 15
 
 
 class EventKind(Enum):
-    """What a controller reports by itself."""
+    """Events that a controller reports."""
 
     NAMESPACES_CHANGED = "namespaces-changed"
     ANA_CHANGED = "ana-changed"
@@ -98,7 +98,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerEvent:
-    """`namespaces` None: any may have changed. `ana` is the whole new table. `error`: why lost."""
+    """`namespaces` None: any may have changed. `ana`: the whole new table. `error`: why lost."""
 
     kind: EventKind
     namespaces: tuple[int, ...] | None = None
@@ -110,10 +110,10 @@ class ControllerEvent:
 class HostController:
     """One association of a host with a subsystem: `async with HostController(...) as host`.
 
-    `keep_alive_ms` 0 means none. `credentials` are used when the controller asks for them, and
-    in any case if they hold a secret of the controller's. `digests` are offered and used as far
-    as the controller grants them. `events` is called on the event loop
-    and must not wait. Calls raise errors of `sealane.errors`.
+    `keep_alive_ms` 0 means none. `credentials` are used if the controller requires them, and in any
+    case if they include the controller's secret. `digests` are offered, and used as far as the
+    controller grants them. `events` is called on the event loop and must not block. Calls raise
+    errors of `sealane.errors`.
     """
 
     def __init__(
@@ -160,20 +160,20 @@ class HostController:
 
     @property
     def address(self) -> Address:
-        """Where the controller listens."""
+        """Address that the controller listens on."""
         return self._address
 
     @property
     def identity(self) -> ControllerIdentity:
-        """What the controller says of itself."""
+        """Identity that the controller reported."""
         if self._identity is None:
-            raise UnavailableError("connection.lost", "the controller isn't connected")
+            raise UnavailableError("connection.lost", "the controller is not connected")
         return self._identity
 
-    # Life.
+    # Life cycle.
 
     async def connect(self) -> None:
-        """Connect the admin queue, enable the controller, read its identity, ask for events."""
+        """Connect the admin queue, enable the controller, read its identity, request events."""
         try:
             opened = await self._open(
                 queue_id=0, queue_size=ADMIN_QUEUE_SIZE, ticket=bytes(TICKET_BYTES)
@@ -192,25 +192,28 @@ class HostController:
             self._tasks.start(self._keep_alive(), name="nvme-keep-alive")
 
     async def close(self) -> None:
-        """Shut the controller down, if it still listens, and close."""
+        """Shut the controller down, if it still answers, and close."""
         self._is_closing = True
         admin = self._admin
         try:
             await self._tasks.close()
             if admin is not None:
                 with contextlib.suppress(Error, TimeoutError):
-                    async with asyncio.timeout(_FAREWELL_SECONDS):
+                    async with asyncio.timeout(_SHUTDOWN_SECONDS):
                         await self._set_configuration(_SHUTDOWN)
         finally:
-            # Also when the farewell is cancelled.
+            # Also if the shutdown is cancelled.
             self._admin = None
             if admin is not None:
                 await admin.close()
 
     async def authenticate(self) -> None:
-        """Prove the host's name again, and check the controller's. AuthenticationError ends it."""
+        """Authenticate again; check the controller. AuthenticationError ends the association."""
         if self._credentials is None:
-            raise UnavailableError("authentication.required", "no credentials are configured")
+            raise UnavailableError(
+                "authentication.required",
+                "the controller requires authentication, and no credentials are configured",
+            )
         try:
             await authenticate(
                 lambda entry, data, room: self._submit(entry, data=data, room=room),
@@ -225,7 +228,7 @@ class HostController:
     # Queues.
 
     async def request_queues(self, count: int) -> int:
-        """Ask for I/O queues; returns how many are granted."""
+        """Request I/O queues; return how many are granted."""
         value = (count - 1) | (count - 1) << 16
         result = await self._set_feature(Feature.NUMBER_OF_QUEUES, value)
         return min(result & 0xFFFF, result >> 16) + 1
@@ -235,7 +238,7 @@ class HostController:
     ) -> ConnectedQueue:
         """Connect an I/O queue, with a ticket if its subsystem is secure.
 
-        `queue_depth` counts entries, and is lowered to what the controller can do.
+        `queue_depth` counts entries, and is reduced to what the controller supports.
         """
         identity = self.identity
         depth = min(queue_depth, (self._capabilities & 0xFFFF) + 1)
@@ -265,7 +268,7 @@ class HostController:
         nsid: int = NAMESPACE_ID,
         timeout_seconds: float = IO_TIMEOUT_SECONDS,
     ) -> VolumeQueue:
-        """Connect an I/O queue of a plain namespace and put a bulk queue on it."""
+        """Connect an I/O queue of a plain namespace and open a bulk queue on it."""
         namespace = await self.identify_namespace(nsid)
         if namespace.metadata_bytes:
             raise ProtocolError(
@@ -280,22 +283,24 @@ class HostController:
     # Namespaces.
 
     async def identify_namespace(self, nsid: int = NAMESPACE_ID) -> NamespaceIdentity:
-        """Size and format of a namespace."""
+        """Return size and format of a namespace."""
         return decode_namespace(await self._identify(IdentifyStructure.NAMESPACE, nsid))
 
     async def namespace_names(self, nsid: int) -> NamespaceNames:
-        """Read the identifiers that stay with a namespace wherever it is attached."""
+        """Read the identifiers that a namespace has at every subsystem."""
         return decode_descriptors(await self._identify(IdentifyStructure.DESCRIPTORS, nsid))
 
     async def active_namespaces(self) -> list[int]:
-        """List the identifiers of all active namespaces, ascending."""
+        """Return the identifiers of all active namespaces, ascending."""
         ids: list[int] = []
         while True:
             page = decode_active_namespaces(
                 await self._identify(IdentifyStructure.ACTIVE_NAMESPACES, ids[-1] if ids else 0)
             )
             if page and ids and page[0] <= ids[-1]:
-                raise ProtocolError("identify.malformed", "active namespaces aren't in order")
+                raise ProtocolError(
+                    "identify.malformed", "active namespace ids are not in ascending order"
+                )
             ids += page
             if len(page) < IDENTIFY_BYTES // 4:
                 return ids
@@ -324,7 +329,7 @@ class HostController:
         return data
 
     async def ana_states(self) -> dict[int, AnaState]:
-        """State of every namespace; empty if the controller doesn't report them."""
+        """Return the state of each namespace; empty if the controller doesn't report them."""
         if not self.identity.reports_ana:
             return {}
         limit = min(ADMIN_DATA_MAX, self.identity.transfer_max or ADMIN_DATA_MAX)
@@ -336,7 +341,7 @@ class HostController:
                 return decode_ana_log(data)
             length = min(limit, max(2 * length, needed + needed % 4))
 
-    # Inside.
+    # Internals.
 
     async def _open(self, *, queue_id: int, queue_size: int, ticket: bytes) -> OpenedQueue:
         connect = Connect(
@@ -378,7 +383,7 @@ class HostController:
         if not identity.is_discovery and identity.subsystem_nqn != self._subsystem_nqn:
             raise ProtocolError(
                 "identify.subsystem",
-                f"connected to {self._subsystem_nqn}, but {identity.subsystem_nqn!r} answers",
+                f"connected to {self._subsystem_nqn}, but {identity.subsystem_nqn!r} answered",
             )
         self._identity = identity
 
@@ -392,7 +397,7 @@ class HostController:
         self._tasks.start(self._watch(events), name="nvme-events")
 
     async def _watch(self, events: Callable[[ControllerEvent], None]) -> None:
-        """Keep an event request parked; read what lets the next event of its kind come."""
+        """Keep an event request parked; read log pages to enable the next event of each kind."""
         with contextlib.suppress(Error):  # a lost queue reports itself
             while True:
                 entry = _ENTRY.pack(
@@ -416,7 +421,7 @@ class HostController:
                     kind=EventKind.ANA_CHANGED, ana=await self.ana_states(), result=result
                 )
             case Notice.DISCOVERY:
-                # Reading the log, which the owner does, lets the next one come.
+                # The owner reads the log, which enables the next event.
                 return ControllerEvent(kind=EventKind.DISCOVERY_CHANGED, result=result)
         if result.page:
             await self.log_page(result.page, 4)
@@ -462,14 +467,14 @@ class HostController:
         entry = _ENTRY.pack(opcode, _SGL, 0, nsid, 0, length, _SGL_TRANSPORT, *padded)
         data, result = await self._submit(entry, room=length)
         if len(data) != length:
-            raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes answered")
+            raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes returned")
         return data, result
 
     async def _submit(
         self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
     ) -> tuple[bytes, int]:
         if self._admin is None:
-            raise UnavailableError("connection.lost", "the controller isn't connected")
+            raise UnavailableError("connection.lost", "the controller is not connected")
         return await self._admin.submit(entry, data=data, room=room, is_bounded=is_bounded)
 
 

@@ -1,4 +1,4 @@
-"""Which path a queue takes, and when a lost path is tried again. No input or output."""
+"""Choice of a path for a queue, and of the time to retry a lost path. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _JITTER = 0.25
 
 
 class PathState(Enum):
-    """Where a path stands."""
+    """State of a path."""
 
     CONNECTING = "connecting"
     LIVE = "live"
@@ -21,9 +21,9 @@ class PathState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconnectPolicy:
-    """Delays double from `first_seconds` to `most_seconds`; a path that stays lost is given up.
+    """Delays double from `first_seconds` to `most_seconds`; finally a lost path is given up.
 
-    `give_up_seconds` is NVMe's controller loss time-out; None never gives up.
+    `give_up_seconds` is NVMe's controller loss timeout; None: never give up.
     """
 
     first_seconds: float = 0.5
@@ -34,16 +34,16 @@ class ReconnectPolicy:
         if not 0 < self.first_seconds <= self.most_seconds:
             raise UsageError(
                 "paths.delay",
-                f"delays from {self.first_seconds} to {self.most_seconds} s; "
-                "allowed: above 0, not falling",
+                f"delays from {self.first_seconds} to {self.most_seconds} s; allowed: above 0, "
+                "the last not below the first",
             )
 
 
 class Backoff:
-    """Delays between the attempts of one path. `random` gives numbers in [0, 1).
+    """Delays between connection attempts of one path. `random` returns numbers in [0, 1).
 
-    Jitter takes up to a quarter off, so that hosts that lost a target together don't return
-    together.
+    Jitter shortens a delay by up to a quarter, so that hosts that lost a target at the same time
+    don't reconnect at the same time.
     """
 
     def __init__(self, policy: ReconnectPolicy, random: Callable[[], float]) -> None:
@@ -53,18 +53,18 @@ class Backoff:
         self._lost_since: float | None = None
 
     def succeeded(self) -> None:
-        """Begin anew with the next loss."""
+        """Start again with the first delay at the next loss."""
         self._failures = 0
         self._lost_since = None
 
     def failed(self, now: float) -> float | None:
-        """Seconds until the next attempt; None: give the path up."""
+        """Return the seconds until the next attempt; None: give the path up."""
         if self._lost_since is None:
             self._lost_since = now
         limit = self._policy.give_up_seconds
         if limit is not None and now - self._lost_since >= limit:
             return None
-        # The exponent is bounded, so that a path lost for weeks doesn't overflow.
+        # The exponent is limited, so that a path lost for weeks doesn't cause an overflow.
         doubled = self._policy.first_seconds * 2.0 ** min(self._failures, 32)
         self._failures += 1
         return min(doubled, self._policy.most_seconds) * (1 - _JITTER * self._random())
@@ -72,16 +72,16 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathView:
-    """What the choice of a path looks at. `ana` is empty if the controller doesn't report it."""
+    """Properties of a path that the choice depends on. `ana`: empty if not reported."""
 
     state: PathState
     ana: Mapping[int, AnaState]
 
 
 def ordered(paths: Sequence[PathView], *, nsid: int, queue_id: int) -> list[int]:
-    """Order the indices of the paths that lead to a namespace, best first.
+    """Return the indices of the paths that lead to a namespace, best first.
 
-    Optimized paths come before others; queues take turns among equals, by their identifier.
+    Optimized paths come before others; among equal ones queues alternate, by queue id.
     Inaccessible, lost and changing paths are left out.
     """
     ranks: dict[AnaState, list[int]] = {AnaState.OPTIMIZED: [], AnaState.NON_OPTIMIZED: []}

@@ -1,6 +1,6 @@
 """PDUs over a raw non-blocking socket, read to the exact byte.
 
-So the socket can be handed to the engine with nothing over-read.
+So the socket can be handed to the engine without any bytes read too early.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from sealane.errors import ProtocolError, UnavailableError
 
 _COMMON_BYTES = 8
 
-# A peer that vanished without a word holds a queue no longer than this: probed when idle, and given
-# up when what was sent stays unacknowledged. The options stay with the socket in the engine.
+# A peer that disappears silently holds a queue for at most this time: idle connections are probed,
+# and dropped if sent data stays unacknowledged. The options stay with the socket in the engine.
 VANISHED_SECONDS = 30
 _PROBE_SECONDS = 5
-# How long and how much a peer that broke the rules may go on before it is cut.
-FAREWELL_SECONDS = 1.0
+# Limits of time and bytes for a peer that broke the protocol, until the connection is cut.
+TERMINATION_SECONDS = 1.0
 DRAIN_BYTES_MAX = 1 << 20
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -31,9 +31,9 @@ _SOCKET_OPTIONS = (
 
 
 class PduFaultError(ProtocolError):
-    """A PDU breaks the rules. `fatal_status` and `offset` are what a termination request says.
+    """A malformed PDU. `fatal_status` and `offset` are sent in a termination request.
 
-    It quotes the header that was received last.
+    That request quotes the header that was received last.
     """
 
     def __init__(self, message: str, *, fatal_status: int, offset: int = 0) -> None:
@@ -43,17 +43,17 @@ class PduFaultError(ProtocolError):
 
 
 class DataDigestFaultError(ProtocolError):
-    """The data of a command doesn't match its digest; the connection is sound."""
+    """The data of a command doesn't match its digest; the connection is intact."""
 
     def __init__(self, header: _native.PduHeader) -> None:
-        super().__init__("pdu.data_digest", "data doesn't match its digest")
+        super().__init__("pdu.data_digest", "the data does not match its digest")
         self.header = header
 
 
 class PduStream:
-    """One connection. `data_max` bounds the data of a PDU before anything is allocated.
+    """One connection. `data_max` limits the data of a PDU before anything is allocated.
 
-    Digests are used from `use_digests` on, which belongs between ICResp and the next PDU.
+    Digests are used after `use_digests`, which is called between ICResp and the next PDU.
     """
 
     def __init__(self, connection: socket.socket, *, data_max: int) -> None:
@@ -74,17 +74,20 @@ class PduStream:
 
     @property
     def is_left(self) -> bool:
-        """Whether the peer closed its side, even if what it sent before isn't read yet."""
+        """Whether the peer closed its side, even if data it sent before is still unread."""
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def use_digests(self, *, header: bool, data: bool) -> None:
-        """Use what was negotiated."""
+        """Use the negotiated digests."""
         self._header_digest, self._data_digest = header, data
 
     async def receive(self) -> tuple[_native.PduHeader, bytes]:
-        """Next PDU: header and data. ProtocolError if malformed, UnavailableError at the end."""
+        """Return the next PDU: header and data.
+
+        ProtocolError if it is malformed, UnavailableError at the end of the stream.
+        """
         common = self._last_header = await self._exact(_COMMON_BYTES)
         used = {"header_digest": self._header_digest, "data_digest": self._data_digest}
         try:
@@ -102,13 +105,13 @@ class PduStream:
             raise DataDigestFaultError(header) from error
 
     def encode_command(self, entry: bytes, data: bytes) -> bytes:
-        """Command capsule with its data."""
+        """Return a command capsule with its data."""
         return _native.encode_capsule_cmd(
             entry, data, header_digest=self._header_digest, data_digest=self._data_digest
         )
 
     def encode_response(self, completion: bytes) -> bytes:
-        """Response capsule."""
+        """Return a response capsule."""
         return _native.encode_capsule_resp(completion, header_digest=self._header_digest)
 
     def encode_data(self, command_id: int, data: bytes) -> bytes:
@@ -118,7 +121,7 @@ class PduStream:
         )
 
     async def send(self, *parts: bytes) -> None:
-        """Send all of `parts`, whole, whoever else is sending."""
+        """Send all of `parts` as a whole; concurrent calls don't mix."""
         try:
             async with self._sending:
                 await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(parts))
@@ -126,23 +129,23 @@ class PduStream:
             raise UnavailableError("connection.lost", f"the connection failed: {error}") from error
 
     async def _terminate(self, *, from_host: bool, fault: PduFaultError | None) -> None:
-        """Tell the peer that it broke the rules, and where."""
+        """Send a termination request with the kind and place of the peer's error."""
         fatal_status, offset = (1, 0) if fault is None else (fault.fatal_status, fault.offset)
         await self.send(
             _native.encode_termination(from_host, fatal_status, offset, self._last_header)
         )
 
     async def farewell(self, *, from_host: bool, fault: PduFaultError | None) -> None:
-        """Tell a peer that broke the rules so, and let it hear that; bounded in time and bytes."""
+        """Send a termination request and let the peer receive it, limited in time and bytes."""
         with contextlib.suppress(UnavailableError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(TERMINATION_SECONDS):
                 await self._terminate(from_host=from_host, fault=fault)
                 await self._drain()
 
     async def _drain(self) -> None:
-        """Say that nothing more comes, and drop what the peer still sends until it closes.
+        """Shut down the sending side, and discard what the peer still sends until it closes.
 
-        Closing with bytes unread would reset the connection, and the peer lose the last PDU.
+        Closing with unread bytes would reset the connection, and the peer would lose the last PDU.
         """
         loop = asyncio.get_running_loop()
         bytes_max = DRAIN_BYTES_MAX
@@ -152,7 +155,7 @@ class PduStream:
                 bytes_max -= len(dropped)
 
     def abort(self) -> None:
-        """Stop both directions: whoever waits on this stream finds it closed."""
+        """Stop both directions: calls that wait on this stream end."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

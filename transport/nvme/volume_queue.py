@@ -1,4 +1,4 @@
-"""I/O queues of a host: connected, and with the engine behind them for bulk transfers."""
+"""I/O queues of a host: connected ones, and bulk transfers through the engine."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.errors import NvmeStatusError
 
 IO_TIMEOUT_SECONDS = (
-    60.0  # one command; longer than a busy drive takes, shorter than a person waits
+    60.0  # for one command; longer than a busy drive takes, shorter than a person waits
 )
 
-# What a cancelled call waits for its commands: a drive that answers at all does so by then.
+# How long a cancelled call waits for its commands: a working drive completes them within this time.
 CANCEL_SECONDS = 5.0
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class ConnectedQueue:
     def describe(
         self, *, block_bytes: int, nsid: int = NAMESPACE_ID
     ) -> "_native.HostQueueDescription":
-        """Describe the queue to the engine, which serves one namespace on it."""
+        """Return the queue's description for the engine, which serves one namespace on it."""
         return {
             "descriptor": self.socket.fileno(),
             "queue_depth": self.queue_depth,
@@ -54,19 +54,19 @@ class ConnectedQueue:
         }
 
     def close(self) -> None:
-        """Close this side's descriptor."""
+        """Close this side's file descriptor."""
         self.socket.close()
 
 
 class VolumeQueue:
-    """Reads and writes on one plain I/O queue: any number of tasks at once, many commands each.
+    """Reads and writes on one plain I/O queue; many concurrent tasks, each with many commands.
 
-    It belongs to the event loop it was made on; the engine's thread moves the bytes. Calls raise
+    It belongs to the event loop it was created on; the engine's thread moves the bytes. Calls raise
     NvmeStatusError, or UnavailableError if the queue ended or has too many transfers.
 
-    A cancelled read ends at once and leaves its buffer alone from then on. Any other cancelled call
-    ends when nothing of it is in flight any more, so that what comes after it isn't overtaken: if
-    need be, after CANCEL_SECONDS, the queue ends with it. A second cancellation doesn't wait.
+    A cancelled read ends at once and doesn't touch its buffer afterwards. Any other cancelled call
+    ends once none of its commands is in flight, so that they can't overtake later calls; if that
+    takes longer than CANCEL_SECONDS, the queue is closed. A second cancellation doesn't wait.
     """
 
     def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
@@ -91,15 +91,15 @@ class VolumeQueue:
             raise
 
     async def compare(self, lba: int, data: Readable) -> None:
-        """Compare stored blocks with these; NvmeStatusError "Compare Failure" if they differ."""
+        """Compare stored blocks with `data`; NvmeStatusError "Compare Failure" if they differ."""
         await self._drained(self._native.compare, lba, data)
 
     async def compare_and_write(self, lba: int, expected: Readable, data: Readable) -> None:
-        """Write `data` if the blocks stored equal `expected`, in one step; errors as `compare`."""
+        """Write `data` if the stored blocks equal `expected`, atomically; errors as `compare`."""
         await self._drained(self._native.compare_and_write, lba, expected, data)
 
     async def write_zeroes(self, lba: int, blocks: int, *, deallocate: bool = False) -> None:
-        """Make blocks read as zeros, and give them up if `deallocate`."""
+        """Make blocks read as zeros, and deallocate them if `deallocate`."""
         await self._drained(self._native.write_zeroes, lba, blocks, deallocate=deallocate)
 
     async def verify(self, lba: int, blocks: int) -> None:
@@ -107,7 +107,7 @@ class VolumeQueue:
         await self._drained(self._native.verify, lba, blocks)
 
     async def deallocate(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Give up to 256 ranges of (lba, blocks) up."""
+        """Deallocate up to 256 ranges of (lba, blocks)."""
         await self._drained(self._native.deallocate, ranges)
 
     async def flush(self) -> None:
@@ -115,16 +115,16 @@ class VolumeQueue:
         await self._drained(self._native.flush)
 
     def progress(self) -> int:
-        """Bytes moved since the queue was opened."""
+        """Return the bytes moved since the queue was opened."""
         return self._native.progress()
 
     @property
     def outstanding(self) -> int:
-        """Transfers that somebody waits for."""
+        """Return the number of transfers that are waited for."""
         return len(self._ends)
 
     async def close(self) -> None:
-        """End the queue; whoever waits for a transfer gets UnavailableError."""
+        """Close the queue; calls that wait for a transfer get UnavailableError."""
         await self._finish()
         self._loop.remove_reader(self._native.event_fd())
 
@@ -169,7 +169,7 @@ class VolumeQueue:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # a cancelled caller doesn't ask for it
+                future.exception()  # a cancelled caller won't retrieve the exception
 
 
 def _translated(error: BaseException) -> BaseException:

@@ -1,1 +1,1 @@
-"""Where brokers keep their state: one contract, `sqlite` and `etcd` behind it (decision 20)."""
+"""Stores of brokers' state: one contract, implemented by `sqlite` and `etcd` (decision 20)."""

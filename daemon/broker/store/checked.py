@@ -1,26 +1,26 @@
-"""A store whose every record is checked against what its brokers left: no single roll-back passes.
+"""A store whose records are checked against what brokers left: detects rollback of any record.
 
-`CheckedStore` implements `Store` over another one. All records together are bound by one state
-record (sealane.daemon.broker.store.state) which every commit replaces in the same transaction.
+`CheckedStore` implements `Store` on top of another one. All records together are bound by one state
+record (sealane.daemon.broker.store.state), which every commit replaces in the same transaction.
 
-Order of events:
+How it works:
 
-* **Opening**: one scan at one revision; the state record must match the sum of what was read.
-* **Memory**: a hash for each key, as of a state that was verified. It only moves forward, by one
-  state at a time: by an own commit that succeeded, or by another broker's, as the watch shows it.
-* **Commit**: the state record is compared with the revision that the memory has, so it is made in
-  exactly the state that the memory describes. Commits that wait at the same time are made as one.
-  If the state moved on meanwhile, the memory follows and the commit is evaluated again.
-* **A lost answer** (`broker.store.outcome_unknown`): the memory stays; if the commit was made, the
-  watch shows it like another broker's.
-* **Read**: what was read must be what the memory has. If it isn't, the state record is read: when
-  it is newer than the memory, the read waits for the memory and starts over; when it is not, the
-  change was made by no broker.
-* **Watch**: a change that came without the state that follows it was made by no broker.
+* **Opening**: one scan at one revision; the state record must match the sum of the records.
+* **Memory**: a hash of each record, as of a verified state. It only moves forward, one state at a
+  time: by an own commit that succeeded, or by another broker's commit from the watch.
+* **Commit**: the state record is compared with the revision in memory, so the commit happens in
+  exactly the state that the memory describes. Concurrent commits are merged into one. If the state
+  has moved on, the memory follows and the commit is evaluated again.
+* **A lost answer** (`broker.store.outcome_unknown`): the memory stays as it is; if the commit
+  happened, the watch shows it like another broker's.
+* **Read**: what was read must match the memory. If it doesn't, the state record is read. If that is
+  newer than the memory, the read waits for the memory and starts over; if not, no broker made the
+  change.
+* **Watch**: a change without the state that follows it was not made by a broker.
 * **Compacted history**: a scan replaces the memory; its state must not be older than the memory's.
 
-Whatever was changed by somebody else is fatal: the store fails with `broker.store.rolled_back`, as
-does every later call, and the broker ends.
+A change by anyone but a broker is fatal: the store fails with `broker.store.rolled_back`, as does
+every later call, and the broker ends.
 """
 
 import asyncio
@@ -54,9 +54,9 @@ from sealane.transport.tasks import TaskOwner
 FOLLOW_SECONDS: Final = 10.0
 """How long a call waits for the watch to reach a state that the store already has."""
 UNFOLLOWED_COMMITS_MAX: Final = 1 << 16
-"""Own commits that the watch hasn't shown yet: beyond them nothing is committed."""
+"""Own commits that the watch hasn't shown yet; at this limit nothing is committed."""
 INSPECTED_ENTRIES: Final = 10_000
-"""Entries that one inspection reads; the next one goes on from there."""
+"""Entries that one inspection reads; the next inspection continues from there."""
 
 _PAUSE_SECONDS: Final = 0.5
 _NAMED_KEYS_MAX: Final = 4
@@ -78,7 +78,7 @@ class _Commit:
 
 @dataclass(slots=True)
 class _Batch:
-    """Commits that are made as one."""
+    """Commits that are merged into one."""
 
     commits: list[_Commit] = field(default_factory=list)
     compares: dict[str, Compare] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Batch:
     size: int = 0
 
     def takes(self, commit: _Commit) -> bool:
-        """Whether `commit` fits in, and has nothing to do with what the batch changes."""
+        """Return whether `commit` fits into the batch and is independent of its changes."""
         keys = {*commit.puts, *commit.deletes, *(c.key for c in commit.compares)}
         changed = {*commit.puts, *commit.deletes}
         return (
@@ -98,7 +98,7 @@ class _Batch:
         )
 
     def add(self, commit: _Commit, *, deletes: Sequence[str]) -> None:
-        """Take `commit` in, of whose deletes only `deletes` change anything."""
+        """Add `commit`; of its deletes only `deletes` change anything."""
         self.commits.append(commit)
         self.compares |= {compare.key: compare for compare in commit.compares}
         self.changes |= {**commit.puts, **dict.fromkeys(deletes)}
@@ -115,7 +115,7 @@ class CheckedStore:
         self._keys: list[str] = []  # of `_known`, sorted
         self._state = State(number=0, count=0, total=0, tag=b"", revision=0)
         self._followed = 0
-        # Revisions of own commits that the memory has and the watch hasn't shown yet.
+        # Revisions of own commits that are in memory but not yet shown by the watch.
         self._own: set[int] = set()
         self._inspected = ""
         self._moved = asyncio.Event()
@@ -143,7 +143,7 @@ class CheckedStore:
         return self._failure or self._inner.failure
 
     async def failed(self) -> Error:
-        """Return once no later call can succeed, with the reason."""
+        """Wait until no later call can succeed; return the reason."""
         await self._failed.wait()
         assert self._failure is not None  # noqa: S101 - `_fail` sets both
         return self._failure
@@ -154,12 +154,12 @@ class CheckedStore:
         return self._trouble.is_set()
 
     async def troubled(self) -> None:
-        """Return once a call gets no answer."""
+        """Wait until a call gets no answer."""
         await self._trouble.wait()
 
     @property
     def entry_count(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return self._state.count
 
     async def close(self) -> None:
@@ -215,18 +215,18 @@ class CheckedStore:
         puts = dict(puts or {})
         check_commit(compares, puts, deletes)
         if STATE_KEY in puts or STATE_KEY in deletes:
-            raise UsageError("broker.store.key", f"{STATE_KEY} is the store's own")
+            raise UsageError("broker.store.key", f"{STATE_KEY} is reserved for the store")
         self._check()
         outcome = asyncio.get_running_loop().create_future()
         self._waiting.append(_Commit(tuple(compares), puts, tuple(deletes), outcome))
         if self._writing is None or self._writing.done():
-            # A task of its own: a caller that is cancelled takes nobody else's commit with it.
+            # In a task of its own: cancelling one caller must not cancel others' commits.
             self._writing = self._tasks.start(self._write(), name="store-commits")
         result: int | None = await outcome
         return result
 
     async def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[tuple[Change, ...]]:
-        """See `Store`; a commit is shown once its state was verified."""
+        """See `Store`; a commit is shown once its state is verified."""
         async for commit in self._inner.watch(prefix, from_revision=from_revision):
             await self._reach(commit[0].revision)
             for change in commit:
@@ -243,7 +243,7 @@ class CheckedStore:
                 yield shown
 
     async def inspect(self) -> None:
-        """Check the state record, and some entries: in turn all of them.
+        """Check the state record and some of the entries; successive calls cover all of them.
 
         VerificationError `broker.store.rolled_back`.
         """
@@ -261,7 +261,7 @@ class CheckedStore:
     async def _checked(
         self, read: Callable[[], Awaitable[_Read]], mismatch: Callable[[_Read], str | None]
     ) -> _Read:
-        """Return what `read` gives once it is what the memory has."""
+        """Return the result of `read` once it matches the memory."""
         while True:
             seen = self._state
             found = await self._ask(read())
@@ -279,7 +279,7 @@ class CheckedStore:
         return known == Known(revision=entry.revision, digest=self._hashes.digest(key, entry.value))
 
     async def _catch_up(self, seen: State) -> None:
-        """Wait until the memory has the state that the store has now."""
+        """Wait until the memory has the store's current state."""
         entry = await self._ask(self._inner.get(STATE_KEY))
         if entry is None or entry.revision < seen.revision:
             raise self._fail(_rolled_back(STATE_KEY))
@@ -299,7 +299,7 @@ class CheckedStore:
         except TimeoutError:
             raise UnavailableError(
                 "broker.store.timeout",
-                f"the store is at revision {revision}, and its watch shows nothing behind "
+                f"the store is at revision {revision}, but its watch has shown nothing after "
                 f"{self._state.revision} for {FOLLOW_SECONDS:.0f} s",
             ) from None
         self._check()
@@ -321,7 +321,7 @@ class CheckedStore:
     async def _write_some(self) -> None:
         first = self._waiting[0]
         if not self._holds(first):
-            # Its caller may have seen more than the memory has.
+            # The caller may have seen more than the memory has.
             await self._catch_up(self._state)
             if not self._holds(first):
                 self._waiting.popleft()
@@ -356,7 +356,7 @@ class CheckedStore:
         if revision is None:
             await self._catch_up(before)
             if self._state is before:
-                # The state is as it was, so a record isn't.
+                # The state is unchanged, so a record was changed without it.
                 raise self._fail(_rolled_back(", ".join([*batch.compares][:_NAMED_KEYS_MAX])))
             return
         if revision > self._state.revision:
@@ -381,7 +381,7 @@ class CheckedStore:
         return True
 
     def _answer_all(self, error: Error) -> None:
-        """Fail what waits: those behind a commit of unknown outcome can't know theirs either."""
+        """Fail all waiting commits: after a commit of unknown outcome, theirs are unknown, too."""
         while self._waiting:
             commit = self._waiting.popleft()
             if not commit.outcome.done():
@@ -443,7 +443,7 @@ class CheckedStore:
                 self._fail(error)
 
     def _take_over(self, commit: Sequence[Change]) -> None:
-        """Move the memory by a commit; VerificationError if no broker made it."""
+        """Apply a commit to the memory; VerificationError if no broker made it."""
         revision = commit[0].revision
         if revision in self._own:
             self._own.discard(revision)
@@ -455,7 +455,7 @@ class CheckedStore:
         state, expected = self._hashes.next(
             self._state, removed=removed, added=added.values(), growth=len(added) - len(removed)
         )
-        # Without a state, with one from elsewhere, or before the state that the memory has by now.
+        # It has no state, a foreign one, or one not newer than the memory's.
         if sealed != expected:
             raise _rolled_back(", ".join([*changes][:_NAMED_KEYS_MAX]))
         self._apply(changes, added, state, revision)
@@ -468,7 +468,7 @@ class CheckedStore:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _read_all(self) -> None:
-        """Read and check everything, and take it for the memory unless that is newer by now."""
+        """Read and check everything, and use it as the memory unless the memory is newer by now."""
         while True:
             try:
                 known, state, revision = await self._scanned()
@@ -479,7 +479,7 @@ class CheckedStore:
             if state.revision < self._state.revision:
                 if state.number > self._state.number:
                     raise _rolled_back(STATE_KEY)
-                continue  # an own commit was made meanwhile
+                continue  # an own commit happened meanwhile
             same = state.number == self._state.number
             if state.number < self._state.number or (same and state.tag != self._state.tag):
                 raise _rolled_back(STATE_KEY)
@@ -504,7 +504,7 @@ class CheckedStore:
         if sealed is None:
             raise VerificationError(
                 "broker.store.rolled_back",
-                f"the store has {len(known)} records and no state record: it was removed, or the "
+                f"the store has {len(known)} records but no state record: it was removed, or the "
                 "store is of an earlier version",
             )
         return (
@@ -516,7 +516,7 @@ class CheckedStore:
     # Failure
 
     async def _ask(self, work: Awaitable[_Read]) -> _Read:
-        """Return the inner store's answer; what it will never recover from ends this one."""
+        """Return the inner store's answer; a permanent failure of it ends this store."""
         if self._failure is not None:
             if asyncio.iscoroutine(work):
                 work.close()
@@ -553,6 +553,6 @@ def _answer(commit: _Commit, revision: int | None) -> None:
 def _rolled_back(what: str) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"{what}: not as the store's brokers left it: it was replaced by an older record, removed "
-        "or added by somebody who is no broker",
+        f"{what}: not as the brokers left it: it was added, removed or replaced by an older "
+        "record, and not by a broker",
     )

@@ -1,16 +1,17 @@
 """The contract of a broker's store: ordered keys, one revision for all, compare and commit.
 
-It has the shape of etcd's API. Every commit that changes something raises the store's revision by
-one, and each entry carries the revision of its last change; 0 stands for "there is no such key".
-A commit happens whole or not at all, and once it has returned it outlives any crash.
+It is modelled on etcd's API. Each commit that changes something increases the store's revision by
+one, and each entry carries the revision of its last change; 0 stands for "no such key". A commit is
+atomic, and durable once it has returned.
 
 Failures, the same for every store:
 
-* UnavailableError `broker.store.failed`, `.locked`, `.timeout`: it can't be used now, or not by us.
+* UnavailableError `broker.store.failed`, `.locked`, `.timeout`: it can't be used now, or not by
+  this process.
 * UnavailableError `broker.store.compacted`: the history that a watch asks for is gone.
 * UnavailableError `broker.store.fenced`: another process took this writer's place.
 * VerificationError `broker.store.rolled_back`: it is older than it was.
-* VerificationError `broker.store.malformed`: what it holds is no store of ours.
+* VerificationError `broker.store.malformed`: it is not a Sealane store.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,16 +24,16 @@ KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 1 << 18
 COMMIT_BYTES_MAX: Final = 1 << 20
 COMMIT_CHANGES_MAX: Final = 64
-"""Changes, and compares, of one commit; a store takes one more of each for its state record."""
+"""Changes, and compares, of one commit; a store allows one more of each for its state record."""
 PAGE_ENTRIES_MAX: Final = 1000
 STATE_KEY: Final = "!state"
-"""Where the state record stands (sealane.daemon.broker.store.state): before every other key."""
+"""Key of the state record (sealane.daemon.broker.store.state); sorts before all other keys."""
 STATE_BYTES_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What stands under a key."""
+    """The value of a key."""
 
     key: str
     value: bytes
@@ -41,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a commit did to a key; no value: it removed it."""
+    """A commit's change of a key; value None: the key was deleted."""
 
     key: str
     value: bytes | None
@@ -50,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries in the order of their keys, as they were at one revision of the store."""
+    """Entries in order of their keys, as of one revision of the store."""
 
     entries: tuple[Entry, ...]
     revision: int
@@ -59,25 +60,25 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Demands that the entry of `key` was last changed at `revision`; 0: that there is none."""
+    """Requires that the entry of `key` was last changed at `revision`; 0: that it doesn't exist."""
 
     key: str
     revision: int
 
 
 class Store(Protocol):
-    """One client of a store. Its coroutines may run at the same time."""
+    """A client of a store. Its coroutines may run concurrently."""
 
     async def get(self, key: str) -> Entry | None:
-        """Return the entry of `key` as of the last commit that returned to anyone."""
+        """Return the entry of `key` as of the last commit that returned to any client."""
         ...
 
     async def range(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES_MAX) -> Page:
-        """Return up to `limit` entries under `prefix` whose keys lie behind `after`."""
+        """Return up to `limit` entries under `prefix` with keys after `after`."""
         ...
 
     async def revision(self) -> int:
-        """Return the store's revision as of the last commit that returned to anyone."""
+        """Return the store's revision as of the last commit that returned to any client."""
         ...
 
     async def commit(
@@ -86,36 +87,36 @@ class Store(Protocol):
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
     ) -> int | None:
-        """Make all changes if all compares hold, and return the revision they got.
+        """Make all changes if all compares hold; return the new revision.
 
-        None: a compare didn't hold, and nothing was changed. An outcome that got lost on the way
-        is found out before this returns; UnavailableError says that nothing was changed, or, only
-        with reason `broker.store.outcome_unknown`, that nobody can tell now.
+        None: a compare failed, and nothing was changed. If the answer is lost, the outcome is
+        determined before this returns. UnavailableError means that nothing was changed or, only
+        with reason `broker.store.outcome_unknown`, that the outcome is unknown.
         """
         ...
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[tuple[Change, ...]]:
-        """Yield every change under `prefix` from that revision on, one commit at a time.
+        """Yield all changes under `prefix` from that revision on, one commit at a time.
 
-        No commit is left out or comes twice, whatever happens to the connection meanwhile.
+        No commit is missed or repeated, even if the connection breaks in between.
         """
         ...
 
     def scan(self) -> AsyncIterator[Page]:
-        """Yield pages of all entries, as they were at one revision, which every page names.
+        """Yield pages of all entries as of one revision, which each page names.
 
-        UnavailableError `broker.store.compacted`: the history of that revision was forgotten
+        UnavailableError `broker.store.compacted`: the history of that revision was compacted
         meanwhile; start over.
         """
         ...
 
     @property
     def failure(self) -> Error | None:
-        """Why no later call of this client can succeed; None: it can."""
+        """Reason why no later call of this client can succeed; None: calls can succeed."""
         ...
 
     async def close(self) -> None:
-        """Give up what the client holds; what was committed stays."""
+        """Release the client's resources; committed data stays."""
         ...
 
 
@@ -130,7 +131,7 @@ def check_key(key: str) -> None:
 def check_commit(
     compares: Sequence[Compare], puts: Mapping[str, bytes], deletes: Sequence[str]
 ) -> None:
-    """UsageError unless a commit is within the bounds that every store can keep."""
+    """UsageError unless a commit is within the limits that every store supports."""
     extra = STATE_KEY in puts
     keys = [*puts, *deletes]
     for key in [*keys, *(c.key for c in compares)]:
@@ -143,29 +144,32 @@ def check_commit(
     if len(compares) > COMMIT_CHANGES_MAX + extra:
         raise UsageError(
             "broker.store.commit",
-            f"a commit with {len(compares)} compares; allowed: {COMMIT_CHANGES_MAX}",
+            f"a commit with {len(compares)} compares; allowed: at most {COMMIT_CHANGES_MAX}",
         )
     for key, value in puts.items():
         if len(value) > VALUE_BYTES_MAX:
             raise UsageError(
-                "broker.store.value", f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
+                "broker.store.value",
+                f"{key}: {len(value)} bytes; allowed: at most {VALUE_BYTES_MAX}",
             )
     total = sum(map(len, puts.values()))
     if total > COMMIT_BYTES_MAX + extra * STATE_BYTES_MAX:
         raise UsageError(
-            "broker.store.commit", f"a commit of {total} bytes; allowed: {COMMIT_BYTES_MAX}"
+            "broker.store.commit", f"a commit of {total} bytes; allowed: at most {COMMIT_BYTES_MAX}"
         )
 
 
 def check_page(prefix: str, after: str, limit: int) -> None:
-    """UsageError unless a range names visible ASCII and 1…1000 entries."""
+    """UsageError unless a range has a prefix and start of visible ASCII and 1…1000 entries."""
     for key in (prefix, after):
         if key:
             check_key(key)
     if not 1 <= limit <= PAGE_ENTRIES_MAX:
-        raise UsageError("broker.store.page", f"{limit} entries; allowed: 1…{PAGE_ENTRIES_MAX}")
+        raise UsageError(
+            "broker.store.page", f"a page of {limit} entries; allowed: 1…{PAGE_ENTRIES_MAX}"
+        )
 
 
 def end_of(prefix: str) -> str:
-    """Return the first key behind all keys under `prefix`; DEL is above every visible character."""
+    """Return the first key after all keys under `prefix`; DEL sorts after visible characters."""
     return f"{prefix}\x7f"

@@ -1,13 +1,13 @@
 """A store in an etcd cluster, which several brokers may share.
 
 **Outcomes.** A commit whose answer is lost may have been executed, or may still be. So each commit
-also compares and puts a *slot*, a key that this writer alone changes. Whoever wants to know what
-became of it tries to put something else into the slot under the same compare: either that succeeds,
-and the commit never will, or the slot holds the commit's mark, and it was executed. A writer has 16
-slots, hence so many commits at once.
+also compares and puts a *slot*, a key that only this writer changes. To determine the outcome, the
+writer tries to put something else into the slot under the same compare: either that succeeds, and
+the commit never will, or the slot holds the commit's mark, and the commit was executed. A writer
+has 16 slots, and so up to 16 concurrent commits.
 
-**Fencing.** Opening a writer puts new marks into all its slots. Commits of the process before it,
-also those still on their way, then fail.
+**Fencing.** Opening a writer puts new marks into all its slots. Commits of the previous process,
+including those still in flight, then fail.
 """
 
 import asyncio
@@ -43,20 +43,20 @@ SLOTS: Final = 16
 
 _PROCESS_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.05
-# Entries of one answer: at the largest value they stay below what a message may have.
+# Entries of one answer: at the largest value size they stay below the message size limit.
 _ANSWER_ENTRIES_MAX: Final = 128
 
 
 @dataclass(slots=True)
 class _Slot:
-    """`revision`: of its last change, 0 if there was none; None while that isn't known."""
+    """`revision` is that of its last change; 0: it doesn't exist; None: unknown at the moment."""
 
     key: bytes
     revision: int | None = None
 
 
 class EtcdStore:
-    """One writer of an etcd cluster. `prefix` is what all its keys begin with."""
+    """One writer of an etcd cluster. All its keys begin with `prefix`."""
 
     def __init__(self, cluster: Cluster, *, prefix: str, writer: str) -> None:
         self._cluster = cluster
@@ -76,7 +76,7 @@ class EtcdStore:
         credentials: grpc.ChannelCredentials | None,
         prefix: str = "/sealane/",
     ) -> "EtcdStore":
-        """Connect to one of `endpoints` (host:port) and take the place of `writer`."""
+        """Connect to one of `endpoints` (host:port) and take over from the previous `writer`."""
         store = cls(Cluster(endpoints, credentials=credentials), prefix=prefix, writer=writer)
         try:
             await store._take_slots()
@@ -112,7 +112,7 @@ class EtcdStore:
             try:
                 return await self._page(prefix, after, limit)
             except UnavailableError as error:
-                # The revision that the page began at was compacted meanwhile: begin again.
+                # The revision of the page was compacted meanwhile: start over.
                 if error.reason != "broker.store.compacted":
                     raise
 
@@ -151,7 +151,7 @@ class EtcdStore:
         check_page(prefix, "", 1)
         following = max(from_revision, 1)
         while True:
-            # A cluster that was put back would otherwise be silent until it is where we were.
+            # A rolled-back cluster would otherwise stay silent until it reached the known revision.
             await self.revision()
             with contextlib.suppress(UnknownOutcomeError):
                 async for commit in self._watched(prefix, following):
@@ -160,7 +160,7 @@ class EtcdStore:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _watched(self, prefix: str, following: int) -> AsyncIterator[tuple[Change, ...]]:
-        """Watch at one member until it is lost (UnknownOutcomeError)."""
+        """Watch at one member until the connection is lost (UnknownOutcomeError)."""
         member = self._cluster.member
         call = self._cluster.watch(member)
         create = rpc_pb2.WatchCreateRequest(
@@ -172,7 +172,8 @@ class EtcdStore:
                 if answer.compact_revision:
                     raise UnavailableError(
                         "broker.store.compacted",
-                        f"etcd: changes before revision {answer.compact_revision} are forgotten",
+                        f"etcd: changes before revision {answer.compact_revision} have been "
+                        "compacted",
                     )
                 if answer.canceled:
                     self._cluster.leave(member)
@@ -233,7 +234,7 @@ class EtcdStore:
                 success=[_put(slot.key, mark), *changes],
                 failure=[_get(slot.key)],
             )
-            # Also if this task is cancelled: what became of it is then to be found out.
+            # Also if this task is cancelled: the outcome must then be determined.
             slot.revision = None
             try:
                 answer = await self._cluster.txn(request)
@@ -253,10 +254,10 @@ class EtcdStore:
             return None
 
     async def _recover(self, slot: _Slot, deadline: float, *, mark: bytes = b"") -> int | None:
-        """Make sure that no earlier commit of this slot is executed any more.
+        """Make sure that no earlier commit of this slot can still be executed.
 
-        Returns the revision of the commit with `mark` if that was. UnavailableError
-        `broker.store.outcome_unknown` if nobody answers in time.
+        Return the revision of the commit with `mark` if it was executed. UnavailableError
+        `broker.store.outcome_unknown` if there is no answer in time.
         """
         while True:
             try:
@@ -280,12 +281,12 @@ class EtcdStore:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise UnavailableError(
                         "broker.store.outcome_unknown",
-                        f"a commit may have been executed, and etcd does not answer: {error}",
+                        f"a commit may have been executed, but etcd does not answer: {error}",
                     ) from error
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _own(self, slot: _Slot, answer: rpc_pb2.TxnResponse, *, known: int | None) -> None:
-        """Check that a failed transaction found our slot as we left it."""
+        """Check that a failed transaction found this writer's slot unchanged."""
         found = answer.responses[0].response_range.kvs
         self._check_mark(slot, found)
         if found[0].mod_revision != known:
@@ -298,13 +299,13 @@ class EtcdStore:
             raise self._cluster.fail(
                 UnavailableError(
                     "broker.store.fenced",
-                    f"etcd: {slot.key.decode()} is another process's: a broker with this instance "
-                    "number was started after this one, or the store was put back",
+                    f"etcd: {slot.key.decode()} belongs to another process: a broker with this "
+                    "instance number was started after this one, or the store was rolled back",
                 )
             )
 
     async def _take_slots(self) -> None:
-        """Put our marks into all slots, whoever had them."""
+        """Put this process's marks into all slots, whoever held them."""
         deadline = asyncio.get_running_loop().time() + CALL_SECONDS
         while True:
             found = await self._cluster.range(
@@ -322,7 +323,8 @@ class EtcdStore:
                 answer = await self._cluster.txn(request)
                 if answer.succeeded:
                     break
-            # Not answered: the next round finds the marks, or makes them fail and puts its own.
+            # No answer: the next round finds these marks, or makes their put fail and puts new
+            # ones.
             if asyncio.get_running_loop().time() >= deadline:
                 raise UnavailableError(
                     "broker.store.timeout", f"etcd: no answer in {CALL_SECONDS:.0f} s"
@@ -368,5 +370,5 @@ def _get(key: bytes) -> rpc_pb2.RequestOp:
 def _put_back(slot: _Slot) -> VerificationError:
     return VerificationError(
         "broker.store.rolled_back",
-        f"etcd: {slot.key.decode()} is not as this broker left it: the store was put back",
+        f"etcd: {slot.key.decode()} is not as this broker left it: the store was rolled back",
     )

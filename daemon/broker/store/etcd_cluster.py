@@ -1,8 +1,8 @@
-"""Calls to the members of an etcd cluster: fail-over, time-outs, and whether it went back.
+"""Calls to the members of an etcd cluster: fail-over, timeouts, and detection of a rollback.
 
-A call is tried at one member, then at the next, until one answers or its time is up. Every answer
-is linearizable and carries the cluster's revision, so an answer that shows less than what was known
-when its call was sent comes from a cluster that was put back.
+A call is tried at one member, then at the next, until one answers or time is up. Every answer is
+linearizable and carries the cluster's revision. So an answer with a lower revision than was known
+when the call was sent comes from a rolled-back cluster.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ ATTEMPT_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 10.0
 
 _PAUSE_SECONDS: Final = 0.05
-# A member that has lost its cluster says so at once instead of letting us wait.
+# A member that has lost its cluster then reports that at once instead of letting calls wait.
 _METADATA: Final = (("hasleader", "true"),)
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
-    # A call that may have been executed is ours to look into, not gRPC's to send again.
+    # The outcome of a call that may have been executed is determined here; gRPC must not resend it.
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 10_000),
@@ -31,7 +31,7 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-# Refused before anything was done; everything else may have been executed, or come through later.
+# Refused before anything was done; any other call may have been executed, or may be later.
 _REFUSED: Final = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.OUT_OF_RANGE,
@@ -52,12 +52,12 @@ _A = TypeVar("_A", bound=_Answer)
 
 
 class UnknownOutcomeError(Exception):
-    """A call got no answer: nobody knows whether it was, or will be, executed."""
+    """A call got no answer: it may have been executed, or may still be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One endpoint and the calls it takes."""
+    """One endpoint and its calls."""
 
     endpoint: str
     channel: grpc.aio.Channel
@@ -85,31 +85,31 @@ class Cluster:
 
     @property
     def member(self) -> Member:
-        """Whom the next call goes to."""
+        """Member that the next call goes to."""
         return self._members[self._at]
 
     @property
     def failure(self) -> Error | None:
-        """What `fail` was given."""
+        """The error passed to `fail`."""
         return self._failure
 
     def leave(self, member: Member) -> None:
-        """Send the next call to another member than this one."""
+        """Send the next call to a member other than this one."""
         if self.member is member:
             self._at = (self._at + 1) % len(self._members)
 
     def fail(self, error: Error) -> Error:
-        """Let every later call fail with `error`."""
+        """Make all later calls fail with `error`."""
         self._failure = error
         return error
 
     def check(self) -> None:
-        """Raise what `fail` was given."""
+        """Raise the error passed to `fail`."""
         if self._failure is not None:
             raise type(self._failure)(self._failure.reason, self._failure.args[0])
 
     async def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
-        """Read, at whichever member answers; UnavailableError `broker.store.timeout`."""
+        """Read from any member that answers; UnavailableError `broker.store.timeout`."""
         deadline = asyncio.get_running_loop().time() + CALL_SECONDS
         while True:
             try:
@@ -139,7 +139,7 @@ class Cluster:
         return answer
 
     def explained(self, error: grpc.aio.AioRpcError, member: Member) -> Exception:
-        """Return the error to raise for a failed call, and turn to another member."""
+        """Return the error to raise for a failed call, and switch to another member."""
         text = f"etcd at {member.endpoint}: {error.details()}"
         if error.code() == grpc.StatusCode.OUT_OF_RANGE:
             return UnavailableError("broker.store.compacted", text)
@@ -149,7 +149,7 @@ class Cluster:
         return UnknownOutcomeError(text)
 
     def watch(self, member: Member) -> Any:
-        """Open a stream of watches at a member."""
+        """Open a watch stream at a member."""
         self.check()
         return member.watch(metadata=_METADATA)
 
@@ -159,14 +159,15 @@ class Cluster:
             raise self.fail(
                 VerificationError(
                     "broker.store.rolled_back",
-                    f"etcd cluster {header.cluster_id:x} answers in place of {self._cluster_id:x}",
+                    f"etcd cluster {header.cluster_id:x} answers instead of {self._cluster_id:x}",
                 )
             )
         if header.revision < known:
             raise self.fail(
                 VerificationError(
                     "broker.store.rolled_back",
-                    f"etcd is at revision {header.revision}, it was at {known}: it was put back",
+                    f"etcd is at revision {header.revision}, but was at {known}: it was rolled "
+                    "back",
                 )
             )
         self._cluster_id = header.cluster_id

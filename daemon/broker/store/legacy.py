@@ -1,7 +1,7 @@
-"""Takes over a SQLite store of schema versions 1 to 4, which kept a table for each kind of record.
+"""Upgrades a SQLite store of schema versions 1 to 4, which had a table for each kind of record.
 
-Its volumes, tenants, grants and authority become records in one step; the start epoch it had served
-is where the anchor's counter goes on from.
+Its volumes, tenants, grants and authority become records in one step; the anchor's counter
+continues from the start epoch that it had served.
 """
 
 import datetime as dt
@@ -37,7 +37,7 @@ _VOLUMES: Final = (
 
 
 async def take_over(store: SqliteStore, wrapping: KeyWrapper, *, node: str, instance: int) -> None:
-    """Put `store` on the present schema if it is of a legacy version. Whole or not at all."""
+    """Upgrade `store` to the current schema if it is of a legacy version, in one transaction."""
     if store.version not in LEGACY_VERSIONS:
         return
     try:
@@ -55,7 +55,8 @@ async def _entries(
     authority = await store.query("SELECT wrapped_key, certificate FROM authority")
     if not authority:
         return {}  # it never got as far as serving
-    # Under another key nothing may be taken over: nobody could open it then.
+    # Fails under another key: then nothing may be upgraded, because it could not be opened
+    # afterwards.
     wipe(wrapping.unwrap(_bytes(authority[0][0]), purpose="broker key", owner="broker"))
     key, wrapped_key = new_record_key(wrapping)
     tables = Tables(store, record_key=key)

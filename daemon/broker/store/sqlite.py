@@ -1,8 +1,8 @@
 """A store in one SQLite file: WAL, synchronous=FULL, one process, one thread.
 
-Commits that wait at the same time share one transaction and its one flush, and still succeed or
-conflict each for itself. The file stays locked for the life of the process. Space is set aside
-behind the ends of the database and its write-ahead log, so commits go on while the disk is full.
+Concurrent commits share one transaction and its flush, and still succeed or conflict individually.
+The file stays locked for the life of the process. Space is reserved after the ends of the database
+and its write-ahead log, so commits continue while the disk is full.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from sealane.daemon.runtime.reserve import Reserve
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 SCHEMA_VERSION: Final = 6
-LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # sealane.daemon.broker.store.legacy takes them over
+LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # upgraded by sealane.daemon.broker.store.legacy
 HISTORY_REVISIONS: Final = 4096
 
 SCHEMA: Final = """
@@ -58,13 +58,13 @@ class _Commit:
 
 
 class SqliteStore:
-    """Owns the database file; the constructor blocks shortly, nothing else does."""
+    """Owner of the database file; the constructor blocks briefly, nothing else does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._failure: UnavailableError | None = None
         with self._failures():
-            # A batch of commits is the caller's transaction, hence no implicit ones.
+            # A batch of commits is one explicit transaction, hence no implicit ones.
             self._db = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False
             )
@@ -75,7 +75,8 @@ class SqliteStore:
                 self._db.close()
                 raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-store")
-        # Closed after the database: closing any descriptor of its file would drop SQLite's locks.
+        # Closed after the database: closing any descriptor of its file would release SQLite's
+        # locks.
         self._reserved: list[tuple[int, Reserve]] = []
         self._waiting: deque[_Commit] = deque()
         self._changed = asyncio.Event()
@@ -93,7 +94,7 @@ class SqliteStore:
         if version != SCHEMA_VERSION and version not in LEGACY_VERSIONS:
             raise UsageError(
                 "broker.store.version",
-                f"{self.path}: schema version {version}, allowed is {SCHEMA_VERSION}",
+                f"{self.path}: schema version {version}; allowed: {SCHEMA_VERSION}",
             )
         return version
 
@@ -117,7 +118,7 @@ class SqliteStore:
         check_page(prefix, after, limit)
 
         def read(db: sqlite3.Connection) -> Page:
-            # One lower bound: with two SQLite passes over all that is between them.
+            # A single lower bound: with two, SQLite scans all entries between them.
             rows = db.execute(
                 "SELECT key, value, revision FROM entries "
                 "WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
@@ -141,7 +142,7 @@ class SqliteStore:
             page = await self.range("", after=page.entries[-1].key)
             if page.revision != revision:
                 raise UnavailableError(
-                    "broker.store.compacted", f"{self.path}: changed while it was read"
+                    "broker.store.compacted", f"{self.path}: changed while being read"
                 )
             yield page
 
@@ -167,7 +168,7 @@ class SqliteStore:
         check_page(prefix, "", 1)
         following = max(from_revision, 1)
         while True:
-            # Taken before reading: a commit in between is then not slept through.
+            # Read before the changes: then a commit in between isn't missed.
             changed = self._changed
             start = following
 
@@ -177,7 +178,7 @@ class SqliteStore:
                 if start <= revision and (oldest is None or start < oldest):
                     raise UnavailableError(
                         "broker.store.compacted",
-                        f"{self.path}: changes before revision {oldest} are forgotten",
+                        f"{self.path}: changes before revision {oldest} have been compacted",
                     )
                 rows = db.execute(
                     "SELECT key, value, revision FROM changes "
@@ -201,7 +202,7 @@ class SqliteStore:
             os.close(self._reserved.pop()[0])
 
     async def replace_legacy(self, entries: Mapping[str, bytes]) -> None:
-        """Put a store of a legacy version on this schema in one step, with these entries."""
+        """Upgrade a store of a legacy version to this schema in one step, with these entries."""
 
         def replace(db: sqlite3.Connection) -> None:
             tables = db.execute(
@@ -222,7 +223,7 @@ class SqliteStore:
         self.version = SCHEMA_VERSION
 
     async def query(self, statement: str) -> list[tuple[object, ...]]:
-        """Read rows as they stand: for taking over a legacy version, and for tests."""
+        """Read current rows: for upgrading a legacy version, and for tests."""
         return await self._run(lambda db: db.execute(statement).fetchall())
 
     async def _run(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
@@ -237,7 +238,7 @@ class SqliteStore:
         while self._waiting:
             batch.append((self._waiting.popleft(), None))
         if not batch:
-            return  # an earlier batch took this commit along
+            return  # an earlier batch included this commit
         try:
             with self._transaction():
                 batch = [(commit, _apply(db, commit)) for commit, _ in batch]
@@ -253,7 +254,7 @@ class SqliteStore:
             commit.outcome.set_result(revision)
 
     def _extend_reserves(self) -> None:
-        """Set space aside, if there is any: a commit that finds none says so itself."""
+        """Reserve disk space if there is any: a commit that finds none reports that itself."""
         with contextlib.suppress(OSError):
             if not self._reserved:
                 for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
@@ -273,7 +274,7 @@ class SqliteStore:
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            # What of it reached the disk nobody knows: only the next start finds out.
+            # How much of it reached the disk is unknown until the next start.
             self._failure = UnavailableError(
                 "broker.store.outcome_unknown", f"{self.path}: {error}; restart the broker"
             )

@@ -1,13 +1,14 @@
-"""What all records of a store add up to: the state record, and the keyed set hash in it.
+"""The state record, which binds all records of a store, and the keyed set hash in it.
 
 The hash of a set of entries is the sum modulo 2^256 of a pseudorandom function (HMAC-SHA256 under a
 key that only brokers have) of each key with its value, so one change updates it in constant time.
 The sum itself never leaves the process. With two sums an adversary would learn the difference of
 two values, and from enough differences could look for a combination that cancels out (a generalised
-birthday attack). The store only holds a tag: HMAC over the number of the state, the count of
-entries, the tag of the state before, and the sum.
+birthday attack). The store only holds a tag: HMAC over the number of the state, the number of
+entries, the tag of the previous state, and the sum.
 
-The tag of the state before makes the states a chain: two histories that parted never meet again.
+The tag of the previous state makes the states a chain: two histories that have diverged never meet
+again.
 """
 
 import hmac
@@ -62,7 +63,7 @@ class SetHash:
         self._state_key = hmac.digest(record_key, b"sealane store state v1", "sha256")
 
     def digest(self, key: str, value: bytes) -> int:
-        """Return what the entry adds to the sum."""
+        """Return the entry's contribution to the sum."""
         message = fields("sealane store entry v1", key.encode("ascii"), value)
         return int.from_bytes(hmac.digest(self._entry_key, message, "sha256"), "big")
 
@@ -78,7 +79,7 @@ class SetHash:
         """Return the state after `before`, at revision 0, and its record.
 
         `removed` are entries replaced or deleted, `added` the digests of what was put, `growth` the
-        change of the count.
+        change in the number of entries.
         """
         total = (before.total - sum(k.digest for k in removed) + sum(added)) % _MODULUS
         record = _StateRecord(
@@ -88,19 +89,19 @@ class SetHash:
         return _state(record, sealed, total, revision=0), sealed
 
     def check(self, sealed: bytes, entries: Iterable[Known], *, revision: int) -> State:
-        """Return the state that the record `sealed` names, which must be that of `entries`.
+        """Return the state in the record `sealed`, which must be the state of `entries`.
 
-        VerificationError `broker.store.rolled_back`: brokers never left such a set of records.
+        VerificationError `broker.store.rolled_back`: brokers never left this set of records.
         """
         digests = [known.digest for known in entries]
         total = sum(digests) % _MODULUS
         record = _parsed(sealed)
         if record is None or not hmac.compare_digest(sealed, self._sealed(record, total)):
-            counted = "" if record is None else f"; {record.count} were counted last"
+            counted = "" if record is None else f"; at the last change there were {record.count}"
             raise VerificationError(
                 "broker.store.rolled_back",
                 f"the store's {len(digests)} records are not what its brokers left{counted}: a "
-                "record was replaced by an older one, removed or added",
+                "record was added, removed or replaced by an older one",
             )
         return _state(record, sealed, total, revision=revision)
 

@@ -1,1 +1,1 @@
-"""Anchors: the small memory that an adversary can't roll back (docs/understand/anchors.md)."""
+"""Anchors: small storage that an adversary can't roll back (docs/understand/anchors.md)."""

@@ -1,9 +1,9 @@
-"""Anchors: where a device's last durable state is named, out of reach of who owns its disks.
+"""Anchors: a device's last durable state, recorded where the owner of its disks can't change it.
 
-An anchor (anchors.md) holds small records by name, which their owners fill: a volume's epoch,
-checkpoint root, head of the log and commit number, the list of a target's volumes. Whoever opens a
-device recovers to exactly what they say, and advances them before the first I/O. anchors.md
-has what each kind guarantees.
+An anchor (anchors.md) holds small records by name. Their owners define the content: a volume's
+epoch, checkpoint root, head of the log and commit number; the list of a target's volumes. A process
+that opens a device recovers exactly the anchored state, and advances the records before the first
+I/O. anchors.md states the guarantees of each kind.
 """
 
 import re
@@ -18,12 +18,13 @@ U64_MAX: Final = (1 << 64) - 1
 BLOB_BYTES_MAX: Final = 128
 CATALOGUE: Final = "catalogue"
 RECORDS_MAX: Final = 4097
-"""Records of one device: one for each volume that a target takes, and its catalogue."""
+"""Records of one device: one for each volume that a target may have, and one for its catalogue."""
 NUMBER_STEP_MAX: Final = 1 << 20
-"""How much further one change leads: whoever makes up changes doesn't use the numbers up."""
+"""Limit on the increase of a number by one change, so that forged changes can't use up the
+numbers."""
 MAC_BYTES: Final = 32
 CHANGES_MAX: Final = 32
-"""Records that one call changes: brokers' stores take 64 changes and compares in a commit."""
+"""Records that one call changes; a commit in a broker's store takes 64 changes and compares."""
 
 FAILED: Final = "anchor.failed"
 _NAME: Final = re.compile(
@@ -38,9 +39,9 @@ def volume_record(volume_id: UUID) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchored:
-    """A record: its number grows with each change, its 1 to 128 bytes are opaque here.
+    """A record: its number increases with each change; its 1 to 128 bytes are opaque here.
 
-    `mac` is the owner's, over all the rest (`sealane.daemon.device.anchors.authentic`).
+    `mac` is the owner's, over everything else (`sealane.daemon.device.anchors.authentic`).
     """
 
     number: int
@@ -60,10 +61,10 @@ class Anchored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From the record whose number is `expected` (0: there is none) to `record` (None: it goes).
+    """A change from the record numbered `expected` (0: none) to `record` (None: remove it).
 
-    The number of a record that goes stays taken: the anchor's floor is the highest such number, and
-    no new record, of whatever name, begins at it or below.
+    The number of a removed record stays taken: the anchor's floor is the highest such number, and
+    new records of any name begin above it.
     """
 
     name: str
@@ -77,13 +78,13 @@ class Change:
             )
         newest = U64_MAX if self.record is None else self.record.number - 1
         if not 0 <= self.expected <= newest:
-            raise UsageError("anchor.order", f"{self.name}: the number has to grow")
+            raise UsageError("anchor.order", f"{self.name}: the record's number must grow")
 
     def is_due(self, found: Anchored | None, *, floor: int) -> bool:
-        """Whether the change has to be made yet: not if it was made, and this is its repetition.
+        """Return whether the change is still to be made: not if this is a repeated request.
 
-        UsageError `anchor.order` if `found` is neither what it starts from nor what it leads to, or
-        if a new record doesn't begin above `floor`; `anchor.range` if the number grows by too much.
+        UsageError `anchor.order` if `found` is neither the state before nor after the change, or if
+        a new record doesn't begin above `floor`; `anchor.range` if the number grows by too much.
         """
         if found == self.record:
             return False
@@ -91,55 +92,55 @@ class Change:
         if number != self.expected:
             raise UsageError(
                 "anchor.order",
-                f"{self.name} has number {number}; the change is one of number {self.expected}",
+                f"{self.name} has number {number}; the change expects number {self.expected}",
             )
         if self.record is not None:
             last = self.expected or floor
             if self.record.number <= last:
                 raise UsageError(
                     "anchor.order",
-                    f"{self.name}: number {self.record.number}; a new record begins above {last}, "
-                    "because records of the device had these numbers",
+                    f"{self.name}: number {self.record.number}; allowed: above {last}, the "
+                    "highest number used so far",
                 )
             if self.record.number - last > NUMBER_STEP_MAX:
                 raise UsageError(
                     "anchor.range",
                     f"{self.name}: number {self.record.number} after {last}; allowed: at most "
-                    f"{NUMBER_STEP_MAX} more",
+                    f"{last + NUMBER_STEP_MAX}",
                 )
         return True
 
 
 class Anchor(Protocol):
-    """The anchor of one device, held by one owner at a time."""
+    """The anchor of one device, with one owner at a time."""
 
     @property
     def records(self) -> Mapping[str, Anchored]:
-        """What is anchored, by name; UnavailableError `anchor.failed` if that can't be told."""
+        """Anchored records, by name; UnavailableError `anchor.failed` if they are unknown."""
 
     @property
     def floor(self) -> int:
-        """The highest number of a record that is gone; 0: none is. Errors as `records`."""
+        """The highest number of a removed record; 0: none. Errors as for `records`."""
 
     async def advance(self, changes: Sequence[Change]) -> None:
-        """Make up to 32 changes, all or none; once this returns, nothing older is accepted again.
+        """Make up to 32 changes, all or none; once this returns, no older state is accepted.
 
-        UsageError `anchor.order`: not what is anchored. UnavailableError `anchor.failed`: nothing
-        works until the anchor is opened again. Any other UnavailableError: whether it was anchored
-        is not known, and exactly these changes are to be asked for again. VerificationError: the
-        device isn't the caller's any more.
+        UsageError `anchor.order`: the anchored state is another. UnavailableError `anchor.failed`:
+        nothing works until the anchor is opened again. Any other UnavailableError: the outcome is
+        unknown, and exactly these changes must be requested again. VerificationError: the device no
+        longer belongs to the caller.
         """
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Release the anchor."""
 
 
 def check_changes(changes: Sequence[Change]) -> None:
-    """Raise UsageError `anchor.range` unless there are 1 to 32, each of another record."""
+    """Raise UsageError `anchor.range` unless there are 1 to 32, each to a different record."""
     if not 1 <= len(changes) <= CHANGES_MAX or len({c.name for c in changes}) != len(changes):
         raise UsageError(
             "anchor.range",
-            f"{len(changes)} changes; allowed: 1…{CHANGES_MAX}, each of another record",
+            f"{len(changes)} changes; allowed: 1…{CHANGES_MAX}, each to a different record",
         )
 
 
@@ -148,7 +149,8 @@ def changed(
 ) -> tuple[dict[str, Anchored], int]:
     """Return records and floor after `changes`; UsageError `anchor.order`, `anchor.range`.
 
-    New records are measured by the floor before them: none of theirs is one that goes here.
+    New records are checked against the floor before the changes: no change removes a record that it
+    also creates.
     """
     check_changes(changes)
     after, after_floor = dict(records), floor
@@ -160,7 +162,7 @@ def changed(
         else:
             after[change.name] = change.record
     if len(after) > RECORDS_MAX:
-        raise UsageError("anchor.range", f"{len(after)} records; allowed: {RECORDS_MAX}")
+        raise UsageError("anchor.range", f"{len(after)} records; allowed: at most {RECORDS_MAX}")
     return after, after_floor
 
 
@@ -174,7 +176,7 @@ def missing(device_id: UUID) -> VerificationError:
 
 
 def failed(device_id: UUID) -> UnavailableError:
-    """Return the error for an anchor of which it isn't known how far it got."""
+    """Return the error for an anchor whose last advance has an unknown outcome."""
     return UnavailableError(
         FAILED, f"the anchor of device {device_id} failed: open the device again"
     )

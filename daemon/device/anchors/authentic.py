@@ -1,9 +1,9 @@
-"""Records of an anchor that only the device's owner can have made.
+"""Anchor records that only the device's owner can have made.
 
-Who keeps the records may be talked to by somebody who stole a key: brokers take changes from
-whoever has the TLS key of the owner's leaf. The device's secret isn't that key: the broker seals it
-to the owner's attested KEM key. A record is believed only under a MAC of that secret, so a thief
-can make none, and can bring an older one back only under its own number, which is taken.
+Brokers accept changes from anyone with the TLS key of the owner's leaf, so a thief of that key
+could talk to them. The device's secret is separate from that key: the broker seals it to the
+owner's attested KEM key. A record is accepted only with a MAC under that secret. So a thief can
+make no record, and can restore an older one only under its own number, which is taken.
 """
 
 import hmac
@@ -23,15 +23,15 @@ _LABEL = "sealane anchor record v1"
 
 
 class AuthenticAnchor:
-    """An anchor whose records carry the MAC of one device, and are checked when it is opened."""
+    """An anchor whose records carry the device's MAC, which is checked when it is opened."""
 
     def __init__(
         self, anchor: Anchor, *, device_id: UUID, kind: AnchorKind, secret: bytes | bytearray
     ) -> None:
-        """Check what is anchored; `secret` (32 bytes) is the device's and stays the caller's.
+        """Check the anchored records; `secret` (32 bytes) is the device's; the caller wipes it.
 
-        VerificationError `anchor.forged`: a record isn't of this device, of this name, or was not
-        made by who has the secret. The caller closes `anchor` then.
+        VerificationError `anchor.forged`: a record isn't this device's, doesn't belong to this
+        name, or was not made with the secret. The caller then closes `anchor`.
         """
         self._anchor = anchor
         self._device_id = device_id
@@ -45,7 +45,7 @@ class AuthenticAnchor:
 
     @property
     def records(self) -> Mapping[str, Anchored]:
-        """See `Anchor.records`; all were checked at the opening, or made here since."""
+        """See `Anchor.records`; all were checked at the opening, or made here since then."""
         return self._anchor.records
 
     @property
@@ -58,7 +58,7 @@ class AuthenticAnchor:
         await self._anchor.advance([self._sealed(change) for change in changes])
 
     async def close(self) -> None:
-        """Wipe the key and let go of the anchor."""
+        """Wipe the key and release the anchor."""
         wipe(self._key)
         await self._anchor.close()
 
@@ -73,7 +73,7 @@ class AuthenticAnchor:
             raise VerificationError(
                 FORGED,
                 f"record {name} of device {self._device_id} was not made by the device's owner: "
-                "whoever could write to its anchor put it there",
+                "someone else wrote it to the anchor",
             )
 
     def _mac(self, name: str, record: Anchored) -> bytes:

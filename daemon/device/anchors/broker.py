@@ -1,15 +1,15 @@
-"""The `broker` anchor: compare-and-set in the brokers' store; and `none`, which keeps nothing."""
+"""The `broker` anchor: compare-and-set in the brokers' store; and `none`, which stores nothing."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sealane.daemon.device.anchors.anchor import Anchored, Change, changed
 
 Advance = Callable[[Sequence[Change]], Awaitable[None]]
-"""Changes records at the brokers, in the name of one opening of the device."""
+"""Changes records at the brokers, on behalf of one opening of the device."""
 
 
 class BrokerAnchor:
-    """Anchors at every group commit. Made with what the brokers said when the device was opened."""
+    """Anchors at every group commit. Created with the broker's answer to OpenDevice."""
 
     def __init__(
         self, records: Mapping[str, Anchored], *, floor: int = 0, advance: Advance
@@ -20,7 +20,7 @@ class BrokerAnchor:
 
     @property
     def records(self) -> Mapping[str, Anchored]:
-        """What is anchored, as far as it was answered."""
+        """Return the anchored records, as far as brokers have confirmed them."""
         return self._records
 
     @property
@@ -29,21 +29,21 @@ class BrokerAnchor:
         return self._floor
 
     async def advance(self, changes: Sequence[Change]) -> None:
-        """See `Anchor.advance`; whoever lost the device gets VerificationError `device.…`."""
+        """See `Anchor.advance`; VerificationError `device.…` if the caller lost the device."""
         after = changed(self._records, changes, floor=self._floor)
         await self._advance(changes)
         self._records, self._floor = after
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class NoAnchor(BrokerAnchor):
-    """The anchor `none`: what is told lasts as long as the process."""
+    """The anchor `none`: records last as long as the process."""
 
     def __init__(self) -> None:
         super().__init__({}, advance=_nowhere)
 
 
 async def _nowhere(changes: Sequence[Change]) -> None:
-    """Tell nobody."""
+    """Send nothing."""

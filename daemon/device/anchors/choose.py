@@ -1,4 +1,4 @@
-"""Which counter a configuration means. TPM modules are imported only where one is configured."""
+"""Chooses the configured counter. TPM modules are imported only if one is configured."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_counter(*, tpm: "Tpm | None", index: int, path: Path) -> MonotonicCounter:
-    """Return the counter at NV `index` of `tpm`; without a TPM the one in `path`, with a warning.
+    """Return the counter at NV `index` of `tpm`; without a TPM, the file `path`, with a warning.
 
     The caller closes `tpm`.
     """
@@ -19,8 +19,8 @@ def open_counter(*, tpm: "Tpm | None", index: int, path: Path) -> MonotonicCount
         get_logger().warning(
             "development_counter",
             path=str(path),
-            message="a counter is kept in a file: who can put back an older copy of it rolls it "
-            "back; for development only",
+            message="a counter is kept in a file: anyone who can restore an older copy of it rolls "
+            "it back; for development only",
         )
         return FileCounter(path)
     from sealane.daemon.device.anchors.tpm_counter import TpmCounter  # noqa: PLC0415 - an extra

@@ -1,8 +1,8 @@
-"""The anchors of a device as those see them who have something to anchor: one record for each.
+"""The anchor of a device as seen by its users, each of which has one record in it.
 
-Group commits of many volumes come at once. While a call to the anchor is under way, what is told
-meanwhile queues, a newer state of a record takes the place of an older one, and all of it goes with
-the next call. What a call's outcome is unknown of is asked for again until it is known.
+Group commits of many volumes arrive concurrently. While a call to the anchor is in flight, new
+states queue, a newer state of a record replaces an older one, and all of them go with the next
+call. A call whose outcome is unknown is repeated until it is known.
 """
 
 import asyncio
@@ -17,24 +17,25 @@ from sealane.errors import Error, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
 ANCHOR_SECONDS: Final = 6.0
-"""How long `advance` waits before it is an error; less than callers of a target do."""
+"""How long `advance` waits before it fails; less than the timeout of a target's callers."""
 _RETRY_SECONDS: Final = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """The newest state of a record (None: it goes), and who waits for it or an older one."""
+    """The newest state of a record (None: remove it), and the waiters for it or an older state."""
 
     record: Anchored | None
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class DeviceAnchors:
-    """The records of one open device; made on a running event loop, not thread-safe.
+    """The records of one open device; created on a running event loop, not thread-safe.
 
-    `spacing_seconds` is for anchors that wear out (`tpm2`): only so often are records anchored, and
-    `advance` doesn't wait for it unless it is told `at_once`. What was told and isn't anchored yet
-    is then lost with this process. `lost` is told, once, why nothing can be anchored any more.
+    `spacing_seconds` is for anchors that wear out (`tpm2`): records are anchored only at this
+    interval, and `advance` doesn't wait unless called with `at_once`. States that are not anchored
+    yet are lost if this process ends. `lost` is called once, with the reason why nothing can be
+    anchored any longer.
     """
 
     def __init__(
@@ -60,63 +61,66 @@ class DeviceAnchors:
         self._is_working = False
 
     def current(self, name: str) -> tuple[int, bytes] | None:
-        """Return the number and the blob that record `name` is anchored with, if it is."""
+        """Return number and blob of the anchored record `name`, or None."""
         record = self._records.get(name)
         return None if record is None else (record.number, record.blob)
 
     def base(self, name: str) -> int:
-        """Return the number that the next state of a record has to be above.
+        """Return the number that the next state of a record must exceed.
 
-        Of a record that isn't there: above those of all that are gone or about to go.
+        For a record that doesn't exist: above the numbers of all records that were or are being
+        removed.
         """
         newest = self._queued.get(name) or self._sending.get(name)
         record = self._records.get(name) if newest is None else newest.record
         if record is not None:
             return record.number
-        told = {**self._sending, **self._queued}
-        going = [self._reached(each) for each, wanted in told.items() if wanted.record is None]
+        requested = {**self._sending, **self._queued}
+        going = [self._reached(each) for each, wanted in requested.items() if wanted.record is None]
         return max(self._floor, *going, 0)
 
     async def advance(self, name: str, number: int, blob: bytes, *, at_once: bool = False) -> None:
-        """Anchor `blob` (1…128 bytes) as the state `number` (1…2^64 - 1, growing) of a record.
+        """Anchor `blob` (1…128 bytes) as state `number` (1…2^64 - 1, increasing) of a record.
 
-        When this returns no older state of it is accepted again, but for `spacing_seconds`.
+        Once this returns, no older state of it is accepted, except with `spacing_seconds`.
         UsageError `anchor.order`, `anchor.range`. UnavailableError `anchor.timeout`: it may still
-        be anchored, now or later, unless a newer state is told before; `anchor.failed`, or the
-        error that `lost` was told: nothing is anchored any more.
+        be anchored, now or later, unless a newer state is requested before; `anchor.failed`, or the
+        error that `lost` was called with: nothing is anchored any longer.
         """
-        await self._tell(name, Anchored(number=number, blob=blob), at_once=at_once)
+        await self._request(name, Anchored(number=number, blob=blob), at_once=at_once)
 
     async def reach(self, name: str, number: int, blob: bytes) -> None:
-        """Anchor `blob` as `advance` does, at once; told again after `anchor.timeout`: wait on.
+        """Anchor `blob` at once, as `advance`; after `anchor.timeout` a repeated call waits on.
 
-        For who must know of exactly this state whether it is anchored.
+        For callers that need to know whether exactly this state is anchored.
         """
-        told = self._queued.get(name) or self._sending.get(name)
+        requested = self._queued.get(name) or self._sending.get(name)
         record = Anchored(number=number, blob=blob)
-        if told is not None and told.record == record:
+        if requested is not None and requested.record == record:
             self._hurry.set()
-            await self._wait(_awaited(told))
+            await self._wait(_awaited(requested))
         elif self._records.get(name) != record:
-            await self._tell(name, record, at_once=True)
+            await self._request(name, record, at_once=True)
 
     async def forget(self, name: str) -> None:
-        """Remove a record for good; as `advance`, and harmless if there is none."""
-        await self._tell(name, None, at_once=False)
+        """Remove a record permanently; errors as `advance`. Idempotent."""
+        await self._request(name, None, at_once=False)
 
     async def settle(self) -> None:
-        """Wait until all that was told is anchored; errors as `advance`."""
-        told = [_awaited(wanted) for wanted in (*self._sending.values(), *self._queued.values())]
+        """Wait until all requested states are anchored; errors as `advance`."""
+        requested = [
+            _awaited(wanted) for wanted in (*self._sending.values(), *self._queued.values())
+        ]
         self._hurry.set()
-        for settled in told:
+        for settled in requested:
             await self._wait(settled)
 
     def begin_end(self) -> None:
-        """Let the next wait in vain be the last: who stops must not wait for every record."""
+        """Let the next timeout be the last: a shutdown must not wait for every record."""
         self._is_ending = True
 
     async def close(self) -> None:
-        """Anchor what was told, as far as that is possible within the time, and let go."""
+        """Anchor the requested states if possible within the time limit, and release the anchor."""
         try:
             if self._failure is None:
                 await self.settle()
@@ -128,12 +132,12 @@ class DeviceAnchors:
             self._fail(UnavailableError(FAILED, "the device is closed"))
             await self._anchor.close()
 
-    async def _tell(self, name: str, record: Anchored | None, *, at_once: bool) -> None:
+    async def _request(self, name: str, record: Anchored | None, *, at_once: bool) -> None:
         if self._failure is not None:
             raise self._failure
         newest = self._queued.get(name) or self._sending.get(name)
         before = self._records.get(name) if newest is None else newest.record
-        # Checks the name and that the number grows, before anything is queued.
+        # Checks that the name is valid and the number increases, before anything is queued.
         Change(name=name, expected=self._expected(name, before, record), record=record)
         wanted = self._queued.setdefault(name, _Wanted(record=record))
         wanted.record = record
@@ -154,7 +158,7 @@ class DeviceAnchors:
             if self._is_ending:
                 self._timeout_seconds = 0.0
             raise UnavailableError(
-                "anchor.timeout", f"not anchored within {seconds:g} s"
+                "anchor.timeout", f"the anchor was not updated within {seconds:g} s"
             ) from error
 
     async def _work(self) -> None:
@@ -171,7 +175,7 @@ class DeviceAnchors:
         finally:
             self._is_working = False
             if self._sending:
-                self._end(UnavailableError(FAILED, "anchoring was broken off"))
+                self._end(UnavailableError(FAILED, "the update of the anchor was interrupted"))
 
     async def _pause(self) -> None:
         if self._spacing_seconds:
@@ -197,7 +201,7 @@ class DeviceAnchors:
             _resolve(wanted, None)
 
     async def _repeat(self, changes: Sequence[Change]) -> None:
-        """Ask for exactly these changes until their outcome is known."""
+        """Request exactly these changes until their outcome is known."""
         while True:
             try:
                 await self._anchor.advance(changes)
@@ -210,13 +214,13 @@ class DeviceAnchors:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _expected(self, name: str, before: Anchored | None, record: Anchored | None) -> int:
-        """Return what the next state of a record has to be above, so far as it has to be."""
+        """Return the number that the next state of a record must exceed, if any."""
         if before is None and record is None:
             return 0
         return self.base(name) if before is None else before.number
 
     def _reached(self, name: str) -> int:
-        """Return the highest number that a record may have by now."""
+        """Return the highest number that a record may have reached."""
         sending = self._sending.get(name)
         if sending is None or sending.record is None:
             return self._number(name)
@@ -239,13 +243,13 @@ class DeviceAnchors:
 
 
 def _bare(record: Anchored) -> Anchored:
-    """Return what was told: the MAC is the anchor's business."""
+    """Return the record without its MAC, which the anchor adds itself."""
     return replace(record, mac=b"")
 
 
 def _awaited(wanted: _Wanted) -> asyncio.Future[None]:
     settled = asyncio.get_running_loop().create_future()
-    # Nobody may come for it: an error that everyone gets is no mistake of a task.
+    # Mark the exception as retrieved: there may be no waiter.
     settled.add_done_callback(lambda future: future.cancelled() or future.exception())
     wanted.waiting.append(settled)
     return settled
@@ -254,7 +258,7 @@ def _awaited(wanted: _Wanted) -> asyncio.Future[None]:
 def _resolve(wanted: _Wanted, error: Error | None) -> None:
     for settled in wanted.waiting:
         if settled.done():
-            continue  # who waited gave up
+            continue  # the waiter was cancelled
         if error is None:
             settled.set_result(None)
         else:

@@ -1,4 +1,4 @@
-"""The `file` anchor: durable, and rolled back by whoever puts an older file back. Development."""
+"""The `file` anchor: durable, but restoring an older file rolls it back. Development only."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from sealane.daemon.device.anchors.record_file import Content, RecordFile
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
-# Nothing secret: it tells a torn or foreign file, not a forged one.
+# Not secret: it detects a torn or foreign file, not a forged one.
 _KEY = b"sealane file anchor"
 
 
@@ -27,18 +27,20 @@ class FileAnchor:
         get_logger().warning(
             "development_anchor",
             path=str(path),
-            message="an anchor is kept in a file: who can put back an older copy of it and of the "
-            "device rolls the device back; for development only",
+            message="an anchor is kept in a file: anyone who can restore older copies of it and of "
+            "the device rolls the device back; for development only",
         )
 
     @classmethod
     def initialise(cls, path: Path, *, device_id: UUID) -> "FileAnchor":
-        """Begin without records; UsageError `anchor.exists` if there is a file."""
+        """Create it without records; UsageError `anchor.exists` if there is a file."""
         anchor = cls(path, device_id=device_id)
         with contextlib.ExitStack() as stack:
             stack.callback(anchor.release)
             if anchor._file.read() is not None:
-                raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
+                raise UsageError(
+                    "anchor.exists", f"{path}: device {device_id} already has an anchor"
+                )
             anchor._write(Content(count=1, records={}))
             stack.pop_all()
         return anchor
@@ -73,11 +75,11 @@ class FileAnchor:
         await asyncio.to_thread(self._write, after)
 
     async def close(self) -> None:
-        """Let the next owner have it."""
+        """Release the anchor for its next owner."""
         self.release()
 
     def release(self) -> None:
-        """Let the next owner have it."""
+        """Release the anchor for its next owner."""
         self._lock.release()
 
     def _current(self) -> Content:

@@ -1,4 +1,4 @@
-"""One owner at a time: an advisory lock beside what is owned."""
+"""An advisory lock file that allows one owner at a time."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from sealane.errors import UnavailableError
 
 
 class OwnerLock:
-    """Held from its making to `release`, and never longer than the process lives."""
+    """Held from creation to `release`, at most for the life of the process."""
 
     def __init__(self, path: Path) -> None:
         """Take the lock; UnavailableError `anchor.in_use` or `anchor.failed`."""
@@ -20,8 +20,8 @@ class OwnerLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._descriptor)
-            raise UnavailableError("anchor.in_use", f"{path}: another process has it") from error
+            raise UnavailableError("anchor.in_use", f"{path}: in use by another process") from error
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""The file of an anchor that is kept on this machine: all its records, and the count of changes."""
+"""The file of an anchor kept on this machine: all its records, and the count of changes."""
 
 import hmac
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Content:
 
 
 class RecordFile:
-    """Authenticated for one device, replaced as a whole and durably. Its calls block.
+    """A file authenticated for one device, replaced as a whole and durably. Its calls block.
 
     `F("sealane anchor v3", device id (16), count (8), floor (8), records…)` ‖ HMAC-SHA256; a record
     is the length of its name (1), the name, its number (8), the length of its MAC (1), the MAC and
@@ -49,7 +49,7 @@ class RecordFile:
             raise self._failed(error) from error
 
     def read(self) -> Content | None:
-        """Return what it holds, None if there is no file; VerificationError `anchor.record`."""
+        """Return the content, or None if there is no file; VerificationError `anchor.record`."""
         try:
             encoded = read_bounded(self.path)
         except FileNotFoundError:
@@ -70,8 +70,8 @@ class RecordFile:
     def _refused(self) -> VerificationError:
         return VerificationError(
             "anchor.record",
-            f"{self.path}: not a record of device {self._device_id} by this machine: it was "
-            "changed, or its TPM was cleared or is another",
+            f"{self.path}: not a record that this machine wrote for device {self._device_id}: the "
+            "file was changed, or the TPM was cleared or replaced",
         )
 
     def _failed(self, error: OSError) -> UnavailableError:
@@ -79,13 +79,13 @@ class RecordFile:
 
 
 def encode_content(content: Content, *, device_id: UUID) -> bytes:
-    """Return what stands before the MAC: the one encoding of `content`."""
+    """Return the canonical encoding of `content`, which precedes the MAC."""
     parts = [_encode(name, content.records[name]) for name in sorted(content.records)]
     return fields(_LABEL, device_id.bytes, _u64(content.count), _u64(content.floor), *parts)
 
 
 def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
-    """Undo `encode_content`; ValueError if `encoded` is none of its."""
+    """Decode the canonical encoding of a content; ValueError for anything else."""
     parts = parse_fields(_LABEL, encoded, count_max=_HEAD_FIELDS + RECORDS_MAX)
     if parts is None or len(parts) < _HEAD_FIELDS:
         raise ValueError("not the fields of an anchor")
@@ -94,7 +94,7 @@ def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
     content = Content(count=count, records=records, floor=floor)
     is_long = max(count, floor) > U64_MAX
     if is_long or encode_content(content, device_id=device_id) != encoded:
-        raise ValueError("another device's, or not the one encoding of its content")
+        raise ValueError("for another device, or not in canonical encoding")
     return content
 
 
@@ -105,7 +105,7 @@ def _encode(name: str, record: Anchored) -> bytes:
 
 
 def _decode(part: bytes) -> tuple[str, Anchored]:
-    """Undo `_encode`; ValueError, which UsageError is, too, if `part` is none of its."""
+    """Decode a record; ValueError (UsageError is one, too) if it is not a canonical encoding."""
     if not part:
         raise ValueError("an empty record")
     name_end = 1 + part[0]

@@ -1,15 +1,15 @@
-"""The `tpm2` anchor: a file that only this TPM can vouch for, current by an NV counter.
+"""The `tpm2` anchor: a file that only this TPM can authenticate, kept current by an NV counter.
 
-The file holds all records of the device: one counter serves every volume. "Record" below is the
-file as a whole. `count` is the next value of the counter when it is written, and the counter's
-value when it counts. The order is always: record durable, then increment. A record ahead by one is
-therefore one whose increment a crash prevented; nobody was told of it, and it may be accepted or
-not.
+The file holds all records of the device; one counter serves all volumes. "Record" below means the
+whole file. `count` is the counter's next value when the record is written, and the counter's value
+once it is valid. The order is always: make the record durable, then increment. A record that is
+ahead by one is therefore one whose increment was prevented by a crash. No one was told of it, so it
+may be accepted or not.
 
-That freedom must end before anything new is told: somebody could keep such a record and bring it
-when the counter gets there by another one. So opening writes what was found once more, under the
-next count, and increments past whatever was kept. From then on each count has one record.
-decisions/0022-anchors.md has the argument.
+That freedom must end before anything new is acknowledged: an attacker could keep such a record and
+present it when another increment brings the counter there. So opening writes the found record
+again, under the next count, and increments past any copy that was kept. From then on each count has
+one record. decisions/0022-anchors.md has the argument.
 """
 
 import asyncio
@@ -59,26 +59,28 @@ class TpmAnchor:
 
     @classmethod
     def initialise(cls, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> "TpmAnchor":
-        """Begin without records; UsageError `anchor.exists` if there is a file.
+        """Create it without records; UsageError `anchor.exists` if there is a file.
 
-        The caller has seen to it that the device may be initialised here.
+        The caller has made sure that the device may be initialised here.
         """
         anchor = cls(tpm, path, device_id=device_id, index=index)
         with contextlib.ExitStack() as stack:
             stack.callback(anchor.release)
             if path.exists():
-                raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
+                raise UsageError(
+                    "anchor.exists", f"{path}: device {device_id} already has an anchor"
+                )
             anchor._commit({}, count=anchor._counter.increment() + 1, floor=0)
             stack.pop_all()
         return anchor
 
     @classmethod
     def open(cls, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> "TpmAnchor":
-        """Find the one current content.
+        """Find the current content.
 
-        VerificationError `anchor.missing`; `anchor.record` (changed, or of another or a cleared
+        VerificationError `anchor.missing`; `anchor.record` (changed, or from another or a cleared
         TPM); `counter.missing`, `counter.kind`; `anchor.rolled_back` (an older record);
-        `anchor.counter` (a counter that never counted this record).
+        `anchor.counter` (a counter that never reached this record).
         """
         anchor = cls(tpm, path, device_id=device_id, index=index)
         with contextlib.ExitStack() as stack:
@@ -98,17 +100,17 @@ class TpmAnchor:
         return self._current().floor
 
     async def advance(self, changes: Sequence[Change]) -> None:
-        """Write the file, then increment."""
+        """Write the file, then increment the counter."""
         current = self._current()
         records, floor = changed(current.records, changes, floor=current.floor)
         await asyncio.to_thread(self._commit, records, count=current.count + 1, floor=floor)
 
     async def close(self) -> None:
-        """Wipe the key and let the next owner have it; the TPM's connection is the caller's."""
+        """Wipe the key and release the anchor; the caller closes the TPM connection."""
         self.release()
 
     def release(self) -> None:
-        """Wipe the key and let the next owner have it; the TPM's connection is the caller's."""
+        """Wipe the key and release the anchor; the caller closes the TPM connection."""
         wipe(self._key)
         self._lock.release()
 
@@ -120,21 +122,21 @@ class TpmAnchor:
         if content.count < count:
             raise VerificationError(
                 "anchor.rolled_back",
-                f"the record of device {self._device_id} is the {content.count}th, the counter is "
-                f"at {count}: an older record was put in place",
+                f"the record of device {self._device_id} has count {content.count}, but the TPM "
+                f"counter is at {count}: the record was replaced by an older one",
             )
         if content.count > count + 1:
             raise VerificationError(
                 "anchor.counter",
-                f"the record of device {self._device_id} is the {content.count}th, the counter is "
-                f"at {count}: it is not the counter of this record",
+                f"the record of device {self._device_id} has count {content.count}, but the TPM "
+                f"counter is at {count}: it is not this record's counter",
             )
         if content.count == count + 1:
             self._increment_to(content.count)
         self._commit(content.records, count=content.count + 1, floor=content.floor)
 
     def _commit(self, records: Mapping[str, Anchored], *, count: int, floor: int) -> None:
-        # Until the counter is known to have got there, the anchor is in neither state.
+        # Until the counter is known to have reached it, the anchor's state is unknown.
         self._content = None
         content = Content(count=count, records=records, floor=floor)
         self._file.write(content)
@@ -147,7 +149,7 @@ class TpmAnchor:
             raise VerificationError(
                 "anchor.counter",
                 f"the counter of device {self._device_id} went to {found} instead of {count}: "
-                "somebody else increments it",
+                "another process increments it",
             )
 
     def _current(self) -> Content:
@@ -157,9 +159,9 @@ class TpmAnchor:
 
 
 def _derive_key(esapi: ESAPI, device_id: UUID, index: int) -> bytearray:
-    """Return the key of one device's records, from a primary key that no other TPM can make.
+    """Return the key of a device's records, from a primary key that only this TPM can derive.
 
-    It goes when the TPM is cleared: the seed it is made from does.
+    Clearing the TPM destroys it, because that replaces the seed.
     """
     template = TPM2B_PUBLIC.parse("hmac:sha256", objectAttributes=_KEY_ATTRIBUTES)
     handle, *_ = esapi.create_primary(TPM2B_SENSITIVE_CREATE(), template, ESYS_TR.OWNER)

@@ -13,15 +13,15 @@ _ATTRIBUTES: Final = (
     TPMA_NV.AUTHREAD | TPMA_NV.AUTHWRITE | TPMA_NV.NO_DA | TPM2_NT.COUNTER << TPMA_NV.TPM2_NT_SHIFT
 )
 
-# Another process that increments the same counter makes us try again; that many in a row don't.
+# Another process that increments the same counter causes a retry; this many in a row are an error.
 _ATTEMPTS_MAX: Final = 16
 
 
 class TpmCounter:
     """An NV index of type counter, defined at its first increment.
 
-    A TPM starts a new counter above every value that any counter of it ever had: not even its
-    owner can make a value come out twice by deleting the index and defining it again.
+    A TPM starts a new counter above every value that any of its counters ever had: not even the
+    TPM's owner can repeat a value by deleting and redefining the index.
     """
 
     def __init__(self, tpm: Tpm, *, index: int) -> None:
@@ -30,10 +30,10 @@ class TpmCounter:
         self.index = index
 
     def read(self) -> int:
-        """Return the present value.
+        """Return the current value.
 
-        VerificationError `counter.missing` (never defined: another TPM, or one that was cleared)
-        or `counter.kind` (the index is not a counter); UnavailableError `tpm.command`.
+        VerificationError `counter.missing` (never defined: another TPM, or one that was cleared) or
+        `counter.kind` (the index is not a counter); UnavailableError `tpm.command`.
         """
         return self._tpm.call(self._read)
 
@@ -46,8 +46,7 @@ class TpmCounter:
         if handle is None:
             raise VerificationError(
                 "counter.missing",
-                f"the TPM has no counter at {self.index:#010x}: it is another TPM, or it was "
-                "cleared",
+                f"the TPM has no counter at {self.index:#010x}: it was cleared, or is another TPM",
             )
         return _value(esapi, handle)
 
@@ -64,19 +63,20 @@ class TpmCounter:
         if not _is_written(esapi, handle):
             esapi.nv_increment(handle)
         for _ in range(_ATTEMPTS_MAX):
-            # Incrementing doesn't tell the new value. Only one increment leads from one value to
-            # the next: if that is all that happened between two reads, it was ours.
+            # Incrementing doesn't return the new value. Each value is left by exactly one
+            # increment: if two reads show a difference of one, the increment between them was this
+            # process's.
             before = _value(esapi, handle)
             esapi.nv_increment(handle)
             after = _value(esapi, handle)
             if after == before + 1:
                 return after
         raise UnavailableError(
-            "counter.contended", f"counter {self.index:#010x}: others increment it all the time"
+            "counter.contended", f"counter {self.index:#010x}: other processes keep incrementing it"
         )
 
     def _find(self, esapi: ESAPI) -> Any:
-        """Return a handle of the index, None if there is no index."""
+        """Return a handle of the index, or None if it is not defined."""
         if self._handle is not None:
             return self._handle
         try:
@@ -90,7 +90,7 @@ class TpmCounter:
             raise VerificationError(
                 "counter.kind",
                 f"NV index {self.index:#010x} has attributes {found.attributes}; allowed: "
-                f"{_ATTRIBUTES}, a counter of ours",
+                f"{_ATTRIBUTES}, those of a Sealane counter",
             )
         self._handle = handle
         return handle
@@ -101,7 +101,7 @@ def _is_written(esapi: ESAPI, handle: Any) -> bool:
 
 
 def _value(esapi: ESAPI, handle: Any) -> int:
-    """Return the value; 0 if the power went between defining the index and its first increment."""
+    """Return the value; 0 if power failed between definition and first increment."""
     if not _is_written(esapi, handle):
         return 0
     return int.from_bytes(bytes(esapi.nv_read(handle, _VALUE_BYTES)), "big")

@@ -1,4 +1,4 @@
-"""Evidence drivers: what a node's own hardware says of it (attestation.md, evidence.md).
+"""Evidence drivers: statements of a node's own hardware (attestation.md, evidence.md).
 
-A driver is handed the runtime data and nothing else: nobody can have it speak for bytes of theirs.
+A driver receives only runtime data, so no caller can have arbitrary bytes signed.
 """

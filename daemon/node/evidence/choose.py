@@ -1,4 +1,4 @@
-"""Which driver a configuration means. Hardware's modules are imported where they are configured."""
+"""Chooses the configured driver. Modules for hardware are imported only if configured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,7 @@ from sealane.errors import UsageError
 def open_driver(config: EnrolmentConfig, *, tcti: str) -> Driver:
     """Open the driver of `enrolment.evidence`; blocking. The caller closes it.
 
-    UsageError if the configuration can't be had here, UnavailableError if the hardware doesn't
-    answer.
+    UsageError if the configured hardware doesn't exist here, UnavailableError if it doesn't answer.
     """
     if config.evidence == "tpm2":
         return _open_tpm2(config.tpm2, tcti)
@@ -31,7 +30,7 @@ def open_driver(config: EnrolmentConfig, *, tcti: str) -> Driver:
 
 
 def software_driver(config: EnrolmentConfig) -> SoftwareDriver:
-    """Read the attestation key; UsageError if its file holds none, or is open to others."""
+    """Read the attestation key; UsageError if the file has none or is accessible to others."""
     path = str(config.key_file)
     key = read_secret(path, key="enrolment.key_file")
     return SoftwareDriver(SoftwareKey.parse(key, source=f"enrolment.key_file {path}"))
@@ -61,7 +60,7 @@ def _open_tpm2(config: Tpm2EvidenceConfig, tcti: str) -> Driver:
 
 
 def endorsement_certificates(path: str | None) -> list[bytes]:
-    """Read the certificates of the endorsement key as DER; UsageError if they are none."""
+    """Read the certificates of the endorsement key as DER; UsageError if there are none."""
     if path is None:
         return []
     key = "enrolment.tpm2.endorsement_certificates"
@@ -70,6 +69,7 @@ def endorsement_certificates(path: str | None) -> list[bytes]:
         certificates = x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise UsageError(
-            "config.value", f"{key} {path}: allowed: certificates in PEM, the EK's first"
+            "config.value",
+            f"{key} {path}: allowed: certificates in PEM, the EK's certificate first",
         ) from error
     return [certificate.public_bytes(Encoding.DER) for certificate in certificates]

@@ -1,10 +1,11 @@
-"""Secondary evidence: what an operator's command has a device say of itself.
+"""Secondary evidence: a device's statement, obtained by an operator's command.
 
-A device that a policy wants beside a node's own evidence answers by its vendor's library, which is
-no part of Sealane. So a command asks it. The command gets the device's nonce (`device_nonce`, in
-hexadecimal) as its last argument and writes one JSON object to standard output; for `nvidia`
-`{"report": base64 of SPDM request and response, "certificates": chain in PEM, leaf first}`. It is
-the operator's and runs as the daemon's user. What it says is not trusted: the verifier checks it.
+A policy may require evidence of a device in addition to the node's own. The device is queried with
+its vendor's library, which is not part of Sealane, so a command does that. It gets the device's
+nonce (`device_nonce`, in hexadecimal) as its last argument and writes one JSON object to standard
+output; for `nvidia` `{"report": base64 of SPDM request and response, "certificates": chain in PEM,
+leaf first}`. The operator provides the command; it runs as the daemon's user. Its output is not
+trusted: the verifier checks it.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ from sealane.daemon.node.evidence.driver import SecondarySource
 from sealane.errors import UnavailableError
 
 OUTPUT_BYTES_MAX: Final = 128 << 10
-"""Twice a report of the largest size, which base64 makes a third larger, and its certificates."""
+"""Twice the size of the largest report, which base64 makes a third larger, plus its
+certificates."""
 _COMPLAINT_BYTES_MAX: Final = 200
 _READ_BYTES: Final = 16 << 10
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -70,7 +72,7 @@ class CommandSource:
             )
             status = await process.wait()
         finally:
-            # Also what it has started and left behind.
+            # Including processes that it started and left behind.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -83,7 +85,7 @@ class CommandSource:
 
     @staticmethod
     async def _read(stream: asyncio.StreamReader, bytes_max: int) -> bytes:
-        """Return what comes, cut off behind the first byte too many; the rest is dropped."""
+        """Return the output, at most one byte more than `bytes_max`; the rest is dropped."""
         kept = b""
         while chunk := await stream.read(_READ_BYTES):
             kept += chunk[: bytes_max + 1 - len(kept)]
@@ -116,11 +118,11 @@ class CommandSource:
 
 
 async def collect_all(sources: Sequence[SecondarySource], nonce: bytes) -> dict[str, Item]:
-    """Return the items of all sources by label, collected side by side; the first error ends it."""
+    """Return the items of all sources by label, collected concurrently; raises the first error."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = {s.label: tasks.create_task(s.collect(nonce)) for s in sources}
     except ExceptionGroup as group:
-        # They differ in their devices only; a retry asks all of them again.
+        # The errors differ only by device; a retry asks all of them again.
         raise group.exceptions[0] from group
     return {label: task.result() for label, task in running.items()}

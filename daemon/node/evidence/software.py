@@ -12,7 +12,7 @@ from sealane.crypto.kem import KemKey, X25519KemKey
 
 
 class SoftwareDriver:
-    """Signs the runtime data; proves possession of the key and nothing about the machine."""
+    """Signs the runtime data; proves possession of the key, and nothing about the machine."""
 
     evidence_type = SOFTWARE
     media_type = MEDIA_TYPE
@@ -23,7 +23,7 @@ class SoftwareDriver:
         self.hardware_id = f"{HARDWARE_SCHEME}:{key.fingerprint.removeprefix('sha256:')}"
 
     async def create_kem_key(self) -> KemKey:
-        """Make a key in memory."""
+        """Create a key in memory."""
         return X25519KemKey.create()
 
     async def introduction(self) -> bytes:
@@ -40,7 +40,7 @@ class SoftwareDriver:
         *,
         activation: bytes,  # noqa: ARG002 - for types with an introduction
     ) -> bytes:
-        """Return public key and signature."""
+        """Return the public key and the signature."""
         return self._key.evidence(runtime_data.binding())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The `tpm2` driver: quotes and certified KEM keys of the machine's TPM (or its hypervisor's)."""
+"""The `tpm2` driver: quotes and certified KEM keys from the machine's TPM (or its hypervisor's)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from sealane.errors import UnavailableError, UsageError
 
 
 class Tpm2Driver:
-    """Speaks for one TPM, which the caller closes."""
+    """Driver for one TPM, which the caller closes."""
 
     evidence_type = TPM2
     media_type = MEDIA_TYPE
@@ -39,10 +39,10 @@ class Tpm2Driver:
         ek_kind: Literal["ecc", "rsa"] = "ecc",
         ek_certificates: Sequence[bytes] = (),
     ) -> None:
-        """Make the keys; blocking. UnavailableError `tpm.command`.
+        """Create the keys; blocking. UnavailableError `tpm.command`.
 
-        `pcrs` are quoted from the SHA-256 bank. `ek_certificates` (DER, the EK's own first) stand
-        in for the one that the TPM may have in its memory.
+        `pcrs` are quoted from the SHA-256 bank. `ek_certificates` (DER, the EK's own first) replace
+        the one that the TPM may hold in its memory.
         """
         self._tpm = tpm
         self._pcrs = tuple(sorted(set(pcrs)))
@@ -58,7 +58,7 @@ class Tpm2Driver:
         ).encode()
 
     async def create_kem_key(self) -> KemKey:
-        """Make a key in the TPM."""
+        """Create a key in the TPM."""
         key = await self._tpm.run(self._keys.create_kem_key)
         self._kem_keys[key.public_key] = key
         return key
@@ -76,13 +76,14 @@ class Tpm2Driver:
         key = self._kem_keys.get(runtime_data.kem_public_key)
         if key is None:
             raise UsageError(
-                "evidence.key.foreign", "the runtime data name a KEM key that this TPM didn't make"
+                "evidence.key.foreign",
+                "the runtime data names a KEM key that this TPM did not create",
             )
         data = runtime_data.binding().qualifying_data
         return await self._tpm.run(lambda esapi: self._collect(esapi, key, data, activation))
 
     def close(self) -> None:
-        """Let go of the TPM; the KEM keys are gone with the connection."""
+        """Release the TPM; the KEM keys are lost with the connection."""
         self._tpm.close()
 
     def _collect(self, esapi: ESAPI, key: TpmKemKey, data: bytes, activation: bytes) -> bytes:
@@ -113,7 +114,7 @@ class Tpm2Driver:
         if len(content) > LOG_BYTES_MAX:
             raise UnavailableError(
                 "evidence.event_log",
-                f"event log {self._event_log}: more than the {LOG_BYTES_MAX} bytes that verifiers "
-                "take",
+                f"event log {self._event_log}: more than {LOG_BYTES_MAX} bytes, the most that "
+                "verifiers accept",
             )
         return content

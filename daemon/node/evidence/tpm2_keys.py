@@ -1,8 +1,8 @@
 """The keys of one TPM: endorsement, attestation, storage, and KEM keys of this start.
 
-A TPM has room for three objects. So each key is kept as a saved context, which is encrypted by the
-TPM and good until its next reset, and is loaded for one command: `loaded`. All methods but
-`TpmKemKey.exchange` run on the connection's thread.
+A TPM has room for three objects. So each key is kept as a saved context, which the TPM has
+encrypted and which is valid until its next reset; `loaded` loads it for one command. All methods
+except `TpmKemKey.exchange` run on the connection's thread.
 """
 
 import secrets
@@ -35,7 +35,7 @@ PCR_BYTES: Final = 32
 EK_TEMPLATES: Final = {"ecc": "EK-ECC256", "rsa": "EK-RSA2048"}
 
 _PCRS_PER_READ_MAX: Final = 8  # TPML_DIGEST
-# A register that is extended between quote and read makes us try again.
+# Retries if a register is extended between quote and read.
 _QUOTE_ATTEMPTS_MAX: Final = 4
 _BORN_HERE: Final = (
     TPMA_OBJECT.FIXEDTPM
@@ -50,7 +50,7 @@ _KEM_ATTRIBUTES: Final = _BORN_HERE | TPMA_OBJECT.DECRYPT
 
 
 class TpmKemKey:
-    """A P-256 key that this TPM made; it can agree on secrets and can't be taken out."""
+    """A P-256 key that this TPM created; it derives shared secrets and can't be extracted."""
 
     algorithm = P256
 
@@ -67,7 +67,7 @@ class TpmKemKey:
 
     def exchange(self, peer_public_key: bytes) -> bytearray:
         """Run TPM2_ECDH_ZGen; ValueError if the peer's point is not on the curve. Blocking."""
-        # A TPM checks too; here it is told from a TPM that fails.
+        # The TPM checks this, too; checked here to distinguish it from a failing TPM.
         ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), peer_public_key)
         return self._tpm.call(lambda esapi: self._keys.agree(esapi, self, peer_public_key))
 
@@ -89,7 +89,7 @@ class TpmKeys:
         self._storage, _ = _primary(esapi, ESYS_TR.OWNER, storage)
 
     def create_kem_key(self, esapi: ESAPI) -> TpmKemKey:
-        """Make a fresh key; nobody else who may use the TPM has its authorisation value."""
+        """Create a new key; no other user of the TPM has its authorisation value."""
         template = TPM2B_PUBLIC.parse("ecc256:null:null", objectAttributes=_KEM_ATTRIBUTES)
         auth = secrets.token_bytes(32)
         sensitive = TPM2B_SENSITIVE_CREATE(TPMS_SENSITIVE_CREATE(userAuth=auth))
@@ -107,7 +107,7 @@ class TpmKeys:
         with ExitStack() as stack:
             ak = stack.enter_context(self._loaded(esapi, self._ak))
             ek = stack.enter_context(self._loaded(esapi, self._ek))
-            # The EK's policy: who uses it can authorise for the endorsement hierarchy.
+            # The EK's policy: its users must be authorised for the endorsement hierarchy.
             policy = stack.enter_context(_started(esapi, TPM2_SE.POLICY))
             esapi.policy_secret(ESYS_TR.ENDORSEMENT, policy, b"", b"", b"", 0)
             opened = esapi.activate_credential(ak, ek, blob, secret, session2=policy)
@@ -116,7 +116,7 @@ class TpmKeys:
     def quote(
         self, esapi: ESAPI, indices: tuple[int, ...], qualifying_data: bytes
     ) -> tuple[bytes, bytes, bytes]:
-        """Return TPMS_ATTEST, TPMT_SIGNATURE and the values behind them, lowest index first."""
+        """Return TPMS_ATTEST, TPMT_SIGNATURE and the quoted values, lowest index first."""
         selection = TPML_PCR_SELECTION.parse("sha256:" + ",".join(map(str, indices)))
         scheme = TPMT_SIG_SCHEME(scheme=TPM2_ALG.NULL)
         with self._loaded(esapi, self._ak) as ak:
@@ -126,7 +126,7 @@ class TpmKeys:
                 if before == _pcr_values(esapi, indices):
                     return bytes(quote), bytes(signature.marshal()), before
         raise UnavailableError(
-            "evidence.pcrs.changing", "the PCRs change faster than they can be quoted"
+            "evidence.pcrs.changing", "the PCRs change faster than the TPM can quote them"
         )
 
     def certify(self, esapi: ESAPI, key: TpmKemKey, qualifying_data: bytes) -> tuple[bytes, bytes]:
@@ -137,7 +137,7 @@ class TpmKeys:
         return bytes(certification), bytes(signature.marshal())
 
     def agree(self, esapi: ESAPI, key: TpmKemKey, peer_public_key: bytes) -> bytearray:
-        """Return the Diffie-Hellman secret's x coordinate, encrypted on its way from the TPM."""
+        """Return the Diffie-Hellman secret's x coordinate, sent encrypted by the TPM."""
         peer = TPM2B_ECC_POINT(TPMS_ECC_POINT(x=peer_public_key[1:33], y=peer_public_key[33:65]))
         with ExitStack() as stack:
             storage = stack.enter_context(self._loaded(esapi, self._storage))
@@ -175,7 +175,7 @@ def _started(esapi: ESAPI, kind: Any, *, salt_key: Any = ESYS_TR.NONE) -> Iterat
 
 
 def _primary(esapi: ESAPI, hierarchy: Any, template: TPM2B_PUBLIC) -> tuple[Any, bytes]:
-    """Make a primary key, the same at every start; return its saved context and TPMT_PUBLIC."""
+    """Create a primary key, the same at every start; return its saved context and TPMT_PUBLIC."""
     handle, public, *_ = esapi.create_primary(TPM2B_SENSITIVE_CREATE(), template, hierarchy)
     return _saved(esapi, handle), bytes(public.publicArea.marshal())
 
@@ -188,9 +188,10 @@ def _saved(esapi: ESAPI, handle: Any) -> Any:
 
 
 def _unpadded(certificate: bytes) -> bytes:
-    """Cut what a TPM's maker left behind the certificate in its NV index.
+    """Remove what the TPM's maker left after the certificate in its NV index.
 
-    A certificate is a DER sequence with its length in two bytes (30 82 …), or it isn't touched.
+    A certificate is a DER sequence with a two-byte length (30 82 …); anything else is returned
+    unchanged.
     """
     if certificate[:2] != b"\x30\x82":
         return certificate

@@ -1,8 +1,8 @@
-"""The `tsm` driver: SEV-SNP and TDX reports by Linux's configfs-tsm, one interface for both.
+"""The `tsm` driver: SEV-SNP and TDX reports through Linux's configfs-tsm, one interface for both.
 
 Kernel documentation: ABI/testing/configfs-tsm-report. A report is a directory: `inblob` (64 bytes)
-is what the hardware shall sign, `outblob` what it signed. `generation` rises with every write, so
-that somebody else who writes to the same report is noticed; ours has a name that nobody knows.
+is what the hardware signs, `outblob` the signed report. `generation` increases with every write,
+which reveals another writer to the same report; this driver's reports have unguessable names.
 """
 
 import asyncio
@@ -25,31 +25,31 @@ REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": ("snp", SNP_REPORT), "tdx_guest": ("tdx", TDX_QUOTE)}
 _NAME_BYTES_MAX: Final = 64
 _REPORT_DATA_BYTES: Final = 64
-# Beyond what any provider gives: an SNP report has 1184 bytes, a TDX quote some 5 to 8 KiB.
+# More than any provider returns: an SNP report has 1184 bytes, a TDX quote some 5 to 8 KiB.
 _REPORT_BYTES_MAX: Final = 32 << 10
 _TABLE_BYTES_MAX: Final = 64 << 10
 _ATTEMPTS_MAX: Final = 4
-# Intel's quotes begin with their version; what begins otherwise (a CWT of a DICE platform) no
-# verifier of ours reads.
+# Intel's quotes begin with their version; no Sealane verifier reads other formats, such as the CWT
+# of a DICE platform.
 _QUOTE_VERSIONS: Final = {4, 5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the hardware signed, and what the host gives to verify it by."""
+    """The signed report, and the host's data for its verification."""
 
     outblob: bytes
     auxblob: bytes
 
 
 class ReportTree:
-    """The directory of reports. Blocking; raises OSError, also at a file that is longer."""
+    """The directory of reports. Blocking; raises OSError, also if a file is too long."""
 
     def __init__(self, root: Path = REPORTS) -> None:
         self.root = root
 
     def create(self) -> Path:
-        """Make a report; configfs fills its directory."""
+        """Create a report; configfs fills its directory."""
         directory = self.root / f"sealane-{secrets.token_hex(8)}"
         directory.mkdir(mode=0o700)
         return directory
@@ -72,15 +72,15 @@ class ReportTree:
 
 
 class TsmDriver:
-    """Speaks for the confidential machine that this process runs in."""
+    """Driver for the confidential machine that this process runs in."""
 
     hardware_id = ""
     is_development = False
 
     def __init__(self, tree: ReportTree) -> None:
-        """Ask which hardware it is; blocking.
+        """Find out which hardware it is; blocking.
 
-        UsageError `evidence.tsm.provider` if it is none that a verifier knows; UnavailableError
+        UsageError `evidence.tsm.provider` if no verifier supports it; UnavailableError
         `evidence.tsm.failed` if there is no configfs-tsm.
         """
         self._tree = tree
@@ -95,7 +95,7 @@ class TsmDriver:
         self.evidence_type, self.media_type = _PROVIDERS[provider]
 
     async def create_kem_key(self) -> KemKey:
-        """Make a key in memory, which this hardware encrypts."""
+        """Create a key in memory, which this hardware encrypts."""
         return X25519KemKey.create()
 
     async def introduction(self) -> bytes:
@@ -103,7 +103,7 @@ class TsmDriver:
         return b""
 
     async def endorsements(self) -> Item | None:
-        """Return the host's certificates (SNP), from a report over random data, if it has some."""
+        """Return the host's certificates (SNP), from a report over random data, if it has any."""
         if self.evidence_type != "snp":
             return None
         report_data = secrets.token_bytes(_REPORT_DATA_BYTES)
@@ -127,7 +127,7 @@ class TsmDriver:
         return report.outblob
 
     def close(self) -> None:
-        """Do nothing: each report is removed when it was read."""
+        """Do nothing: each report is removed after it was read."""
 
     def _report(self, report_data: bytes) -> Report:
         for _ in range(_ATTEMPTS_MAX):
@@ -136,11 +136,12 @@ class TsmDriver:
             if report is not None:
                 return report
         raise UnavailableError(
-            "evidence.tsm.raced", f"{self._tree.root}: somebody else writes to our reports"
+            "evidence.tsm.raced",
+            f"{self._tree.root}: another process writes to this daemon's report entries",
         )
 
     def _take(self, directory: Path, report_data: bytes) -> Report | None:
-        """Have `report_data` signed; None if another write came between."""
+        """Have `report_data` signed; None if another write intervened."""
         before = self._text(directory / "generation")
         self._tree.write(directory / "inblob", report_data)
         outblob = self._tree.read(directory / "outblob", bytes_max=_REPORT_BYTES_MAX)

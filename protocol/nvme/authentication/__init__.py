@@ -1,8 +1,8 @@
-"""In-band authentication of NVMe over Fabrics: DH-HMAC-CHAP, both roles, without input or output.
+"""In-band authentication of NVMe over Fabrics: DH-HMAC-CHAP, both roles, without I/O.
 
-NVMe Base 2.0 §8.13 (TP 8006). One machine authenticates one queue; its owner carries the messages
-in Authentication Send and Authentication Receive commands, bounds the time and closes the
-connection after a failure. Secure channel concatenation is not offered.
+NVMe Base 2.0 §8.13 (TP 8006). One state machine authenticates one queue; its owner carries the
+messages in Authentication Send and Authentication Receive commands, limits the time and closes the
+connection after a failure. Secure channel concatenation is not supported.
 """
 
 from sealane.protocol.nvme.authentication.command import (

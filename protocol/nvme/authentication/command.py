@@ -1,4 +1,4 @@
-"""The commands that carry authentication messages, and what Connect says of the need for them.
+"""The commands that carry authentication messages, and the Connect result that requires them.
 
 NVMe Base 2.0 §6.1 and §6.2 (Authentication Receive and Send), §6.3 (Connect response).
 """
@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from sealane.errors import ProtocolError
 
-# In the result of Connect, above the controller id: AUTHREQ.ATR and AUTHREQ.ASCR.
+# Bits in the result of Connect, above the controller id: AUTHREQ.ATR and AUTHREQ.ASCR.
 AUTHENTICATION_REQUIRED = 1 << 17
 CHANNEL_REQUIRED = 1 << 18
 
-# The largest message, a Reply with SHA-512 and ffdhe8192, has 1168 bytes; hosts receive into 4096.
+# The largest message, a Reply with SHA-512 and ffdhe8192, has 1168 bytes; hosts receive up to 4096.
 MESSAGE_BYTES_MAX = 4096
 
 _SECURITY_PROTOCOL = 0xE9  # NVMe
@@ -37,7 +37,7 @@ class AuthenticationCommand:
     length: int
 
     def encode(self) -> bytes:
-        """Submission entry; the message of a Send travels in the capsule."""
+        """Return the submission entry; the message of a Send is in the capsule."""
         return _ENTRY.pack(
             _FABRICS,
             _SGL,

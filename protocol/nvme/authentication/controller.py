@@ -1,4 +1,4 @@
-"""Controller's side of DH-HMAC-CHAP on one queue."""
+"""The controller's side of DH-HMAC-CHAP on one queue."""
 
 import hmac
 from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ from sealane.protocol.nvme.authentication.nonces import random_sequence
 from sealane.protocol.nvme.authentication.proof import Exchange
 from sealane.protocol.nvme.authentication.secret import HashFunction, HostSecret
 
-# Best first. A host's secret is random, so NULL only lacks forward secrecy; stock hosts have all.
+# In order of preference. A host's secret is random, so NULL only lacks forward secrecy; stock hosts
+# support all of these.
 CONTROLLER_HASHES = (HashFunction.SHA256, HashFunction.SHA384, HashFunction.SHA512)
 CONTROLLER_GROUPS = (
     DhGroup.FFDHE3072,
@@ -39,7 +40,7 @@ CONTROLLER_GROUPS = (
 
 
 class _Step(Enum):
-    """What comes next; the names say who moves."""
+    """The next step; the names say which side acts."""
 
     HOST_NEGOTIATES = auto()
     HOST_FETCHES_CHALLENGE = auto()
@@ -50,10 +51,10 @@ class _Step(Enum):
 
 
 class ControllerAuthentication:
-    """Authenticates the host of one queue, and this side to it if it asks.
+    """Authenticates the host of one queue, and this side to the host if the host asks for that.
 
-    The owner hands over what Authentication Send brings and answers Authentication Receive with
-    what `receive` returns. Once `has_failed` and not `has_message`, it closes the connection.
+    The owner passes the data of Authentication Send to `send`, and answers Authentication Receive
+    with the result of `receive`. Once `has_failed` and not `has_message`, it closes the connection.
     After a success the host may start again (reauthentication).
     """
 
@@ -86,17 +87,17 @@ class ControllerAuthentication:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the host has proven who it is; stays true while it does so again."""
+        """Whether the host has authenticated; stays true during reauthentication."""
         return self._is_authenticated
 
     @property
     def has_failed(self) -> bool:
-        """Whether the authentication failed, for good."""
+        """Whether the authentication has failed permanently."""
         return self._failure is not None
 
     @property
     def failure(self) -> AuthenticationError | None:
-        """Why it failed."""
+        """Reason of the failure."""
         return self._failure
 
     @property
@@ -105,9 +106,9 @@ class ControllerAuthentication:
         return self._message is not None
 
     def send(self, data: bytes) -> None:
-        """Take the data of Authentication Send. AuthenticationError if that was it.
+        """Process the data of Authentication Send. AuthenticationError if authentication failed.
 
-        The command itself succeeds even then: the host fetches the failure. `has_message` tells.
+        The command itself succeeds even then: the host fetches the failure if `has_message`.
         """
         if self._failure is not None:
             self._message = None
@@ -120,13 +121,13 @@ class ControllerAuthentication:
             raise
 
     def receive(self, length: int) -> bytes:
-        """Message for an Authentication Receive with room for `length` bytes.
+        """Return the message for an Authentication Receive with room for `length` bytes.
 
-        When nothing is there to fetch, or it doesn't fit, the authentication fails and the message
-        says so; empty if not even that fits.
+        If there is no message, or it doesn't fit, the authentication fails and a failure message is
+        returned; empty if not even that fits.
         """
         if self._message is None and self._failure is None:
-            text = "the host fetched a message before it sent one"
+            text = "the host asked for a message before it sent one"
             error = AuthenticationError(Explanation.INCORRECT_MESSAGE, text)
             self._fail(error, self._transaction)
         elif self._message is not None and len(self._message) > length:
@@ -147,7 +148,7 @@ class ControllerAuthentication:
             explanation = Failure.decode(data).explanation
             raise AuthenticationError(
                 Explanation.FAILED,
-                f"the host gave up with explanation {explanation:#04x}",
+                f"the host aborted authentication with explanation {explanation:#04x}",
                 reason=REFUSED_BY_PEER,
             )
         expected = {
@@ -158,7 +159,7 @@ class ControllerAuthentication:
         if expected is None or expected[0] != kind:
             raise AuthenticationError(
                 Explanation.INCORRECT_MESSAGE,
-                f"message {kind} doesn't belong here ({self._step.name.lower()})",
+                f"message {kind} is not expected in step {self._step.name.lower()}",
             )
         expected[1](data)
 
@@ -181,11 +182,11 @@ class ControllerAuthentication:
         self._step = _Step.HOST_FETCHES_CHALLENGE
 
     def _reply(self, data: bytes) -> None:
-        # Whatever comes of it, this challenge and this key are used up.
+        # Whatever the result, this challenge and this key are used up.
         sent, self._sent = self._sent, None
         ephemeral, self._ephemeral = self._ephemeral, None
         if sent is None or ephemeral is None:
-            raise AuthenticationError(Explanation.INCORRECT_MESSAGE, "a reply to nothing")
+            raise AuthenticationError(Explanation.INCORRECT_MESSAGE, "a Reply without a challenge")
         reply = Reply.decode(data, sent.hash_function)
         self._check_transaction(reply.transaction)
         exchange = Exchange(
@@ -211,10 +212,13 @@ class ControllerAuthentication:
             return None
         if self._own_key is None:
             raise AuthenticationError(
-                Explanation.FAILED, "the host wants proof, and the controller has no secret"
+                Explanation.FAILED,
+                "the host wants the controller to authenticate, but the controller has no secret",
             )
         if reply.challenge == sent.challenge:
-            raise AuthenticationError(Explanation.FAILED, "the host reflected the challenge")
+            raise AuthenticationError(
+                Explanation.FAILED, "the host sent the controller's own challenge back"
+            )
         return exchange.controller_response(
             self._own_key, challenge=reply.challenge, sequence=reply.sequence
         )

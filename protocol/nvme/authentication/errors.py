@@ -1,4 +1,4 @@
-"""Why an authentication failed: what goes into AUTH_Failure, and what goes into the log."""
+"""Authentication failures: the codes in AUTH_Failure, and the error for logs."""
 
 from enum import IntEnum
 
@@ -30,7 +30,7 @@ REFUSED_BY_PEER = "authentication.refused"
 
 
 class AuthenticationError(VerificationError):
-    """An authentication failed; `explanation` is what the peer is told, or told us."""
+    """An authentication failed; `explanation` is what the peer is sent, or has sent."""
 
     def __init__(
         self, explanation: Explanation, message: str, *, reason: str | None = None

@@ -1,7 +1,8 @@
 """Diffie-Hellman groups of DH-HMAC-CHAP: none, and the safe primes of RFC 7919.
 
-Python's own integers compute the powers: the libraries are giving finite fields up
-(docs/decisions/0009). Their time depends on the exponent, which therefore serves one exchange only.
+Python's integers compute the powers, because libraries are removing finite-field groups
+(docs/decisions/0009). Their running time depends on the exponent, so an exponent is used for one
+exchange only.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ class _Parameters:
 
     bits: int
     constant: int
-    exponent_bytes: int  # what the RFC calls for at least, in whole bytes
+    exponent_bytes: int  # minimum in the RFC, in whole bytes
 
 
 _PARAMETERS = {
@@ -33,7 +34,7 @@ _PARAMETERS = {
 
 
 class DhGroup(IntEnum):
-    """Groups by their identifier. NULL leaves the challenge as it is: no forward secrecy."""
+    """Groups by their identifier. NULL leaves the challenge unchanged: no forward secrecy."""
 
     NULL = 0x00
     FFDHE2048 = 0x01
@@ -49,7 +50,7 @@ class DhGroup(IntEnum):
 
 
 class EphemeralKey:
-    """A key of one group, good for one agreement. The NULL group's agrees on nothing."""
+    """A key in one group, for one agreement. A key in the NULL group agrees on the empty value."""
 
     def __init__(self, group: DhGroup, random: Callable[[int], bytes]) -> None:
         self._group = group
@@ -57,19 +58,19 @@ class EphemeralKey:
         self.public_value = b""
         if group is not DhGroup.NULL:
             length = _PARAMETERS[group].exponent_bytes
-            # The highest bit is set: an exponent has its full length.
+            # The highest bit is set, so the exponent has its full length.
             self._exponent = int.from_bytes(random(length)) | 1 << (8 * length - 1)
             value = pow(_GENERATOR, self._exponent, prime(group))
             self.public_value = value.to_bytes(group.value_bytes)
 
     def agree(self, public_value: bytes) -> bytes:
-        """Shared value, as long as the prime. AuthenticationError for a value out of range.
+        """Return the shared value, as long as the prime. AuthenticationError if out of range.
 
-        The exponent is gone afterwards, whatever the outcome.
+        The exponent is discarded in any case.
         """
         exponent, self._exponent = self._exponent, None
         if exponent is None:
-            raise ValueError("an ephemeral key is used once")
+            raise ValueError("an ephemeral key can be used only once")
         if len(public_value) != self._group.value_bytes:
             raise AuthenticationError(
                 Explanation.INCORRECT_PAYLOAD,
@@ -81,14 +82,15 @@ class EphemeralKey:
         value, modulus = int.from_bytes(public_value), prime(self._group)
         if not 1 < value < modulus - 1:
             raise AuthenticationError(
-                Explanation.INCORRECT_PAYLOAD, "a public value makes the shared one predictable"
+                Explanation.INCORRECT_PAYLOAD,
+                "the peer's public value makes the shared secret predictable",
             )
         return pow(value, exponent, modulus).to_bytes(self._group.value_bytes)
 
 
 @lru_cache
 def prime(group: DhGroup) -> int:
-    """Safe prime: 2^b - 2^(b-64) + (floor(2^(b-130) e) + constant) 2^64 - 1."""
+    """Return the safe prime: 2^b - 2^(b-64) + (floor(2^(b-130) e) + constant) 2^64 - 1."""
     parameters = _PARAMETERS[group]
     guard = 64
     euler, term, divisor = 0, 1 << (parameters.bits - 130 + guard), 1

@@ -1,4 +1,4 @@
-"""Host's side of DH-HMAC-CHAP on one queue."""
+"""The host's side of DH-HMAC-CHAP on one queue."""
 
 import hmac
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from sealane.protocol.nvme.authentication.proof import Exchange
 from sealane.protocol.nvme.authentication.secret import HashFunction, HostSecret
 
 HOST_HASHES = (HashFunction.SHA512, HashFunction.SHA384, HashFunction.SHA256)
-# NULL comes last but must be there: stock controllers use it unless told otherwise.
+# NULL comes last but is needed: stock controllers use it unless configured otherwise.
 HOST_GROUPS = (
     DhGroup.FFDHE3072,
     DhGroup.FFDHE4096,
@@ -39,7 +39,7 @@ HOST_GROUPS = (
 
 
 class _Step(Enum):
-    """What comes next."""
+    """The next step."""
 
     NEGOTIATE = auto()
     AWAIT_CHALLENGE = auto()
@@ -51,11 +51,11 @@ class _Step(Enum):
 
 
 class HostAuthentication:
-    """Proves a host's name to a controller and, given its secret, checks the controller's.
+    """Authenticates a host to a controller and, given the controller's secret, the controller.
 
-    While `has_message`, the owner sends `take()`; otherwise it fetches and calls `receive`, until
-    `is_authenticated` or an error. After an error a message may be left to be sent.
-    One object serves one transaction: reauthentication takes a new one.
+    While `has_message`, the owner sends `take()`; otherwise it fetches a message and calls
+    `receive`, until `is_authenticated` or an error. After an error a message may be left to send.
+    One object is for one transaction: reauthentication needs a new one.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class HostAuthentication:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether both sides are content."""
+        """Whether both sides have succeeded."""
         return self._step is _Step.DONE
 
     @property
     def has_failed(self) -> bool:
-        """Whether the authentication failed, for good."""
+        """Whether the authentication has failed permanently."""
         return self._step is _Step.FAILED
 
     @property
@@ -99,7 +99,7 @@ class HostAuthentication:
         return self._message is not None
 
     def take(self) -> bytes:
-        """Take the next message for Authentication Send; ValueError if there is none."""
+        """Return the next message for Authentication Send; ValueError if there is none."""
         message, self._message = self._message, None
         if message is None:
             raise ValueError("it is the controller's turn")
@@ -112,7 +112,7 @@ class HostAuthentication:
         return message
 
     def receive(self, data: bytes) -> None:
-        """Take what Authentication Receive brought. AuthenticationError if that was it."""
+        """Process the data of Authentication Receive. AuthenticationError if it was a failure."""
         try:
             self._receive(data)
         except AuthenticationError as error:
@@ -132,7 +132,7 @@ class HostAuthentication:
             explanation = Failure.decode(data).explanation
             raise AuthenticationError(
                 Explanation.FAILED,
-                f"the controller refused the host with explanation {explanation:#04x}",
+                f"the controller refused authentication with explanation {explanation:#04x}",
                 reason=REFUSED_BY_PEER,
             )
         expected = {
@@ -142,7 +142,7 @@ class HostAuthentication:
         if expected is None or expected[0] != kind:
             raise AuthenticationError(
                 Explanation.INCORRECT_MESSAGE,
-                f"message {kind} doesn't belong here ({self._step.name.lower()})",
+                f"message {kind} is not expected in step {self._step.name.lower()}",
             )
         if transaction_of(data) != self._offer.transaction:
             raise AuthenticationError(
@@ -185,11 +185,12 @@ class HostAuthentication:
         if self._peer_key is None:
             if success.response is not None:
                 raise AuthenticationError(
-                    Explanation.INCORRECT_PAYLOAD, "a response that nobody asked for"
+                    Explanation.INCORRECT_PAYLOAD,
+                    "the controller sent a response that was not requested",
                 )
             self._step = _Step.DONE
             return
-        # A controller that gives no response has not proven itself.
+        # A controller that sends no response has not authenticated.
         if not hmac.compare_digest(self._expected_response, success.response or b""):
             raise AuthenticationError(Explanation.FAILED, "the controller's response is wrong")
         self._message = Success2(transaction=self._offer.transaction).encode()

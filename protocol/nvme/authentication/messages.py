@@ -1,7 +1,7 @@
 """Messages of DH-HMAC-CHAP, byte by byte (NVMe Base 2.0 §8.13.4 and §8.13.5).
 
-Bytes behind a message must be zero: controllers may fill up what the host has room for. Reserved
-fields are not checked. A message that isn't what it must be raises AuthenticationError.
+Bytes after a message must be zero, because controllers may fill the host's buffer. Reserved fields
+are not checked. Any other malformed message raises AuthenticationError.
 """
 
 import struct
@@ -24,7 +24,7 @@ _PROTOCOL = 0x01  # DH-HMAC-CHAP among authentication protocols
 _NEGOTIATE = struct.Struct("<BBxxHBB")
 # type, identifier, transaction, hash length, hash, group, public value's length, sequence
 _CHALLENGE = struct.Struct("<BBxxHBxBBHI")
-# …, hash length, whether a challenge is there, public value's length, sequence
+# …, hash length, whether there is a challenge, public value's length, sequence
 _REPLY = struct.Struct("<BBxxHBxBxHI")
 _SUCCESS1 = struct.Struct("<BBxxHBxB7x")
 _SUCCESS2 = struct.Struct("<BBxxH10x")
@@ -34,7 +34,7 @@ _REASON_FAILED = 0x01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiate:
-    """AUTH_Negotiate: what the host can do, best first."""
+    """AUTH_Negotiate: the host's hashes and groups, in order of preference."""
 
     KIND: ClassVar[tuple[int, int]] = (COMMON, 0x00)
 
@@ -52,7 +52,7 @@ class Negotiate:
 
     @classmethod
     def decode(cls, data: bytes) -> "Negotiate":
-        """Decode; identifiers nobody knows stay in the lists."""
+        """Decode; unknown identifiers stay in the lists."""
         _need(data, _NEGOTIATE.size)
         _, _, transaction, concatenation, count = _NEGOTIATE.unpack_from(data)
         _need(data, _NEGOTIATE.size + count * _DESCRIPTOR_BYTES, exact=True)
@@ -99,7 +99,7 @@ class Challenge:
 
     @classmethod
     def decode(cls, data: bytes) -> "Challenge":
-        """Decode. The group checks its public value when it is used."""
+        """Decode. The group checks the public value when it is used."""
         _need(data, _CHALLENGE.size)
         _, _, transaction, length, hash_id, group_id, value_length, sequence = (
             _CHALLENGE.unpack_from(data)
@@ -122,7 +122,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """DH-HMAC-CHAP_Reply: response R1, public value and, if asked both ways, challenge C2."""
+    """DH-HMAC-CHAP_Reply: response R1, public value and, if mutual, challenge C2."""
 
     KIND: ClassVar[tuple[int, int]] = (DH_HMAC_CHAP, 0x02)
 
@@ -152,7 +152,7 @@ class Reply:
             _check_sequence(sequence)
         challenge = data[_REPLY.size + length : _REPLY.size + 2 * length]
         if not is_mutual and any(challenge):
-            raise _incorrect("a challenge that isn't valid isn't zero either")
+            raise _incorrect("an invalid challenge (CVALID 0) has a nonzero value")
         return cls(
             transaction=transaction,
             response=data[_REPLY.size : _REPLY.size + length],
@@ -164,7 +164,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Success1:
-    """DH-HMAC-CHAP_Success1: the host is who it says; response R2 if the host asked."""
+    """DH-HMAC-CHAP_Success1: the host is authenticated; response R2 if the host asked for it."""
 
     KIND: ClassVar[tuple[int, int]] = (DH_HMAC_CHAP, 0x03)
 
@@ -180,7 +180,7 @@ class Success1:
 
     @classmethod
     def decode(cls, data: bytes, hash_function: HashFunction) -> "Success1":
-        """Decode. A controller may leave the response out when there is none."""
+        """Decode. A controller may omit the response if there is none."""
         _need(data, _SUCCESS1.size)
         _, _, transaction, length, is_mutual = _SUCCESS1.unpack_from(data)
         _check_length(hash_function, length)
@@ -193,7 +193,7 @@ class Success1:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Success2:
-    """DH-HMAC-CHAP_Success2: the controller is who it says."""
+    """DH-HMAC-CHAP_Success2: the controller is authenticated."""
 
     KIND: ClassVar[tuple[int, int]] = (DH_HMAC_CHAP, 0x04)
 
@@ -212,7 +212,7 @@ class Success2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """AUTH_Failure1 of a controller, AUTH_Failure2 of a host."""
+    """AUTH_Failure1 from a controller, AUTH_Failure2 from a host."""
 
     OF_CONTROLLER: ClassVar[tuple[int, int]] = (COMMON, 0xF1)
     OF_HOST: ClassVar[tuple[int, int]] = (COMMON, 0xF0)
@@ -227,14 +227,14 @@ class Failure:
 
     @classmethod
     def decode(cls, data: bytes) -> "Failure":
-        """Decode either of them, whatever reason it gives."""
+        """Decode either of them, with any reason."""
         _need(data, _FAILURE.size, exact=True)
         kind, identifier, transaction, _, explanation = _FAILURE.unpack_from(data)
         return cls(kind=(kind, identifier), transaction=transaction, explanation=explanation)
 
 
 def kind_of(data: bytes) -> tuple[int, int]:
-    """Type and identifier of a message."""
+    """Return type and identifier of a message."""
     if not _HEADER.size <= len(data) <= MESSAGE_BYTES_MAX:
         raise _incorrect(
             f"a message of {len(data)} bytes; allowed: {_HEADER.size} to {MESSAGE_BYTES_MAX}"
@@ -243,14 +243,14 @@ def kind_of(data: bytes) -> tuple[int, int]:
 
 
 def transaction_of(data: bytes) -> int:
-    """Transaction of a message that may be too short to have one: 0 then."""
+    """Return the transaction of a message; 0 if it is too short to have one."""
     return int(_HEADER.unpack_from(data)[2]) if len(data) >= _HEADER.size else 0
 
 
 def known_hash(
     offered: Sequence[int], allowed: Sequence[HashFunction] = tuple(HashFunction)
 ) -> HashFunction:
-    """First of `allowed` that is offered."""
+    """Return the first of `allowed` that is offered."""
     for one in allowed:
         if one in offered:
             return one
@@ -260,7 +260,7 @@ def known_hash(
 
 
 def known_group(offered: Sequence[int], allowed: Sequence[DhGroup] = tuple(DhGroup)) -> DhGroup:
-    """First of `allowed` that is offered."""
+    """Return the first of `allowed` that is offered."""
     for one in allowed:
         if one in offered:
             return one
@@ -271,9 +271,9 @@ def known_group(offered: Sequence[int], allowed: Sequence[DhGroup] = tuple(DhGro
 
 def _need(data: bytes, length: int, *, exact: bool = False) -> None:
     if len(data) < length:
-        raise _incorrect(f"a message has {len(data)} bytes; needed: {length}")
+        raise _incorrect(f"a message of {len(data)} bytes; needed: {length}")
     if exact and any(data[length:]):
-        raise _incorrect(f"a message of {length} bytes has more behind it")
+        raise _incorrect(f"a message of {length} bytes is followed by more data")
 
 
 def _check_length(hash_function: HashFunction, length: int) -> None:

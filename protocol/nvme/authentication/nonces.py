@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 def random_sequence(random: Callable[[int], bytes]) -> int:
-    """Pick a challenge's sequence number, never 0: that says that there is no challenge."""
+    """Pick a challenge's sequence number; never 0, which stands for no challenge."""
     return int.from_bytes(random(4)) or 1
 
 

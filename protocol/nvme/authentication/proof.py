@@ -13,7 +13,7 @@ _NO_CONCATENATION = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What both responses of one transaction are bound to. `shared` is empty for group NULL."""
+    """Values that both responses of a transaction are bound to. `shared`: empty in group NULL."""
 
     hash_function: HashFunction
     transaction: int
@@ -22,12 +22,12 @@ class Exchange:
     shared: bytes
 
     def host_response(self, key: bytes, *, challenge: bytes, sequence: int) -> bytes:
-        """R1: proof of the host's key for the controller's challenge."""
+        """Return R1: proof of the host's key for the controller's challenge."""
         names = (_HOST, self.host_nqn, self.subsystem_nqn)
         return self._response(key, challenge, sequence, names)
 
     def controller_response(self, key: bytes, *, challenge: bytes, sequence: int) -> bytes:
-        """R2: proof of the controller's key for the host's challenge."""
+        """Return R2: proof of the controller's key for the host's challenge."""
         names = (_CONTROLLER, self.subsystem_nqn, self.host_nqn)
         return self._response(key, challenge, sequence, names)
 

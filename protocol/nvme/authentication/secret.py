@@ -37,8 +37,8 @@ class HashFunction(IntEnum):
 class HostSecret:
     """Secret of a host or a controller: 32, 48 or 64 bytes, and the hash that binds it to a name.
 
-    `str()` gives the standard form, for whoever must configure it. `repr()` and formatting into
-    another string don't show it.
+    `str()` gives the standard form, for configuring a peer. `repr()` and formatting into another
+    string don't reveal it.
     """
 
     __slots__ = ("_secret", "_transform")
@@ -46,40 +46,46 @@ class HostSecret:
     def __init__(self, secret: bytes, *, transform: HashFunction | None = None) -> None:
         if len(secret) not in _LENGTHS:
             raise UsageError(
-                "secret.length", f"a secret has {len(secret)} bytes; allowed: 32, 48 or 64"
+                "secret.length", f"a secret of {len(secret)} bytes; allowed: 32, 48 or 64"
             )
         self._secret = bytes(secret)
         self._transform = transform
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the standard form. UsageError, which never holds the secret."""
+        """Parse the standard form. UsageError, which never contains the secret."""
         parts = text.split(":")
         if len(parts) != 4 or parts[0] != _VERSION or parts[3]:
-            raise UsageError("secret.format", f"a secret has the form {_VERSION}:hh:base64:")
+            raise UsageError(
+                "secret.format", f"the secret does not have the form {_VERSION}:hh:base64:"
+            )
         if parts[1] not in {"00", "01", "02", "03"}:
-            raise UsageError("secret.hash", "a secret's hash is none of 00, 01, 02 and 03")
+            raise UsageError(
+                "secret.hash", "the secret names an unknown hash; allowed: 00, 01, 02, 03"
+            )
         try:
             content = base64.b64decode(parts[2], validate=True)
         except (binascii.Error, ValueError):
-            raise UsageError("secret.format", "a secret isn't base64") from None
+            raise UsageError("secret.format", "the secret is not base64") from None
         secret, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
         identifier = int(parts[1])
         made = cls(secret, transform=HashFunction(identifier) if identifier else None)
         if zlib.crc32(secret).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
-            raise UsageError("secret.checksum", "a secret's checksum is wrong: is it complete?")
+            raise UsageError(
+                "secret.checksum", "the secret's checksum is wrong: is the secret complete?"
+            )
         return made
 
     @classmethod
     def generate(
         cls, random: Callable[[int], bytes], *, transform: HashFunction | None = HashFunction.SHA256
     ) -> Self:
-        """Make a secret as long as a digest of `transform`, 32 bytes for None."""
+        """Create a secret as long as a digest of `transform`, 32 bytes for None."""
         length = HashFunction.SHA256.digest_bytes if transform is None else transform.digest_bytes
         return cls(random(length), transform=transform)
 
     def transformed(self, nqn: str) -> bytes:
-        """Key of the one who is named `nqn`: useless to anyone with another name."""
+        """Return the key for the name `nqn`: useless under any other name."""
         if self._transform is None:
             return self._secret
         return hmac.digest(self._secret, nqn.encode() + _TRANSFORM_LABEL, self._transform.algorithm)
@@ -105,4 +111,4 @@ class HostSecret:
         return format(repr(self), specification)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("a secret isn't pickled")
+        raise TypeError("a secret can't be pickled")
