@@ -19,6 +19,7 @@ import grpc
 
 from sealane.client.calls import CALL_SECONDS, translated
 from sealane.client.disk import Disk
+from sealane.client.facade import any_thread
 from sealane.client.grants import listen_session, open_session
 from sealane.client.session import Session
 from sealane.client.volume import Volume, front_end_of
@@ -61,6 +62,9 @@ class Client:
     `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
     """
 
+    volumes: Volumes
+    """Calls about volumes."""
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
@@ -72,6 +76,7 @@ class Client:
         self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
+    @any_thread
     def open(
         self,
         volume: Volume,

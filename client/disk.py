@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sealane.client.disk_queues import QUEUES_MAX, DiskQueues, FrontEnd
+from sealane.client.facade import any_thread
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.volume_queue import Readable, VolumeQueue
@@ -111,6 +112,7 @@ class Disk:
         """What opens the same disk in another process; it can be pickled, and holds the secret."""
         return self._handle
 
+    @any_thread
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a disk isn't pickled: pickle its `handle`, and open that where it arrives")
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from sealane._native import Completion
+from sealane.client.facade import any_thread
 from sealane.errors import Error, SessionError, UsageError
 
 R = TypeVar("R")
@@ -43,6 +44,7 @@ class Operation(Generic[R]):
         self.handle = -1
         """Names the operation on the ring."""
 
+    @any_thread
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._ended.is_set()
@@ -60,6 +62,7 @@ class Operation(Generic[R]):
             await self._ended.wait()
         return self.result()
 
+    @any_thread
     def result(self) -> R:
         """Return what came of it; raises as `wait`, and UsageError while it goes on."""
         if self._error is not None:

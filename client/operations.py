@@ -103,6 +103,9 @@ class ReceiveOperation(Posted[Received]):
     Chunks are `Session.chunk_bytes` long, the last one of a message shorter.
     """
 
+    chunk_count: int
+    """Chunks of the buffer; a message may take fewer."""
+
     def __init__(self, posts: Posts, held: object, *, offset: int, length: int) -> None:
         super().__init__(
             posts,
@@ -119,7 +122,6 @@ class ReceiveOperation(Posted[Received]):
         self._landed: bytes | None = None
         self._bitmap: ChunkBitmap | None = None
         self.chunk_count = -(-length // posts.chunk_bytes)
-        """Chunks of the buffer, of which a message may take fewer."""
 
     def settle(self, outcome: Completion | Error) -> None:
         """Say how it ended, and keep what had landed of a partial message."""

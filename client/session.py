@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sealane._native import JobRing, RegionArray
+from sealane.client.facade import any_thread
 from sealane.client.messages import (
     Auto,
     ErasureCoded,
@@ -34,15 +35,21 @@ class Session:
     It ends for good when it is closed, when the peer closes it, or when a process of it dies.
     """
 
+    session: sessions_pb2.Session
+    """The fabric's grant: name, peer, unit, rate."""
+    region: memoryview
+    """All of the shared memory, writable. `empty` doesn't see what is used through it."""
+    chunk_bytes: int
+    """Length of a chunk, the unit in which a receive reports progress."""
+
     def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
         self.session = session
-        """What the fabric said at the grant: name, peer, unit, rate."""
         self._posts = Posts(ring, session)
         self.ring = ring
         self.region = self._posts.region
-        """All of the shared memory, writable. `empty` knows nothing of what is used through it."""
         self.chunk_bytes = ring.chunk_bytes
 
+    @any_thread
     def empty(
         self, shape: int | Sequence[int], dtype: object = "float32", *, alignment: int = 64
     ) -> RegionArray:

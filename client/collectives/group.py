@@ -33,6 +33,11 @@ class Group:
     all ranks know. Errors are SessionError: `group.timeout`, `group.aborted`, `group.order`.
     """
 
+    rank: int
+    """This job's place in the ring, from 0."""
+    size: int
+    """Number of ranks."""
+
     def __init__(
         self, client: "Client", name: str, rank: int, members: Sequence[Member], terms: Terms
     ) -> None:
@@ -291,11 +296,12 @@ async def join(
 ) -> AsyncIterator[Group]:
     """Form a group of that name with all members; leave it at the end of the block.
 
-    All ranks call it with the same arguments but for `rank` and `client`. A session is accepted
+    All ranks call it with the same arguments except `rank` and `client`. A session is accepted
     only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all
-    members know, also keeps out other jobs there. `slots` messages of
-    `slot_bytes` are under way to the next rank, most: at least the rate times the round trip keeps
-    the path full. `timeout_seconds`: for joining, and for each operation that names no other.
+    members know, also keeps out other jobs on those nodes. At most `slots` messages of
+    `slot_bytes` are in flight to the next rank; the path stays full if that is at least the
+    rate times the round trip. `timeout_seconds` bounds joining, and each operation that names
+    no time-out of its own.
     """
     if not 0 <= rank < len(members) <= SIZE_MAX:
         raise UsageError("group.rank", f"rank {rank} of {len(members)}; up to {SIZE_MAX} can be")

@@ -103,6 +103,16 @@ def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
     assert committed == made, "code of a .proto file that is gone"
 
 
+def test_the_synchronous_client_is_what_the_asynchronous_one_says() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "tools" / "synchronous", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_nothing_cites_a_document_that_readers_do_not_have() -> None:
     cited = re.compile(r"\bDESIGN( section|,)? ?§")
     found = [
