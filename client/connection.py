@@ -42,7 +42,7 @@ _CONNECT_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """What the daemon is."""
+    """Identity, roles and state of a daemon."""
 
     node: str
     version: str
@@ -57,9 +57,9 @@ class NodeStatus:
 class Client:
     """An open connection.
 
-    `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `devices` that of its devices,
-    `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
+    The asynchronous client also has gRPC stubs: `sessions` of a fabric, `subsystems` of a target,
+    and of a broker `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and
+    `audit_log`.
     """
 
     volumes: Volumes
@@ -87,8 +87,8 @@ class Client:
     ) -> Disk:
         """Read and write a volume that `attach` returned: `async with client.open(volume) as disk`.
 
-        `timeout_seconds` is how long one command may take; `hold_seconds` how long a call is tried
-        again while the gateway, or what is behind it, is away.
+        `timeout_seconds` bounds one command. `hold_seconds` is how long a failing call is retried
+        while the gateway, or the target behind it, is unavailable.
         """
         return Disk(
             front_end_of(volume),
@@ -144,12 +144,12 @@ class Client:
         )
 
     async def node(self) -> nodes_pb2.Node:
-        """Return what the daemon is, and what its roles show to their peers."""
+        """Return the daemon's identity and state as a message, with what its roles publish."""
         with translated():
             return await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=CALL_SECONDS)
 
     async def status(self) -> NodeStatus:
-        """Return what the daemon is."""
+        """Return the daemon's identity, roles and state."""
         node = await self.node()
         expires = None
         if node.HasField("certificate_expire_time"):

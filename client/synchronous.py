@@ -49,10 +49,10 @@ class Volumes(Facade):
     ) -> Volume:
         """Create a volume of `size_bytes`, a multiple of 4096.
 
-        `third_party`: on the target of that name in the gateway's configuration, in mode "local";
-        `anchor` "none": a roll-back of the whole namespace while detached is not noticed there.
-        `mode` "off": without freshness (threat-model.md); such a volume is filled in the
-        background before it can be attached, see `wait_filled`.
+        `third_party`: on the third party's target of that name in the gateway's configuration, in
+        mode "local"; with `anchor` "none" a roll-back of the whole namespace while it is detached
+        goes undetected. `mode` "off": without freshness (threat-model.md); such a volume is filled
+        in the background before it can be attached, see `wait_filled`.
         """
         return self.loop.run(
             self.asynchronous.create(
@@ -67,15 +67,15 @@ class Volumes(Facade):
         )
 
     def get(self, name: str, *, with_store: bool = False) -> Volume:
-        """Return one volume; `with_store`: also what its store says, asked where it is."""
+        """Return a volume; `with_store`: with the state of its store, fetched from its target."""
         return self.loop.run(self.asynchronous.get(name, with_store=with_store))
 
     def wait_filled(self, name: str, *, progress: Callable[[Volume], None] | None = None) -> Volume:
-        """Wait while the volume is being filled; `progress` sees it twice a second."""
+        """Wait until the volume is filled; `progress` is called twice a second."""
         return self.loop.run(self.asynchronous.wait_filled(name, progress=progress))
 
     def list(self, *, with_store: bool = False) -> list[Volume]:
-        """Return every volume of this tenant; `with_store`: also what their stores say."""
+        """Return every volume of this tenant; `with_store`: with the states of their stores."""
         return self.loop.run(self.asynchronous.list(with_store=with_store))
 
     def delete(self, name: str) -> None:
@@ -97,15 +97,15 @@ class Volumes(Facade):
         return self.loop.run(self.asynchronous.detach(name))
 
     def share(self, name: str, *, tenant: str, read_only: bool = False) -> Volume:
-        """Let gateways of another tenant use the volume; again: change what they may do."""
+        """Let gateways of another tenant use the volume, or change their access."""
         return self.loop.run(self.asynchronous.share(name, tenant=tenant, read_only=read_only))
 
     def unshare(self, name: str, *, tenant: str) -> Volume:
-        """End that: within 30 s their gateways have no access; the volume gets a new key epoch."""
+        """End a share: within 30 s its gateways lose access; the volume gets a new key epoch."""
         return self.loop.run(self.asynchronous.unshare(name, tenant=tenant))
 
     def start_job(self, name: str, kind: str, *, bytes_per_second: int = 0) -> VolumeJob:
-        """Start to "scrub" or "refresh" the volume where it is stored; a rate of 0 is no limit."""
+        """Start the job "scrub" or "refresh" at the volume's target; a rate of 0 is no limit."""
         return self.loop.run(
             self.asynchronous.start_job(name, kind, bytes_per_second=bytes_per_second)
         )
@@ -113,7 +113,7 @@ class Volumes(Facade):
     def change_job(
         self, name: str, kind: str, *, order: str = "", bytes_per_second: int | None = None
     ) -> VolumeJob:
-        """Give a job the order "pause", "resume" or "cancel", or another rate."""
+        """Order a job to "pause", "resume" or "cancel", or change its rate."""
         return self.loop.run(
             self.asynchronous.change_job(name, kind, order=order, bytes_per_second=bytes_per_second)
         )
@@ -121,37 +121,36 @@ class Volumes(Facade):
     def wait_job(
         self, name: str, kind: str, *, progress: Callable[[VolumeJob], None] | None = None
     ) -> VolumeJob:
-        """Wait until a job has ended; `progress` sees it twice a second."""
+        """Wait until a job has ended; `progress` is called twice a second."""
         return self.loop.run(self.asynchronous.wait_job(name, kind, progress=progress))
 
     def resize(self, name: str, *, size_bytes: int) -> Volume:
-        """Make a volume larger: `size_bytes` in all, a multiple of 4096; again is harmless.
+        """Grow a volume to `size_bytes` in all, a multiple of 4096. Idempotent.
 
-        What it gains reads as zeros. Hosts see it when the volume is attached next; until then
-        those that have it attached see a pause. UsageError `volume.resize.smaller`,
-        `volume.resize.mode`, `volume.resize.refused`; UnavailableError `store.extend`: there is no
-        room for it where it is stored.
+        The new range reads as zeros. Hosts see the new size at the next attachment; I/O of an
+        attached host pauses meanwhile. UsageError `volume.resize.smaller`, `volume.resize.mode`,
+        `volume.resize.refused`; UnavailableError `store.extend`: its store has no room.
         """
         return self.loop.run(self.asynchronous.resize(name, size_bytes=size_bytes))
 
     def clone(self, name: str, *, display_name: str = "") -> Volume:
-        """UsageError `volume.clone.unsupported`."""
+        """Raise UsageError `volume.clone.unsupported`: sealed sectors can't be shared."""
         return self.loop.run(self.asynchronous.clone(name, display_name=display_name))
 
     def watch(self, name: str) -> contextlib.AbstractContextManager[Iterator[VolumeEvent]]:
-        """Subscribe to the volume's events; none is missed once the block is entered."""
+        """Subscribe to the volume's events; none is missed after the block is entered."""
         return entered(self.loop, self.asynchronous.watch(name), iterated)
 
 
 class Disk(Files, Block):
-    """`with client.open(volume) as disk`.
+    """A volume as a sequence of bytes: `with client.open(volume) as disk`.
 
-    Calls raise UsageError (a range outside the disk, an unaligned write that the controller can't
-    do atomically; `client.forked`: a parent of this process opened the disk: open its `handle`),
-    SectorVerificationError (what is stored isn't what was written; with its LBA), NvmeStatusError
-    (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
-    come back; `disk.contended`: others kept changing the sector). A write that raised or was
-    cancelled may have happened, whole or in part. Overlapping calls happen in any order.
+    Calls raise UsageError (a range outside the disk; an unaligned write that the controller can't
+    do atomically; `client.forked`: the parent process opened the disk: open its `handle` here),
+    SectorVerificationError (a stored sector isn't what was written; it has the LBA),
+    NvmeStatusError (any other refusal) and UnavailableError (`disk.timeout`: the front end stayed
+    away; `disk.contended`: others kept changing the sector). A write that failed or was cancelled
+    may have been done, as a whole or in part. Overlapping calls are done in any order.
 
     Buffers must not be changed while a call uses them.
     """
@@ -160,7 +159,7 @@ class Disk(Files, Block):
 
     @property
     def handle(self) -> "DiskHandle":
-        """What opens the same disk in another process; it can be pickled, and holds the secret."""
+        """Opens the same disk in another process; it can be pickled, and holds the secret."""
         return self.asynchronous.handle
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -168,12 +167,12 @@ class Disk(Files, Block):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.asynchronous.size
 
     @property
     def sector_bytes(self) -> int:
-        """Bytes of a sector; calls that cover whole sectors are the fast ones."""
+        """Size of a sector in bytes; calls on whole sectors are faster."""
         return self.asynchronous.sector_bytes
 
     def read(self, offset: int, length: int) -> bytes:
@@ -181,61 +180,63 @@ class Disk(Files, Block):
         return self.loop.run(self.asynchronous.read(offset, length))
 
     def readinto(self, offset: int, buffer: bytearray | memoryview) -> int:
-        """Fill `buffer` from `offset`; returns its size in bytes."""
+        """Fill `buffer` from `offset`; return its size in bytes."""
         return self.loop.run(self.asynchronous.readinto(offset, buffer))
 
     def write(self, offset: int, data: Readable, *, durable: bool = False) -> int:
-        """Write `data` at `offset`; returns its size in bytes. `durable`: survives a power cut."""
+        """Write `data` at `offset`; return its size in bytes. `durable`: survives a power cut."""
         return self.loop.run(self.asynchronous.write(offset, data, durable=durable))
 
     def flush(self) -> None:
-        """Make every write that has returned durable."""
+        """Make durable every write that has returned."""
         self.loop.run(self.asynchronous.flush())
 
     def write_zeroes(self, offset: int, length: int) -> None:
-        """Make exactly these bytes zero, without moving whole sectors of them."""
+        """Set exactly these bytes to zero; whole sectors without moving data."""
         self.loop.run(self.asynchronous.write_zeroes(offset, length))
 
     def discard(self, offset: int, length: int) -> None:
-        """Give up the whole sectors inside the range: they read as zeros. Others stay."""
+        """Deallocate the whole sectors inside the range: they read as zeros. Others stay."""
         self.loop.run(self.asynchronous.discard(offset, length))
 
 
 class Operation(Facade, Generic[R]):
-    """A send or a receive that was posted. Await it, or `wait` with a time-out.
+    """A posted send or receive; `wait` for it.
 
-    Who stops waiting does not stop the operation: its bytes stay in use until it ends. Any number
-    of tasks may wait, now or later; `asyncio.gather` and its like wait for many.
+    Giving up waiting does not stop the operation: its bytes stay in use until it ends. Any number
+    of callers may wait, also after the end. With asyncio it is awaitable: `asyncio.gather` and the
+    like wait for many.
     """
 
     asynchronous: async_operation.Operation[R]
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the operation has ended, with success or not."""
         return self.asynchronous.done()
 
     def wait(self, *, timeout_seconds: float | None = None) -> R:
-        """Wait for the end.
+        """Wait for the end and return the result.
 
-        Raises SessionError: `session.wait.timeout` if that takes too long (it goes on),
-        `session.message.…` if the message did not arrive or nobody knows.
+        Raises SessionError: `session.wait.timeout` after the time-out (the operation goes on),
+        `session.message.…` if the message did not arrive, or may not have.
         """
         return self.loop.run(self.asynchronous.wait(timeout_seconds=timeout_seconds))
 
     def result(self) -> R:
-        """Return what came of it; raises as `wait`, and UsageError while it goes on."""
+        """Return the result; raises as `wait`, and UsageError before the end."""
         return self.asynchronous.result()
 
 
 class SendOperation(Operation[Sent]):
-    """A send that was posted."""
+    """A posted send."""
 
     asynchronous: async_operations.SendOperation
 
     def cancel(self) -> bool:
-        """Give the message up at both ends, unless it has ended: then False.
+        """Cancel the message at both ends; return False if it has already ended.
 
-        The operation ends as `session.message.cancelled`; so does the receive, unless it had all.
+        The operation ends as `session.message.cancelled`, and so does the receive, unless it was
+        complete.
         """
         return self.loop.run(self.asynchronous.cancel())
 
@@ -243,8 +244,8 @@ class SendOperation(Operation[Sent]):
 class StreamOperation(SendOperation):
     """A message whose parts are written one by one, anywhere in the receiver's buffer.
 
-    A reliable one ends when all that was written before `end` has arrived, an unreliable one when
-    all has left.
+    A reliable stream ends when all parts written before `end` have arrived, an unreliable one when
+    all have left.
     """
 
     asynchronous: async_operations.StreamOperation
@@ -259,22 +260,22 @@ class StreamOperation(SendOperation):
     ) -> None:
         """Send `data`, or a range of the region, to that offset of the receiver's buffer.
 
-        In any order, with gaps, and again. Offset and length are multiples of the session's
-        `unit_bytes`; a part that reaches the end of the stream's range may be shorter. The bytes
-        must not change until the stream has ended. Raises UsageError `session.stream.part` if the
-        stream has ended, or for a part that can't be.
+        Parts may come in any order, leave gaps, and overwrite each other. Offset and length are
+        multiples of the session's `unit_bytes`; a part that reaches the end of the stream's range
+        may be shorter. The bytes must not change until the stream has ended. Raises UsageError
+        `session.stream.part` if the stream has ended, or the part breaks these rules.
         """
         self.loop.run(self.asynchronous.write(remote_offset, data, offset=offset, length=length))
 
     def end(self) -> None:
-        """Say that nothing more will be written."""
+        """End the stream: no more parts will be written."""
         self.loop.run(self.asynchronous.end())
 
 
 class ReceiveOperation(Operation[Received]):
-    """A receive that was posted: what has landed of it can be seen before it is whole.
+    """A posted receive, whose chunks can be used before the message is complete.
 
-    Chunks are `Session.chunk_bytes` long, the last one of a message shorter.
+    Chunks are `Session.chunk_bytes` long; the last one of a message may be shorter.
     """
 
     asynchronous: async_operations.ReceiveOperation
@@ -285,24 +286,24 @@ class ReceiveOperation(Operation[Received]):
         return self.asynchronous.chunk_count
 
     def complete(self) -> bool:
-        """End the receive with what has landed; nothing changes its bytes any more.
+        """End the receive with what has landed; its bytes no longer change.
 
-        False if it had ended. One that no slot had been found for ends as
+        Return False if it had already ended. A receive that has no slot yet ends as
         `session.message.cancelled`.
         """
         return self.loop.run(self.asynchronous.complete())
 
     def packet_map(self, chunk: int) -> bytes | None:
-        """Return a byte for each unit of a chunk: 1 if it has landed. Asks the fabric.
+        """Ask the fabric for the map of a chunk: a byte for each unit, 1 if it has landed.
 
-        None if nothing of the message has arrived yet, or all of it has.
+        None before the first packet has arrived, and once all have.
         """
         return self.loop.run(self.asynchronous.packet_map(chunk))
 
     def immediate(self) -> int | None:
-        """Return the sender's immediate, known from the first packet on. Asks the fabric.
+        """Ask the fabric for the sender's immediate, which is known from the first packet on.
 
-        None if nothing of the message has arrived yet, or it has none.
+        None before that, or if the message has none.
         """
         return self.loop.run(self.asynchronous.immediate())
 
@@ -310,26 +311,26 @@ class ReceiveOperation(Operation[Received]):
         """Return the live bitmap: a read-only buffer of a byte for each chunk of the buffer.
 
         `memoryview` and `numpy.frombuffer` take it without a copy; a byte becomes 1 when its chunk
-        is whole in the region. It is for looking: before bytes of the region are used, ask
-        `chunks` or `wait_chunks`. The bytes are about this receive while `is_current`; they belong
-        to a later one that has its slot. None while the fabric has not taken the receive, and once
-        a later one has its slot.
+        is complete in the region. It only informs: before using bytes of the region, call `chunks`
+        or `wait_chunks`. It describes this receive while `is_current`; afterwards a later receive
+        has its slot. None before the fabric has taken the receive, and once a later one has its
+        slot.
         """
         return self.loop.call(self.asynchronous.bitmap)
 
     def chunks(self) -> bytes | None:
-        """Return a byte for each chunk of the buffer: 1 if it is whole in the region.
+        """Return a byte for each chunk of the buffer: 1 if it is complete in the region.
 
-        None while the fabric has not taken the receive, and once a later receive has its slot.
+        None before the fabric has taken the receive, and once a later receive has its slot.
         """
         return self.loop.call(self.asynchronous.chunks)
 
     def wait_chunks(
         self, start: int = 0, end: int | None = None, *, timeout_seconds: float | None = None
     ) -> None:
-        """Wait until the chunks `start` to `end` (all: None) are in the region, or it has ended.
+        """Wait until chunks `start` to `end` (None: all) are in the region or the receive ends.
 
-        Raises as `wait`, if the receive ends badly before.
+        Raises as `wait` if the receive fails first.
         """
         self.loop.run(self.asynchronous.wait_chunks(start, end, timeout_seconds=timeout_seconds))
 
@@ -337,7 +338,7 @@ class ReceiveOperation(Operation[Received]):
 class Session(Facade):
     """A session: the i-th send of either end lands in the i-th receive of the other.
 
-    It ends for good when it is closed, when the peer closes it, or when a process of it dies.
+    It ends when either end closes it, or when the job or the fabric of either end dies.
     """
 
     asynchronous: async_session.Session
@@ -349,7 +350,7 @@ class Session(Facade):
 
     @property
     def region(self) -> memoryview:
-        """All of the shared memory, writable. `empty` doesn't see what is used through it."""
+        """The whole shared memory, writable. `empty` doesn't know which bytes it is used for."""
         return self.asynchronous.region
 
     @property
@@ -360,11 +361,11 @@ class Session(Facade):
     def empty(
         self, shape: int | Sequence[int], dtype: object = "float32", *, alignment: int = 64
     ) -> RegionArray:
-        """Allocate an array in the region, its bytes as they happen to be.
+        """Allocate an uninitialised array in the region.
 
-        `dtype` is a name as NumPy and torch have them ("float32", "bfloat16"), or their own types.
-        `numpy.from_dlpack`, `torch.from_dlpack` and `torch.frombuffer` take it without a copy. Its
-        bytes are free again when no view of it is left. Raises UnavailableError
+        `dtype` is a type of NumPy or torch, or its name ("float32", "bfloat16").
+        `numpy.from_dlpack`, `torch.from_dlpack` and `torch.frombuffer` take the array without a
+        copy. Its bytes are freed with the last view of it. Raises UnavailableError
         `session.region.full`, UsageError `session.region.array`.
         """
         return self.asynchronous.empty(shape, dtype, alignment=alignment)
@@ -378,9 +379,10 @@ class Session(Facade):
         reliability: Reliability | None = None,
         immediate: int | None = None,
     ) -> SendOperation:
-        """Post a message: `data`, which lies in the region, or a range of it. Waits for room.
+        """Post a send of `data`, which lies in the region, or of a range of the region.
 
-        The bytes must not change until the send has ended. Raises UsageError for bytes elsewhere.
+        Waits for room on the ring. The bytes must not change until the send has ended. Raises
+        UsageError for bytes outside the region.
         """
         return SendOperation(
             self.loop,
@@ -398,7 +400,7 @@ class Session(Facade):
         reliability: SelectiveRepeat | Unreliable | None = None,
         immediate: int | None = None,
     ) -> StreamOperation:
-        """Begin a message whose parts are written later, into the first `length` bytes there."""
+        """Begin a message whose parts are written later, up to `length` bytes in all."""
         return StreamOperation(
             self.loop,
             self.loop.run(
@@ -409,9 +411,9 @@ class Session(Facade):
     def post_receive(
         self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> ReceiveOperation:
-        """Offer `into`, which lies in the region, or a range of it, to the next message.
+        """Post a receive into `into`, which lies in the region, or into a range of the region.
 
-        Waits for room on the ring. Raises UsageError for bytes elsewhere.
+        Waits for room on the ring. Raises UsageError for bytes outside the region.
         """
         return ReceiveOperation(
             self.loop,
@@ -429,7 +431,7 @@ class Session(Facade):
     ) -> Sent:
         """Send a message and return when the peer has it: `post_send`, then `wait`.
 
-        Selective repeat unless said otherwise. `immediate`: 32 bits for the receiver.
+        The default reliability is selective repeat. `immediate`: 32 bits for the receiver.
         """
         return self.loop.run(
             self.asynchronous.send(
@@ -440,37 +442,38 @@ class Session(Facade):
     def receive(
         self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> Received:
-        """Take the next message and return when it is whole: `post_receive`, then `wait`.
+        """Receive the next message and return when it is complete: `post_receive`, then `wait`.
 
-        Raises SessionError if the message is longer than the room for it, or the session ended.
+        Raises SessionError if the message is longer than its buffer, or the session has ended.
         """
         return self.loop.run(self.asynchronous.receive(into, offset=offset, length=length))
 
     def statistics(self) -> dict[str, int]:
-        """Return the session's counters, as the fabric published them last.
+        """Return the session's counters as last published by the fabric.
 
         Raises SessionError `session.closed` after `close`.
         """
         return self.loop.call(self.asynchronous.statistics)
 
     def drain(self, *, timeout_seconds: float | None = None) -> None:
-        """Post nothing more, and wait until everything posted has ended, well or not.
+        """Refuse new posts, and wait until everything posted has ended, with success or not.
 
-        Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
+        Raises SessionError `session.wait.timeout`; the session then stays open for what is posted.
         """
         self.loop.run(self.asynchronous.drain(timeout_seconds=timeout_seconds))
 
     def close(self) -> None:
-        """Give the rings back; the fabric then ends the session. Views of the region stay."""
+        """Release the rings; the fabric then ends the session. Views of the region stay valid."""
         self.loop.call(self.asynchronous.close)
 
 
 class Group(Facade):
     """A ring of jobs; `join` makes it. All ranks call the same operations in the same order.
 
-    Operations of one rank run one after the other. When one fails or takes too long, the group is
-    over at this rank: its sessions close, so the neighbours' operations fail, and theirs, until
-    all ranks know. Errors are SessionError: `group.timeout`, `group.aborted`, `group.order`.
+    Operations of one rank run one after the other. One that fails or times out ends the group at
+    this rank: its sessions close, so its neighbours' operations fail, then those of their
+    neighbours, around the ring. Errors are SessionError: `group.timeout`, `group.aborted`,
+    `group.order`.
     """
 
     asynchronous: async_collectives_group.Group
@@ -495,8 +498,8 @@ class Group(Facade):
     ) -> None:
         """Combine the arrays of all ranks, element by element; each gets the result in place.
 
-        All results are equal bit by bit. `array` is contiguous and has the buffer protocol;
-        `dtype` "bfloat16" says that 16-bit integers are bits of that.
+        All ranks get the same bits. `array` is contiguous and has the buffer protocol; with `dtype`
+        "bfloat16" its 16-bit integers are read as bfloat16.
         """
         self.loop.run(
             self.asynchronous.all_reduce(
@@ -513,9 +516,9 @@ class Group(Facade):
         dtype: str | None = None,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Combine arrays of as many equal parts as there are ranks; rank r gets the r-th part.
+        """Combine arrays that have a part for each rank; rank r gets the r-th part.
 
-        `array` stays as it is; `into` is as long as a part.
+        Parts are equal in length, and `into` is as long as one. `array` doesn't change.
         """
         self.loop.run(
             self.asynchronous.reduce_scatter(
@@ -524,27 +527,27 @@ class Group(Facade):
         )
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_seconds: float | None = None) -> None:
-        """Give all ranks the root's array."""
+        """Copy the root's array to all ranks."""
         self.loop.run(self.asynchronous.broadcast(array, root, timeout_seconds=timeout_seconds))
 
     def all_gather(self, array: Any, into: Any, *, timeout_seconds: float | None = None) -> None:
-        """Put the arrays of all ranks, equal in length and type, into `into`, rank after rank."""
+        """Collect the arrays of all ranks, equal in length and type, in `into`, by rank."""
         self.loop.run(self.asynchronous.all_gather(array, into, timeout_seconds=timeout_seconds))
 
     def gather(
         self, array: Any, into: Any = None, root: int = 0, *, timeout_seconds: float | None = None
     ) -> None:
-        """Put the arrays of all ranks, equal in length and type, into the root's `into`."""
+        """Collect the arrays of all ranks, equal in length and type, in the root's `into`."""
         self.loop.run(self.asynchronous.gather(array, into, root, timeout_seconds=timeout_seconds))
 
     def scatter(
         self, array: Any, into: Any, root: int = 0, *, timeout_seconds: float | None = None
     ) -> None:
-        """Give each rank its part of the root's `array`, the only one that is looked at."""
+        """Copy to each rank its part of the root's `array`; other ranks' `array` is ignored."""
         self.loop.run(self.asynchronous.scatter(array, into, root, timeout_seconds=timeout_seconds))
 
     def all_to_all(self, array: Any, into: Any, *, timeout_seconds: float | None = None) -> None:
-        """Give rank r the r-th part of `array`; what rank r gives is the r-th part of `into`."""
+        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`."""
         self.loop.run(self.asynchronous.all_to_all(array, into, timeout_seconds=timeout_seconds))
 
     def barrier(self, *, timeout_seconds: float | None = None) -> None:
@@ -554,32 +557,32 @@ class Group(Facade):
     def send(
         self, array: Any, to: int, *, tag: int = 0, timeout_seconds: float | None = None
     ) -> None:
-        """Send an array to one rank, which takes it by `receive`; returns when it has it.
+        """Send an array to one rank, which calls `receive`; return when it has the array.
 
-        What one rank sends another arrives in the order of the calls; tags are only compared. It
-        is independent of the operations of all.
+        Arrays from one rank to another arrive in the order of the calls; tags are only compared.
+        Sends don't wait for the operations of all ranks.
         """
         self.loop.run(self.asynchronous.send(array, to, tag=tag, timeout_seconds=timeout_seconds))
 
     def receive(
         self, array: Any, source: int, *, tag: int = 0, timeout_seconds: float | None = None
     ) -> None:
-        """Take the next array of one rank, of the same length and tag."""
+        """Receive the next array from one rank, which must have the same length and tag."""
         self.loop.run(
             self.asynchronous.receive(array, source, tag=tag, timeout_seconds=timeout_seconds)
         )
 
     def abort(self) -> None:
-        """End the group at once, here and with that everywhere."""
+        """End the group at once, at this rank and thereby at all others."""
         self.loop.call(self.asynchronous.abort)
 
 
 class Client(Facade):
     """An open connection.
 
-    `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `devices` that of its devices,
-    `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
+    The asynchronous client also has gRPC stubs: `sessions` of a fabric, `subsystems` of a target,
+    and of a broker `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and
+    `audit_log`.
     """
 
     asynchronous: async_connection.Client
@@ -599,8 +602,8 @@ class Client(Facade):
     ) -> Disk:
         """Read and write a volume that `attach` returned: `with client.open(volume) as disk`.
 
-        `timeout_seconds` is how long one command may take; `hold_seconds` how long a call is tried
-        again while the gateway, or what is behind it, is away.
+        `timeout_seconds` bounds one command. `hold_seconds` is how long a failing call is retried
+        while the gateway, or the target behind it, is unavailable.
         """
         return Disk(
             self.loop,
@@ -665,11 +668,11 @@ class Client(Facade):
         )
 
     def node(self) -> nodes_pb2.Node:
-        """Return what the daemon is, and what its roles show to their peers."""
+        """Return the daemon's identity and state as a message, with what its roles publish."""
         return self.loop.run(self.asynchronous.node())
 
     def status(self) -> NodeStatus:
-        """Return what the daemon is."""
+        """Return the daemon's identity, roles and state."""
         return self.loop.run(self.asynchronous.status())
 
     def join(
@@ -685,7 +688,7 @@ class Client(Facade):
         timeout_seconds: float = 60.0,
         secret: bytes = b"",
     ) -> contextlib.AbstractContextManager[Group]:
-        """Form a group of that name with all members; leave it at the end of the block.
+        """Form a group with all members; leave it at the end of the block.
 
         All ranks call it with the same arguments except `rank` and `client`. A session is accepted
         only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all

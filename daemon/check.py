@@ -15,7 +15,7 @@ from sealane.daemon.broker.opening import etcd_credentials
 from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
 from sealane.daemon.gateway.third_parties import third_party_of
-from sealane.daemon.node.evidence.choose import endorsement_certificates, software_driver
+from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.directories import check_directory
 from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.daemon.target.data_path import KEPT_STORES
@@ -82,7 +82,4 @@ def _check_enrolment(config: EnrolmentConfig, *, own_anchor: Path | None) -> Non
     if anchor != own_anchor:
         key = "enrolment.trust_anchor"
         parse_anchor(read_file(str(anchor), key=key), source=f"{key} {anchor}")
-    if config.evidence == "software":
-        software_driver(config)
-    elif config.evidence == "tpm2":
-        endorsement_certificates(config.tpm2.endorsement_certificates)
+    check_driver(config)

@@ -5,6 +5,7 @@ found and the values allowed. The roles of a daemon are the role sections its fi
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
 from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
+from sealane.daemon.runtime import third_party_evidence
 from sealane.daemon.runtime.config_types import (
     AbsolutePath,
     BindAddress,
@@ -42,6 +44,12 @@ THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
 # Beside the primary item and what helps to verify it.
 SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
+EVIDENCE_DRIVERS: Final[Mapping[str, str]] = {
+    "software": "software",
+    "tpm2": "tpm2_settings",
+    "tsm": "tsm",
+}
+"""Kinds of `enrolment.evidence`, each with its module in `daemon/node/evidence`."""
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
@@ -184,6 +192,13 @@ class SecondaryEvidenceConfig(Section):
     timeout_seconds: Annotated[int, Field(ge=1, le=30)] = 10
 
 
+def _evidence(name: str) -> str:
+    if name not in EVIDENCE_DRIVERS and name not in third_party_evidence.names():
+        *others, last = map(repr, sorted({*EVIDENCE_DRIVERS, *third_party_evidence.names()}))
+        raise ValueError(f"{', '.join(others)} or {last}")
+    return name
+
+
 class BrokerAddresses(Section):
     """One broker, as the nodes reach it."""
 
@@ -200,7 +215,8 @@ class EnrolmentConfig(Section):
     attestation_address: PeerAddress
     other_brokers: Annotated[list[BrokerAddresses], Field(default_factory=list, max_length=16)]
     trust_anchor: AbsolutePath
-    evidence: Literal["software", "tpm2", "tsm"]
+    evidence: Annotated[str, AfterValidator(_evidence)]
+    settings: Annotated[dict[str, str], Field(default_factory=dict)]
     key_file: AbsolutePath | None = None
     tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
     tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
@@ -215,6 +231,8 @@ class EnrolmentConfig(Section):
     def _check(self) -> Self:
         if (self.key_file is not None) != (self.evidence == "software"):
             raise ValueError("a key_file with software evidence, none with other kinds")
+        if self.settings and self.evidence in EVIDENCE_DRIVERS:
+            raise ValueError("settings for evidence of other distributions, none with Sealane's")
         if len({broker.node for broker in self.brokers}) != len(self.brokers):
             raise ValueError("broker_node and the nodes of other_brokers, each once")
         return self

@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from sealane.crypto.encoding import fields
@@ -73,6 +74,14 @@ class HardwareClock:
         return boot < last_boot or (boot == last_boot and is_earlier)
 
 
+class Memory(Enum):
+    """Protection of a machine's memory from its operator."""
+
+    ENCRYPTED = "encrypted"
+    ISOLATED = "isolated"
+    """By software that the operator can replace."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """What genuine evidence says. Nothing here has been compared with a policy yet.
@@ -85,7 +94,8 @@ class Claims:
     must list those it takes (`report_version`, `vmpl`). `events` are the digests that an event log
     shows to have been extended into a measurement, by its name. `certified_keys` names the keys of
     the runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `clock` is for
-    comparing with what the same `hardware_id` said last. `valid_until` is the earliest end of what
+    comparing with what the same `hardware_id` said last. `memory` is None for devices, which run
+    nothing of ours. `valid_until` is the earliest end of what
     was relied on.
     """
 
@@ -102,3 +112,4 @@ class Claims:
     events: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
     certified_keys: frozenset[str] = field(default_factory=frozenset)
     clock: HardwareClock | None = None
+    memory: Memory | None = None

@@ -1,6 +1,7 @@
 """The adapter of the synchronous client: blocks, iterators, callbacks, interrupts."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import signal
@@ -88,10 +89,18 @@ def test_a_callback_that_calls_the_client_is_refused(loop: Loop) -> None:
     assert loop.call(len, "abc") == 3
 
 
-def test_an_interrupt_cancels_the_call(loop: Loop) -> None:
-    is_cancelled = threading.Event()
+def test_an_interrupt_cancels_the_call(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_waiting, is_cancelled = threading.Event(), threading.Event()
+    wait = concurrent.futures.Future.result
+
+    def result(future: concurrent.futures.Future[None]) -> None:
+        is_waiting.set()
+        wait(future)
+
+    monkeypatch.setattr(concurrent.futures.Future, "result", result)
 
     async def call() -> None:
+        await asyncio.to_thread(is_waiting.wait)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         try:
             await asyncio.Event().wait()
