@@ -335,9 +335,7 @@ def _elements(tensor: Any) -> tuple[Elements, str]:
     By address: conversion by torch depends on the NumPy version that it was built with.
     """
     if tensor.device.type != "cpu":
-        raise UsageError(
-            "group.array", f"a tensor on {tensor.device}; allowed: on the CPU"
-        )
+        raise UsageError("group.array", f"a tensor on {tensor.device}; allowed: on the CPU")
     dtype = str(tensor.dtype).removeprefix("torch.")
     nbytes = tensor.numel() * tensor.element_size()
     memory = (ctypes.c_char * nbytes).from_address(tensor.data_ptr()) if nbytes else bytearray()

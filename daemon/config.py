@@ -28,6 +28,7 @@ from sealane.daemon.runtime.config_types import (
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.volume.jobs import RATE_MAX
+from sealane.daemon.volume.store_kinds import STORE_KINDS, StoreName, only_with
 from sealane.errors import UsageError
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 
@@ -260,7 +261,7 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["emulated", "file", "inline", "memory", "nvme"] = "file"
+    store: StoreName = "file"
     drive: str | None = None
     namespaces: Annotated[
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
@@ -280,10 +281,11 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.drive is not None) != (self.store == "emulated"):
-            raise ValueError("a drive with the store emulated, none with the others")
-        if bool(self.namespaces) != (self.store == "nvme"):
-            raise ValueError("namespaces with the store nvme, none with the others")
+        kind = STORE_KINDS[self.store]
+        if (self.drive is not None) != kind.imitates_drive:
+            raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
+        if bool(self.namespaces) != kind.lies_on_namespaces:
+            raise ValueError(only_with("namespaces", lambda kind: kind.lies_on_namespaces))
         if len({*self.namespaces}) != len(self.namespaces):
             raise ValueError("each namespace once")
         if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):

@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
-import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Self
@@ -90,26 +89,24 @@ def test_a_callback_that_calls_the_client_is_refused(loop: Loop) -> None:
 
 
 def test_an_interrupt_cancels_the_call(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_waiting, is_cancelled = threading.Event(), threading.Event()
-    wait = concurrent.futures.Future.result
-
-    def result(future: concurrent.futures.Future[None]) -> None:
-        is_waiting.set()
-        wait(future)
-
-    monkeypatch.setattr(concurrent.futures.Future, "result", result)
+    has_begun, is_cancelled = threading.Event(), threading.Event()
 
     async def call() -> None:
-        await asyncio.to_thread(is_waiting.wait)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        has_begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
 
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(call())
+    def interrupted(_: object) -> None:
+        assert has_begun.wait(PATIENCE_SECONDS)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(concurrent.futures.Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(call())
     assert is_cancelled.wait(PATIENCE_SECONDS)
 
 
