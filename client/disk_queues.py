@@ -101,7 +101,7 @@ class DiskQueues:
 
     @property
     def has_compare_and_write(self) -> bool:
-        """Whether the controller offers fused compare-and-write."""
+        """True if the controller offers fused compare-and-write."""
         return self._has_compare_and_write
 
     async def open(self) -> None:

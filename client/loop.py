@@ -27,7 +27,7 @@ class Loop:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a forked child; the loop's thread runs in the parent only."""
+        """True in a forked child, which doesn't have the loop's thread."""
         return os.getpid() != self._process
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -72,7 +72,7 @@ class Loop:
             )
 
     def close(self) -> None:
-        """Cancel the calls under way and end the thread; do nothing in a forked child."""
+        """Cancel the calls in flight and end the thread; do nothing in a forked child."""
         if self.is_forked:
             return
         self.run(_cancel_others())

@@ -147,7 +147,7 @@ class Posts:
         except OSError:
             why = self.ring.close_reason() or "its fabric is gone"
             self._end(SessionError("session.closed", f"{self.session.name} has ended: {why}"))
-        self._tell()
+        self._wake()
 
     def _end(self, error: Error) -> None:
         if self._ended is not None:
@@ -163,9 +163,9 @@ class Posts:
                 )
             )
         self._open.clear()
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake all that wait for room, chunks, or the end of all operations."""
         self._room.set()
         for watcher in self._chunk_watchers:

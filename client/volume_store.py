@@ -14,7 +14,7 @@ class JobFinding:
     reason: str
     detail: str
     repairable: bool
-    """Whether the store has the right content, which it writes at the job's end."""
+    """True if the store has the right content, which it writes at the job's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ class Volumes:
                 if job.ended is not None or job.state == "interrupted":
                     return job
             elif volume.store is not None:
-                raise UsageError("volume.job.over", f"no {kind} of {name} is under way")
+                raise UsageError("volume.job.over", f"no {kind} of {name} is running")
             # The store didn't answer: it may be opening.
             await asyncio.sleep(_JOB_POLL_SECONDS)
 
