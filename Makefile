@@ -178,6 +178,10 @@ lock: ## renew the Python lock files (needs uv)
 errors: $(STAMP)/venv ## write docs/operate/errors.md from the source
 	$(BIN)/python tools/errors
 
+.PHONY: synchronous
+synchronous: $(STAMP)/venv ## write client/synchronous.py from the asynchronous client
+	$(BIN)/python tools/synchronous
+
 .PHONY: proto
 proto: build ## generate the gRPC code from protocol/*/*.proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src \

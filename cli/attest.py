@@ -16,6 +16,7 @@ from sealane.cli.verbs import offline
 from sealane.client import connect
 from sealane.crypto.attestation.appraisal import Appraisal, appraise
 from sealane.crypto.attestation.ar4si import tier_of
+from sealane.crypto.attestation.verifier import found_verifiers
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
@@ -26,13 +27,14 @@ from sealane.crypto.evidence.cmw import (
 )
 from sealane.crypto.evidence.collateral import Collateral, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
-from sealane.daemon.broker.assembly import evidence_verifiers
 from sealane.daemon.broker.policy import (
     parse_policy,
     read_document,
 )
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.third_party_evidence import installed_verifier
 from sealane.errors import UsageError, VerificationError
 
 _EXPORT_SECONDS: Final = 3600.0
@@ -88,17 +90,20 @@ async def _show_self(options: argparse.Namespace, output: Output) -> None:
 def _attest_verify(options: argparse.Namespace, output: Output) -> None:
     """Verify evidence and print its claims; with a policy, also every rule and the verdict."""
     now = options.now or utc_now()
-    verifiers = evidence_verifiers(lambda: collateral_of(options.collateral, now))
-    claims = dict(_verified(options, verifiers, now))
-    appraisal = None
+    known = verifiers(Trusted(collateral=lambda: collateral_of(options.collateral, now)))
+    policy = None
     if options.policy is not None:
         policy = parse_policy(read_document(options.policy), source=str(options.policy))
+        known += found_verifiers(policy, known, installed_verifier)
+    claims = dict(_verified(options, known, now))
+    appraisal = None
+    if policy is not None:
         appraisal = appraise(
             claims,
             policy=policy,
             node=options.node,
             role=options.role,
-            safe_flags={v.evidence_type: v.safe_flags for v in verifiers},
+            safe_flags={v.evidence_type: v.safe_flags for v in known},
         )
     if output.form == "json":
         output.show_one(_as_json(claims, appraisal))
@@ -113,10 +118,10 @@ def _attest_verify(options: argparse.Namespace, output: Output) -> None:
 
 
 def _verified(
-    options: argparse.Namespace, verifiers: list[EvidenceVerifier], now: dt.datetime
+    options: argparse.Namespace, known: list[EvidenceVerifier], now: dt.datetime
 ) -> Iterator[tuple[str, Claims]]:
     raw = _read_evidence(options.file)
-    by_type = {v.evidence_type: v for v in verifiers}
+    by_type = {v.evidence_type: v for v in known}
     if options.type is None:
         items = decode_collection(raw)
     elif options.type in by_type:
@@ -129,7 +134,7 @@ def _verified(
     endorsements = read_document(options.endorsements) if options.endorsements else b""
     if COLLATERAL in items:
         endorsements = items[COLLATERAL].value
-    by_media_type = {v.media_type: v for v in verifiers}
+    by_media_type = {v.media_type: v for v in known}
     for label, item in items.items():
         if label == COLLATERAL:
             continue

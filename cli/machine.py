@@ -22,14 +22,16 @@ from sealane.crypto.attestation.runtime_data import NONCE_BYTES, RuntimeData
 from sealane.crypto.certificates import ROLES
 from sealane.crypto.evidence.claims import Claims, device_nonce
 from sealane.crypto.evidence.cmw import secondary_digests
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.tpm2 import TPM2
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
-from sealane.daemon.broker.assembly import evidence_verifiers, tpm_roots_of
+from sealane.daemon.broker.assembly import tpm_roots_of
 from sealane.daemon.config import load_config
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import collect_all
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.third_party_evidence import load_verifier
 from sealane.errors import UsageError
 
 
@@ -48,12 +50,12 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
     )
     try:
         known = collateral_of(options.collateral, utc_now())
-        verifiers = {
-            v.evidence_type: v
-            for v in evidence_verifiers(lambda: known, tpm_roots=_roots(options.tpm_roots))
-        }
+        trusted = Trusted(collateral=lambda: known, tpm_roots=_roots(options.tpm_roots))
+        by_type = {v.evidence_type: v for v in verifiers(trusted)}
+        if driver.evidence_type not in by_type:
+            by_type[driver.evidence_type] = load_verifier(driver.evidence_type)
         claims, devices = asyncio.run(
-            _claims(driver, sources, verifiers, node=options.node, role=options.role[0])
+            _claims(driver, sources, by_type, node=options.node, role=options.role[0])
         )
     finally:
         driver.close()
@@ -62,7 +64,7 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
         *_hardware_entry(claims, devices, node=options.node, roles=roles, tenant=options.tenant)
     ]
     types = sorted({device.evidence_type for device in devices.values()})
-    safe = {name: verifier.safe_flags for name, verifier in verifiers.items()}
+    safe = {name: verifier.safe_flags for name, verifier in by_type.items()}
     lines += _reference_entry(claims, safe, name=options.node, secondary=types, roles=roles)
     for label, device in devices.items():
         name = f"{options.node}-{label}"

@@ -21,8 +21,7 @@ from sealane.client import Client, connect, translated
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.audit import Head, verify_log
 from sealane.crypto.certificates import anchor_key, parse_anchor
-from sealane.crypto.evidence.collateral import Collateral
-from sealane.daemon.broker.assembly import evidence_verifiers
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.daemon.broker.policy import (
     SIGNATURE_SUFFIX,
     OwnerPrivateKey,
@@ -51,8 +50,8 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
         owner = parse_owner_key(read_document(options.owner_key), source=str(options.owner_key))
         verify_owner(document, read_signature(options.file), owner=owner)
         signature = "valid"
-    verifiers = evidence_verifiers(Collateral)
-    found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in verifiers})
+    known = verifiers(Trusted())
+    found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in known})
     output.show_one(
         {
             "version": policy.version,

@@ -1,4 +1,4 @@
-"""What a training job imports: `async with sealane.client.connect() as client: …`."""
+"""The client of a training job: `async with sealane.client.connect() as client: …`."""
 
 from sealane._native import ChunkBitmap
 from sealane.client.calls import translated

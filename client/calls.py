@@ -1,4 +1,4 @@
-"""What all calls of the daemon have in common: how long they may take, what their failures are."""
+"""Time-outs and errors of all calls to the daemon."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 
 CALL_SECONDS: Final = 60.0
-"""The most that a call may take, unless it says so itself."""
+"""Time-out of a call that has none of its own."""
 
 
 @contextlib.contextmanager
 def translated(peer: str = "sealaned") -> Iterator[None]:
-    """Turn a failed call of `peer` inside the block into the Sealane error it stands for."""
+    """Raise a failed call to `peer` inside the block as the Sealane error it stands for."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -24,7 +24,7 @@ def translated(peer: str = "sealaned") -> Iterator[None]:
 
 @contextlib.contextmanager
 def sayable(reason: str) -> Iterator[None]:
-    """Raise UsageError `reason` for values that no request can have."""
+    """Raise UsageError `reason` for values that don't fit the request's fields."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -19,6 +19,7 @@ import grpc
 
 from sealane.client.calls import CALL_SECONDS, translated
 from sealane.client.disk import Disk
+from sealane.client.facade import any_thread
 from sealane.client.grants import listen_session, open_session
 from sealane.client.session import Session
 from sealane.client.volume import Volume, front_end_of
@@ -41,7 +42,7 @@ _CONNECT_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """What the daemon is."""
+    """Identity, roles and state of a daemon."""
 
     node: str
     version: str
@@ -56,10 +57,13 @@ class NodeStatus:
 class Client:
     """An open connection.
 
-    `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `devices` that of its devices,
-    `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
+    The asynchronous client also has gRPC stubs: `sessions` of a fabric, `subsystems` of a target,
+    and of a broker `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and
+    `audit_log`.
     """
+
+    volumes: Volumes
+    """Calls about volumes."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
@@ -72,6 +76,7 @@ class Client:
         self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
+    @any_thread
     def open(
         self,
         volume: Volume,
@@ -82,8 +87,8 @@ class Client:
     ) -> Disk:
         """Read and write a volume that `attach` returned: `async with client.open(volume) as disk`.
 
-        `timeout_seconds` is how long one command may take; `hold_seconds` how long a call is tried
-        again while the gateway, or what is behind it, is away.
+        `timeout_seconds` bounds one command. `hold_seconds` is how long a failing call is retried
+        while the gateway, or the target behind it, is unavailable.
         """
         return Disk(
             front_end_of(volume),
@@ -139,12 +144,12 @@ class Client:
         )
 
     async def node(self) -> nodes_pb2.Node:
-        """Return what the daemon is, and what its roles show to their peers."""
+        """Return the daemon's identity and state as a message, with what its roles publish."""
         with translated():
             return await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=CALL_SECONDS)
 
     async def status(self) -> NodeStatus:
-        """Return what the daemon is."""
+        """Return the daemon's identity, roles and state."""
         node = await self.node()
         expires = None
         if node.HasField("certificate_expire_time"):

@@ -5,9 +5,9 @@
         await disk.write(1000, b"any bytes, anywhere")
         await disk.flush()
 
-Sectors that a write covers in part are read, changed and written back by fused compare-and-write,
-again if somebody else changed them meanwhile: writers of different bytes of one sector, on this
-host or others, never undo each other.
+A sector that a write covers in part is read, changed and written by a fused compare-and-write,
+which is retried if another writer changed the sector in between. So writers of different bytes of
+one sector, on this host or others, never undo each other's writes.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sealane.client.disk_queues import QUEUES_MAX, DiskQueues, FrontEnd
+from sealane.client.facade import any_thread
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.volume_queue import Readable, VolumeQueue
 
 OPERATIONS_MAX: Final = 256
-"""Calls of one disk that run at once; more wait their turn."""
+"""Most concurrent calls of one disk; others wait."""
 CHANGE_ATTEMPTS_MAX: Final = 64
-"""Times a sector may be changed by others between its read and its write, for one call."""
+"""Most attempts of one call to change a sector that others change, too."""
 _CHANGE_PAUSE_SECONDS: Final = 0.0005
 _CHANGE_PAUSE_SECONDS_MAX: Final = 0.05
 _COMPARE_FAILURE: Final = 0x285
@@ -37,7 +38,7 @@ _RANGE_BLOCKS_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskHandle:
-    """All that is needed to open a disk, here or in another process: plain values."""
+    """The values needed to open a disk, here or in another process."""
 
     front_end: FrontEnd
     queue_count: int = 2
@@ -45,7 +46,7 @@ class DiskHandle:
     hold_seconds: float = 60.0
 
     def open(self) -> "Disk":
-        """Return a disk of this process: `async with handle.open() as disk`."""
+        """Return an asynchronous disk: `async with handle.open() as disk`."""
         return Disk(
             self.front_end,
             queue_count=self.queue_count,
@@ -55,14 +56,14 @@ class DiskHandle:
 
 
 class Disk:
-    """`async with client.open(volume) as disk`.
+    """A volume as a sequence of bytes: `async with client.open(volume) as disk`.
 
-    Calls raise UsageError (a range outside the disk, an unaligned write that the controller can't
-    do atomically; `client.forked`: a parent of this process opened the disk: open its `handle`),
-    SectorVerificationError (what is stored isn't what was written; with its LBA), NvmeStatusError
-    (any other refusal) and UnavailableError (`disk.timeout`: the front end didn't
-    come back; `disk.contended`: others kept changing the sector). A write that raised or was
-    cancelled may have happened, whole or in part. Overlapping calls happen in any order.
+    Calls raise UsageError (a range outside the disk; an unaligned write that the controller can't
+    do atomically; `client.forked`: the parent process opened the disk: open its `handle` here),
+    SectorVerificationError (a stored sector isn't what was written; it has the LBA),
+    NvmeStatusError (any other refusal) and UnavailableError (`disk.timeout`: the front end stayed
+    away; `disk.contended`: others kept changing the sector). A write that failed or was cancelled
+    may have been done, as a whole or in part. Overlapping calls are done in any order.
 
     Buffers must not be changed while a call uses them.
     """
@@ -108,31 +109,34 @@ class Disk:
 
     @property
     def handle(self) -> "DiskHandle":
-        """What opens the same disk in another process; it can be pickled, and holds the secret."""
+        """Opens the same disk in another process; it can be pickled, and holds the secret."""
         return self._handle
 
+    @any_thread
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("a disk isn't pickled: pickle its `handle`, and open that where it arrives")
+        raise TypeError(
+            "a disk can't be pickled: pickle its `handle`, and open that in the other process"
+        )
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self._size
 
     @property
     def sector_bytes(self) -> int:
-        """Bytes of a sector; calls that cover whole sectors are the fast ones."""
+        """Size of a sector in bytes; calls on whole sectors are faster."""
         return self._sector_bytes
 
     async def open(self) -> None:
-        """Connect; `async with` does."""
+        """Connect; `async with` does this."""
         await self._queues.open()
         namespace = self._queues.namespace
         self._sector_bytes = namespace.block_bytes
         self._size = namespace.block_count * namespace.block_bytes
 
     async def close(self) -> None:
-        """Leave the front end. Nothing is flushed."""
+        """Disconnect from the front end, without a flush."""
         await self._queues.close()
 
     # Calls.
@@ -145,7 +149,7 @@ class Disk:
         return bytes(buffer)
 
     async def readinto(self, offset: int, buffer: bytearray | memoryview) -> int:
-        """Fill `buffer` from `offset`; returns its size in bytes."""
+        """Fill `buffer` from `offset`; return its size in bytes."""
         view = memoryview(buffer).cast("B")
         self._check(offset, len(view))
         async with self._turn(offset):
@@ -158,7 +162,7 @@ class Disk:
         return len(view)
 
     async def write(self, offset: int, data: Readable, *, durable: bool = False) -> int:
-        """Write `data` at `offset`; returns its size in bytes. `durable`: survives a power cut."""
+        """Write `data` at `offset`; return its size in bytes. `durable`: survives a power cut."""
         view = memoryview(data).cast("B")
         self._check(offset, len(view))
         pieces = list(self._parts(offset, len(view)))
@@ -177,12 +181,12 @@ class Disk:
         return len(view)
 
     async def flush(self) -> None:
-        """Make every write that has returned durable."""
+        """Make durable every write that has returned."""
         async with self._turn(0):
             await self._queues.run(lambda queue: queue.flush())
 
     async def write_zeroes(self, offset: int, length: int) -> None:
-        """Make exactly these bytes zero, without moving whole sectors of them."""
+        """Set exactly these bytes to zero; whole sectors without moving data."""
         self._check(offset, length)
         pieces = list(self._parts(offset, length))
         self._check_whole(pieces)
@@ -196,7 +200,7 @@ class Disk:
             await _together([zero_part(*piece) for piece in pieces])
 
     async def discard(self, offset: int, length: int) -> None:
-        """Give up the whole sectors inside the range: they read as zeros. Others stay."""
+        """Deallocate the whole sectors inside the range: they read as zeros. Others stay."""
         self._check(offset, length)
         size = self._sector_bytes
         first, end = -(-offset // size), (offset + length) // size
@@ -205,10 +209,10 @@ class Disk:
                 ranges = [(lba, min(_RANGE_BLOCKS_MAX, end - lba))]
                 await self._queues.run(partial(VolumeQueue.deallocate, ranges=ranges))
 
-    # Parts of calls: whole sectors, or bytes of one.
+    # Parts of calls: whole sectors, or bytes of one sector.
 
     def _parts(self, offset: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a range into at most three: bytes of one sector, whole sectors, bytes of one."""
+        """Cut a range into at most three: bytes of a sector, whole sectors, bytes of a sector."""
         size, end = self._sector_bytes, offset + length
         first_whole, last_whole = -(-offset // size) * size, end // size * size
         if first_whole > last_whole:
@@ -260,7 +264,7 @@ class Disk:
         await self._queues.run(lambda queue: queue.write_zeroes(offset // size, length // size))
 
     async def _change(self, offset: int, data: memoryview) -> None:
-        """Replace bytes of one sector, whatever others do to it meanwhile."""
+        """Replace bytes of one sector, atomically against other writers."""
         lba, start = divmod(offset, self._sector_bytes)
         async with self._only_changer(lba):
             for attempt in range(CHANGE_ATTEMPTS_MAX):
@@ -297,7 +301,7 @@ class Disk:
 
     @contextlib.asynccontextmanager
     async def _only_changer(self, lba: int) -> AsyncIterator[None]:
-        """Let one call of this disk at a time change a sector: they wait instead of colliding."""
+        """Let one call of this disk at a time change a sector: others wait."""
         lock, users = self._changing.get(lba, (asyncio.Lock(), 0))
         self._changing[lba] = lock, users + 1
         try:
@@ -321,7 +325,7 @@ class Disk:
 
 
 async def _together(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first error, once none of them runs any more."""
+    """Run all at once; raise the first error after all have ended."""
     if len(parts) == 1:
         await parts[0]
         return

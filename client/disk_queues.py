@@ -1,4 +1,4 @@
-"""A disk's association with its front end: several queues, made again whenever they are lost."""
+"""A disk's queues at its front end, which are opened again whenever they are lost."""
 
 import asyncio
 import contextlib
@@ -29,19 +29,19 @@ KEEP_ALIVE_MS: Final = 5000
 _RECONNECT: Final = ReconnectPolicy(first_seconds=0.05, most_seconds=2.0, give_up_seconds=None)
 _PAUSES: Final = ReconnectPolicy(first_seconds=0.02, most_seconds=1.0, give_up_seconds=None)
 RETRIES_MAX: Final = 5
-"""Times that a command is sent again which its controller refused for no passing reason, without
-saying "do not retry"; Linux's `nvme_core.max_retries` is the same."""
+"""Most retries of a command that its controller refused for a lasting reason, but without "do not
+retry"; Linux's `nvme_core.max_retries` is the same."""
 _FUSED_COMPARE_AND_WRITE: Final = 0x01
 # Command Interrupted, Transient Transport Error, Namespace Not Ready, and the path related ones
-# (NVMe Base 2.0, figures 98 and 102): the same command succeeds once something else has passed.
+# (NVMe Base 2.0, figures 98 and 102): the command succeeds once their cause has gone.
 _PASSING: Final = {0x021, 0x022, 0x082, 0x300, 0x302, 0x303}
-# Compare Failure is an answer: the same command would compare the same.
+# Compare Failure is a result: a retry would have the same.
 _ANSWERS: Final = {0x285}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnd:
-    """Where a plain namespace is, and who may use it."""
+    """Address of a plain namespace, and the host that may use it."""
 
     traddr: str
     trsvcid: int
@@ -65,11 +65,10 @@ class _Association:
 
 
 class DiskQueues:
-    """Runs calls on whichever queue has least to do; waits for the front end when it is gone.
+    """Runs calls on the least busy queue, and waits for the front end while it is unavailable.
 
-    `timeout_seconds` bounds one command, `hold_seconds` how long a call is tried again after it
-    failed for the first time. A call whose queue was lost is made again, so it must be one that may
-    be made twice.
+    `timeout_seconds` bounds one command, `hold_seconds` the retries of a call after its first
+    failure. A call whose queue was lost is repeated, so it must be idempotent.
     """
 
     def __init__(
@@ -95,18 +94,18 @@ class DiskQueues:
 
     @property
     def namespace(self) -> NamespaceIdentity:
-        """Size and format, as when the disk was opened."""
+        """Size and format at the time the disk was opened."""
         if self._namespace is None:
             raise UnavailableError("disk.closed", "the disk isn't open")
         return self._namespace
 
     @property
     def has_compare_and_write(self) -> bool:
-        """Whether the controller offers fused compare-and-write."""
+        """True if the controller offers fused compare-and-write."""
         return self._has_compare_and_write
 
     async def open(self) -> None:
-        """Connect once; failures are raised, not retried."""
+        """Connect once, without retries."""
         association = await self._connect()
         self._namespace = association.namespace
         self._has_compare_and_write = association.has_compare_and_write
@@ -114,10 +113,10 @@ class DiskQueues:
         self._is_open = True
 
     async def close(self) -> None:
-        """End every call and leave the controller."""
+        """End every call and disconnect."""
         self._is_open = False
         if os.getpid() != self._process:
-            # Everything of it is the parent's.
+            # The sockets and tasks are the parent's.
             self._association = None
             return
         await self._tasks.close()
@@ -126,10 +125,10 @@ class DiskQueues:
             await association.close()
 
     async def run(self, call: Callable[[VolumeQueue], Awaitable[None]]) -> None:
-        """Make a call on a queue, again if the queue is lost or the answer allows a retry.
+        """Make a call on a queue; retry if the queue is lost or the status allows a retry.
 
-        As a Linux host does ("do not retry", NVMe Base 2.0 §3.3.3.2.1), but by time and not by
-        count where what is waited for passes by itself.
+        As a Linux host does ("do not retry", NVMe Base 2.0 §3.3.3.2.1), but bounded by time instead
+        of a count where the cause is temporary.
         """
         check_process(self._process, "the disk")
         deadline, backoff, retries = None, Backoff(_PAUSES, random.random), 0
@@ -178,12 +177,12 @@ class DiskQueues:
         front = self._front_end
         return UnavailableError(
             "disk.timeout",
-            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached, or can't "
-            f"do what it is asked for, for {self._hold_seconds:g} s",
+            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} could not be reached, or "
+            f"could not do the command, for {self._hold_seconds:g} s",
         )
 
     def _lost(self, association: _Association, error: Error) -> None:
-        """Give a whole association up: nothing of it may be in flight when the next one begins."""
+        """Drop the association: none of its commands may be in flight when the next one begins."""
         if self._association is not association:
             return
         self._association = None
@@ -199,7 +198,7 @@ class DiskQueues:
                 try:
                     self._association = await self._connect()
                 except VerificationError as error:
-                    # Whoever answers isn't who it must be, and won't become it.
+                    # The wrong front end answers; retrying won't change that.
                     self._failure, self._is_open = error, False
                     return
                 except Error as error:

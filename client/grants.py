@@ -1,4 +1,4 @@
-"""How a job gets a session: open it or listen for it at the fabric, then fetch its rings."""
+"""Sessions for a job: open one or listen for one at the fabric, then fetch its rings."""
 
 import array
 import asyncio
@@ -24,7 +24,7 @@ INTRODUCTION: Final = bytes(TOKEN_BYTES)
 INTRODUCED: Final = b"\x02"
 HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
-"""Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
+"""Longer than a fabric tries: its call to the peer, then the validation of the path."""
 ABSENT: Final = "session.listener.absent"
 _LISTENER_POLL_SECONDS: Final = 0.05
 _REQUEST_RANGE: Final = "session.request.range"
@@ -47,11 +47,11 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
 
-    `peer_address` is the control address of the peer's fabric, `rate_bits_per_second` what either
-    end may send, headers included. `via_addresses`: where the data packets of each path go instead
-    of the peer's own addresses (relays); the session has no more paths. `wait_seconds`: how long to
-    try again while nobody listens there. `peer_tenant`: whose node the peer must be, if not our own
-    tenant's. `secret`: 16 to 64 bytes that the listener has to know, too.
+    `peer_address` is the control address of the peer's fabric. `rate_bits_per_second` limits each
+    end's sending, headers included. `via_addresses`: relays, one for each path, that get the data
+    packets instead of the peer's own addresses; the session has no other paths. `wait_seconds`: how
+    long to retry while there is no such listener. `peer_tenant`: the tenant that the peer's node
+    must belong to, our own if empty. `secret`: 16 to 64 bytes that the listener must know, too.
     """
     job_token = await introduce(sessions)
     with sayable(_REQUEST_RANGE):
@@ -92,9 +92,9 @@ async def listen_session(
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block.
 
-    It may be opened from `peer_nodes` (none: any node) of `peer_tenants` (none: our own tenant), by
-    a job that knows `secret` (16 to 64 bytes; empty: any job). Offers of others are refused, and
-    the listener goes on waiting.
+    The peer's node must be one of `peer_nodes` (none: any node) of `peer_tenants` (none: our own
+    tenant), and its job must know `secret` (16 to 64 bytes; empty: any job). Other offers are
+    refused, and the listener goes on waiting.
     """
     job_token = await introduce(sessions)
     with sayable(_REQUEST_RANGE):
@@ -120,9 +120,9 @@ async def _granted(
 
 
 async def introduce(sessions: "SessionsAsyncStub") -> bytes:
-    """Return the token that names this process in calls: what it opens ends with it.
+    """Return the token that names this process in calls: its sessions end when it ends.
 
-    Raises UnavailableError if nobody serves the fabric's ring socket, or there are too many jobs.
+    Raises UnavailableError if the fabric's ring socket isn't served, or there are too many jobs.
     """
     with translated(_FABRIC):
         fabric = await sessions.GetFabric(
@@ -132,14 +132,14 @@ async def introduce(sessions: "SessionsAsyncStub") -> bytes:
         answer = connection.recv(1 + TOKEN_BYTES)
     if answer[:1] != INTRODUCED or len(answer) != 1 + TOKEN_BYTES:
         raise UnavailableError(
-            "session.job.refused", "the fabric takes this process for no job: see its log"
+            "session.job.refused", "the fabric doesn't accept this process as a job: see its log"
         )
     return answer[1:]
 
 
 @contextlib.asynccontextmanager
 async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]:
-    """Send a token to the ring socket, and wait for the answer, which the block reads."""
+    """Send a token to the ring socket and wait for an answer, which the block reads."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
@@ -159,7 +159,7 @@ async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]
 async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
     """Redeem a grant at the fabric's ring socket.
 
-    Raises UnavailableError if the token is spent or too old, or nobody serves the socket.
+    Raises UnavailableError if the token is spent or too old, or the socket isn't served.
     """
     async with _asked(grant.ring_socket, grant.ring_token) as connection:
         answer, descriptors = _receive_descriptors(connection)

@@ -1,14 +1,16 @@
-"""An event loop on a thread of its own: what the client without asyncio runs on."""
+"""An event loop on a thread of its own, on which the synchronous client runs its calls."""
 
 import asyncio
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from sealane.client.forks import check_process
+from sealane.errors import UsageError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -25,16 +27,17 @@ class Loop:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child: the thread that runs calls is its parent's."""
+        """True in a forked child, which doesn't have the loop's thread."""
         return os.getpid() != self._process
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a call to its end; if this thread is interrupted, the call is cancelled.
 
-        UsageError `client.forked` in a forked child.
+        Raises UsageError: `client.forked` in a forked child, `client.callback` on the loop's own
+        thread, which would wait for itself.
         """
         try:
-            check_process(self._process, "what this call belongs to")
+            self._check_caller()
         except BaseException:
             call.close()
             raise
@@ -52,19 +55,27 @@ class Loop:
             return
         asyncio.run_coroutine_threadsafe(call, self._loop)
 
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a plain function on the loop's thread, where what belongs to the loop is touched."""
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a plain function on the loop's thread, for objects that belong to the loop."""
 
         async def called() -> T:
-            return function(*arguments)
+            return function(*args, **kwargs)
 
         return self.run(called())
 
+    def _check_caller(self) -> None:
+        check_process(self._process, "the client or disk that this call is made on")
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                "client.callback",
+                "a callback of the synchronous client can't call that client: return first",
+            )
+
     def close(self) -> None:
-        """Cancel what is under way and end the thread; in a forked child it does nothing."""
+        """Cancel the calls in flight and end the thread; do nothing in a forked child."""
         if self.is_forked:
             return
-        self.run(_others_cancelled())
+        self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -74,7 +85,7 @@ class Loop:
 
 @contextlib.contextmanager
 def running() -> Iterator[Loop]:
-    """Have a loop inside the block."""
+    """Run a loop for the length of the block."""
     loop = Loop()
     try:
         yield loop
@@ -82,19 +93,9 @@ def running() -> Iterator[Loop]:
         loop.close()
 
 
-async def _others_cancelled() -> None:
-    """End what an interrupted thread left behind."""
+async def _cancel_others() -> None:
+    """Cancel the calls of interrupted threads, and wait for their ends."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-async def entered(manager: contextlib.AbstractAsyncContextManager[T]) -> T:
-    """Enter on the loop what is left by `left`."""
-    return await manager.__aenter__()
-
-
-async def left(manager: contextlib.AbstractAsyncContextManager[Any]) -> None:
-    """Leave it in order."""
-    await manager.__aexit__(None, None, None)

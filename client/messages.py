@@ -1,4 +1,4 @@
-"""What a job says of a message it sends, and hears of one that has ended."""
+"""Options of a message, and the results of one that has ended."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     Bytes: TypeAlias = Buffer | npt.NDArray[Any]
-    """Memory of a session's region: what `Session.empty` returns, and any contiguous view of it."""
+    """Memory of a session's region: an array of `Session.empty`, or any contiguous view of it."""
 
 
 _BLOCK_MAX: Final = 255
-"""Packets of a block of a code, and blocks interleaved (docs/formats/ring-abi.md)."""
+"""Most packets of a code's block, and most interleaved blocks (docs/formats/ring-abi.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveRepeat:
-    """Lost packets are sent again: no overhead, but round trips of delay."""
+    """Retransmits lost packets: no overhead, but a loss costs round trips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureCoded:
-    """Every k packets travel with m of parity; up to m losses cost no time.
+    """Sends m packets of parity with every k packets; up to m losses of these cost no time.
 
-    `depth` blocks of k are interleaved: a burst of losses is shared by them.
+    `depth` blocks of k are interleaved, so a burst of losses is spread over them.
     """
 
     k: int = 32
@@ -34,7 +34,7 @@ class ErasureCoded:
     depth: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError `session.post.reliability` for what is no code."""
+        """Raise UsageError `session.post.reliability` for numbers out of range."""
         if min(self.k, self.m) < 1 or self.k + self.m > _BLOCK_MAX:
             raise UsageError(
                 "session.post.reliability",
@@ -49,14 +49,15 @@ class ErasureCoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """As the session's plan has it for the length: by what is known of the path's loss."""
+    """Chooses a scheme from the session's plan, by the length and the known loss of the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreliable:
-    """Packets go out once: the send ends when all have left, the receiver sees what has landed.
+    """Sends each packet once; the send ends when all have left.
 
-    Such a receive ends by `ReceiveOperation.complete`, unless everything arrives.
+    The receiver sees what has landed; its receive ends by `ReceiveOperation.complete`, unless
+    everything arrives.
     """
 
 
@@ -65,7 +66,7 @@ Reliability = SelectiveRepeat | ErasureCoded | Auto | Unreliable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message that the peer has, or for `Unreliable` one that has left."""
+    """A message that the peer has received, or with `Unreliable` one that has left."""
 
     message: int
     length: int
@@ -84,8 +85,8 @@ class Received:
     length: int
     immediate: int | None
     is_partial: bool = False
-    """It was ended by `complete` with chunks missing."""
+    """`complete` ended it with chunks missing."""
     chunks: bytes | None = None
-    """Of a partial one: a byte for each chunk of the buffer, 1 where it had landed.
+    """Of a partial message: a byte for each chunk of the buffer, 1 if it had landed.
 
-    None if a later receive had its slot already."""
+    None if a later receive had already taken the slot."""

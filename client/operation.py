@@ -1,4 +1,4 @@
-"""What was posted on a session's ring, until it ends."""
+"""Operations posted on a session's ring."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from sealane._native import Completion
+from sealane.client.facade import any_thread
 from sealane.errors import Error, SessionError, UsageError
 
 R = TypeVar("R")
@@ -13,55 +14,58 @@ R = TypeVar("R")
 _WHY: Final = {
     "outcome_unknown": "the session ended before the peer's answer",
     "aborted": "the session ended before it was done",
-    "too_long": "the message is longer than the room that the receiver has for it",
+    "too_long": "the message is longer than the receiver's buffer for it",
     "refused": "the fabric can't do it",
-    "cancelled": "it was given up, here or by the peer",
-    "limit": "this job has as many under way as it may: `sealanectl session limits`",
-    "overlap": "another receive is under way in the same bytes",
-    "draining": "this fabric or the peer's stops, and sends nothing new",
+    "cancelled": "it was cancelled, here or by the peer",
+    "limit": "this job has its maximum of operations in flight: `sealanectl session limits`",
+    "overlap": "another receive in flight uses the same bytes",
+    "draining": "this fabric or the peer's is stopping, and sends nothing new",
 }
-"""Ends of an operation that are errors, for people; exactly: docs/formats/ring-abi.md."""
+"""Error statuses of an operation, for people; the definitions: docs/formats/ring-abi.md."""
 
 
 class Operation(Generic[R]):
-    """A send or a receive that was posted. Await it, or `wait` with a time-out.
+    """A posted send or receive; `wait` for it.
 
-    Who stops waiting does not stop the operation: its bytes stay in use until it ends. Any number
-    of tasks may wait, now or later; `asyncio.gather` and its like wait for many.
+    Giving up waiting does not stop the operation: its bytes stay in use until it ends. Any number
+    of callers may wait, also after the end. With asyncio it is awaitable: `asyncio.gather` and the
+    like wait for many.
     """
 
     GOOD = frozenset({"ok", "partial"})
-    """Statuses that are no error."""
+    """Statuses that aren't errors."""
 
     def __init__(self, held: object, result: Callable[[Completion], R]) -> None:
-        # The memory of a send or a receive is not free again before its end.
+        # Keeps the memory of a send or receive alive until its end.
         self._held = [held]
         self._result = result
         self._ended = asyncio.Event()
         self._completion: Completion | None = None
         self._error: Error | None = None
         self.handle = -1
-        """Names the operation on the ring."""
+        """Identifies the operation on the ring."""
 
+    @any_thread
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the operation has ended, with success or not."""
         return self._ended.is_set()
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.wait().__await__()
 
     async def wait(self, *, timeout_seconds: float | None = None) -> R:
-        """Wait for the end.
+        """Wait for the end and return the result.
 
-        Raises SessionError: `session.wait.timeout` if that takes too long (it goes on),
-        `session.message.…` if the message did not arrive or nobody knows.
+        Raises SessionError: `session.wait.timeout` after the time-out (the operation goes on),
+        `session.message.…` if the message did not arrive, or may not have.
         """
         async with bounded(timeout_seconds):
             await self._ended.wait()
         return self.result()
 
+    @any_thread
     def result(self) -> R:
-        """Return what came of it; raises as `wait`, and UsageError while it goes on."""
+        """Return the result; raises as `wait`, and UsageError before the end."""
         if self._error is not None:
             raise self._error
         if self._completion is None:
@@ -69,7 +73,7 @@ class Operation(Generic[R]):
         return self._result(self._completion)
 
     def settle(self, outcome: Completion | Error) -> None:
-        """Say how it ended; the session does."""
+        """Set the outcome; called by the session."""
         if isinstance(outcome, Error):
             self._error = outcome
         elif outcome.status not in self.GOOD:
@@ -83,7 +87,7 @@ class Operation(Generic[R]):
 
 
 class Command(Operation[Completion]):
-    """What names another operation; it may be too late for it."""
+    """A request about another operation, which may have ended already."""
 
     GOOD = frozenset({"ok", "refused"})
 
@@ -94,10 +98,9 @@ class Command(Operation[Completion]):
 async def wait_all(
     operations: Sequence[Operation[R]], *, timeout_seconds: float | None = None
 ) -> list[R]:
-    """Wait for many operations; returns their results in order.
+    """Wait for many operations; return their results in order.
 
-    Raises what the first one raises that ended badly, or SessionError `session.wait.timeout`; the
-    others go on.
+    Raises the first error of any of them, or SessionError `session.wait.timeout`; the others go on.
     """
     async with bounded(timeout_seconds):
         return await asyncio.gather(*operations)

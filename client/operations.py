@@ -1,4 +1,4 @@
-"""Operations of a session that were posted: sends, streams, receives."""
+"""Posted operations of a session: sends, streams, receives."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Posted(Operation[R]):
-    """An operation that may post others which name it."""
+    """An operation that can post requests about itself."""
 
     def __init__(self, posts: Posts, held: object, result: Callable[[Completion], R]) -> None:
         super().__init__(held, result)
@@ -22,7 +22,7 @@ class Posted(Operation[R]):
 
 
 class SendOperation(Posted[Sent]):
-    """A send that was posted."""
+    """A posted send."""
 
     def __init__(self, posts: Posts, held: object) -> None:
         super().__init__(
@@ -37,9 +37,10 @@ class SendOperation(Posted[Sent]):
         )
 
     async def cancel(self) -> bool:
-        """Give the message up at both ends, unless it has ended: then False.
+        """Cancel the message at both ends; return False if it has already ended.
 
-        The operation ends as `session.message.cancelled`; so does the receive, unless it had all.
+        The operation ends as `session.message.cancelled`, and so does the receive, unless it was
+        complete.
         """
         ring = self._posts.ring
         return await self._posts.command(
@@ -50,8 +51,8 @@ class SendOperation(Posted[Sent]):
 class StreamOperation(SendOperation):
     """A message whose parts are written one by one, anywhere in the receiver's buffer.
 
-    A reliable one ends when all that was written before `end` has arrived, an unreliable one when
-    all has left.
+    A reliable stream ends when all parts written before `end` have arrived, an unreliable one when
+    all have left.
     """
 
     async def write(
@@ -64,10 +65,10 @@ class StreamOperation(SendOperation):
     ) -> None:
         """Send `data`, or a range of the region, to that offset of the receiver's buffer.
 
-        In any order, with gaps, and again. Offset and length are multiples of the session's
-        `unit_bytes`; a part that reaches the end of the stream's range may be shorter. The bytes
-        must not change until the stream has ended. Raises UsageError `session.stream.part` if the
-        stream has ended, or for a part that can't be.
+        Parts may come in any order, leave gaps, and overwrite each other. Offset and length are
+        multiples of the session's `unit_bytes`; a part that reaches the end of the stream's range
+        may be shorter. The bytes must not change until the stream has ended. Raises UsageError
+        `session.stream.part` if the stream has ended, or the part breaks these rules.
         """
         start, size = self._posts.place(data, offset, length)
         self._held.append(data)
@@ -85,11 +86,11 @@ class StreamOperation(SendOperation):
         )
 
     async def end(self) -> None:
-        """Say that nothing more will be written."""
+        """End the stream: no more parts will be written."""
         ring = self._posts.ring
         await self._do(
             lambda number: ring.post_end(stream=self.handle, user_data=number),
-            "there is no stream to end: it has ended, or was told to",
+            "there is no stream to end: it has ended, or `end` was called before",
         )
 
     async def _do(self, post: Callable[[int], int], refused: str) -> None:
@@ -98,10 +99,13 @@ class StreamOperation(SendOperation):
 
 
 class ReceiveOperation(Posted[Received]):
-    """A receive that was posted: what has landed of it can be seen before it is whole.
+    """A posted receive, whose chunks can be used before the message is complete.
 
-    Chunks are `Session.chunk_bytes` long, the last one of a message shorter.
+    Chunks are `Session.chunk_bytes` long; the last one of a message may be shorter.
     """
+
+    chunk_count: int
+    """Chunks of the buffer; a message may take fewer."""
 
     def __init__(self, posts: Posts, held: object, *, offset: int, length: int) -> None:
         super().__init__(
@@ -119,18 +123,17 @@ class ReceiveOperation(Posted[Received]):
         self._landed: bytes | None = None
         self._bitmap: ChunkBitmap | None = None
         self.chunk_count = -(-length // posts.chunk_bytes)
-        """Chunks of the buffer, of which a message may take fewer."""
 
     def settle(self, outcome: Completion | Error) -> None:
-        """Say how it ended, and keep what had landed of a partial message."""
+        """Set the outcome, and keep the map of chunks of a partial message."""
         if not isinstance(outcome, Error) and outcome.status == "partial":
             self._landed = self.chunks()
         super().settle(outcome)
 
     async def complete(self) -> bool:
-        """End the receive with what has landed; nothing changes its bytes any more.
+        """End the receive with what has landed; its bytes no longer change.
 
-        False if it had ended. One that no slot had been found for ends as
+        Return False if it had already ended. A receive that has no slot yet ends as
         `session.message.cancelled`.
         """
         ring = self._posts.ring
@@ -139,9 +142,9 @@ class ReceiveOperation(Posted[Received]):
         )
 
     async def packet_map(self, chunk: int) -> bytes | None:
-        """Return a byte for each unit of a chunk: 1 if it has landed. Asks the fabric.
+        """Ask the fabric for the map of a chunk: a byte for each unit, 1 if it has landed.
 
-        None if nothing of the message has arrived yet, or all of it has.
+        None before the first packet has arrived, and once all have.
         """
         self._check_chunks(chunk, chunk + 1)
         ring = self._posts.ring
@@ -154,9 +157,9 @@ class ReceiveOperation(Posted[Received]):
         return bytes(completion.packets[unit // 8] >> unit % 8 & 1 for unit in range(units))
 
     async def immediate(self) -> int | None:
-        """Return the sender's immediate, known from the first packet on. Asks the fabric.
+        """Ask the fabric for the sender's immediate, which is known from the first packet on.
 
-        None if nothing of the message has arrived yet, or it has none.
+        None before that, or if the message has none.
         """
         if not self.done():
             ring = self._posts.ring
@@ -171,19 +174,19 @@ class ReceiveOperation(Posted[Received]):
         """Return the live bitmap: a read-only buffer of a byte for each chunk of the buffer.
 
         `memoryview` and `numpy.frombuffer` take it without a copy; a byte becomes 1 when its chunk
-        is whole in the region. It is for looking: before bytes of the region are used, ask
-        `chunks` or `wait_chunks`. The bytes are about this receive while `is_current`; they belong
-        to a later one that has its slot. None while the fabric has not taken the receive, and once
-        a later one has its slot.
+        is complete in the region. It only informs: before using bytes of the region, call `chunks`
+        or `wait_chunks`. It describes this receive while `is_current`; afterwards a later receive
+        has its slot. None before the fabric has taken the receive, and once a later one has its
+        slot.
         """
         if self._bitmap is None:
             self._bitmap = self._posts.bitmap(self.handle, self.chunk_count)
         return self._bitmap
 
     def chunks(self) -> bytes | None:
-        """Return a byte for each chunk of the buffer: 1 if it is whole in the region.
+        """Return a byte for each chunk of the buffer: 1 if it is complete in the region.
 
-        None while the fabric has not taken the receive, and once a later receive has its slot.
+        None before the fabric has taken the receive, and once a later receive has its slot.
         """
         bitmap = self.bitmap()
         return None if bitmap is None else bitmap.read()
@@ -191,9 +194,9 @@ class ReceiveOperation(Posted[Received]):
     async def wait_chunks(
         self, start: int = 0, end: int | None = None, *, timeout_seconds: float | None = None
     ) -> None:
-        """Wait until the chunks `start` to `end` (all: None) are in the region, or it has ended.
+        """Wait until chunks `start` to `end` (None: all) are in the region or the receive ends.
 
-        Raises as `wait`, if the receive ends badly before.
+        Raises as `wait` if the receive fails first.
         """
         end = self.chunk_count if end is None else end
         self._check_chunks(start, end)

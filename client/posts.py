@@ -1,4 +1,4 @@
-"""A job's end of a session's ring: what is posted, in order, and what came of it."""
+"""A job's end of a session's ring: posts operations in order, and collects completions."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ COMPLETIONS_PER_TURN: Final = 64
 
 
 class Posts:
-    """What is on the ring, and who waits for room on it."""
+    """The operations on the ring, and the callers that wait for room on it."""
 
     def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
         self.session = session
@@ -28,9 +28,9 @@ class Posts:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._open: dict[int, Operation[Any]] = {}
-        # Held while posting, so that operations reach the ring in the order they were asked for.
+        # Held while posting, so that operations reach the ring in the order of the calls.
         self._posting = asyncio.Lock()
-        # Commands don't wait behind those: what they cancel may be what there is no room for.
+        # Commands don't wait behind them: the ring may be full of the operations they cancel.
         self._commanding = asyncio.Lock()
         self._room = asyncio.Event()
         self._chunk_watchers: set[asyncio.Event] = set()
@@ -42,23 +42,23 @@ class Posts:
         self._loop.add_reader(ring.fileno(), self._collect)
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
-        """Post nothing more, and wait until everything posted has ended, well or not.
+        """Refuse new posts, and wait until everything posted has ended, with success or not.
 
-        Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
+        Raises SessionError `session.wait.timeout`; the session then stays open for what is posted.
         """
         self._is_draining = True
         async with bounded(timeout_seconds):
             await self._idle.wait()
 
     def close(self) -> None:
-        """End everything, and give the rings back."""
+        """End all operations and release the rings."""
         self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
         self.is_closed = True
         self.ring.close()
 
     @contextlib.contextmanager
     def watching_chunks(self) -> Iterator[asyncio.Event]:
-        """Have an event set whenever chunks have landed or operations have ended."""
+        """Yield an event that is set whenever chunks have landed or operations have ended."""
         changed = asyncio.Event()
         if self._ended is None and not self._chunk_watchers:
             self.ring.wake_for_chunks(True)
@@ -71,11 +71,11 @@ class Posts:
                 self.ring.wake_for_chunks(False)
 
     def bitmap(self, handle: int, chunk_count: int) -> ChunkBitmap | None:
-        """Find the bitmap of a receive; None without a slot of its own, and after `close`."""
+        """Return the bitmap of a receive; None if it has no slot, and after `close`."""
         return None if self.is_closed else self.ring.bitmap(handle, chunk_count)
 
     def place(self, data: "Bytes | None", offset: int, length: int | None) -> tuple[int, int]:
-        """Return (offset, length) in the region; UsageError for bytes elsewhere."""
+        """Return (offset, length) in the region; UsageError for bytes outside it."""
         if (data is None) == (length is None):
             raise UsageError("session.post.range", "either data or the length of a range is needed")
         if length is not None:
@@ -91,23 +91,23 @@ class Posts:
             raise UsageError("session.post.elsewhere", str(error)) from error
 
     async def post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
-        """Post a message or room for one; waits for room, in the order of those who ask."""
+        """Post a send or a receive; wait for room on the ring, first come first served."""
         await self._post(operation, post, self._posting)
 
     async def part(self, post: Callable[[int], int]) -> bool:
-        """Post a part of a stream, or its end; False if the stream can't have it (any more)."""
+        """Post a part of a stream, or its end; return False if the stream can't take it."""
         operation = Command()
         await self.post(operation, post)
         return (await operation).status == "ok"
 
     async def command(self, post: Callable[[int], int]) -> bool:
-        """Post what names another operation; False if that is not under way (any more)."""
+        """Post a request about an operation; return False if that isn't in flight."""
         return (await self.ask(post)).status == "ok"
 
     async def ask(self, post: Callable[[int], int]) -> Completion:
-        """Post what names another operation, and return what the fabric says.
+        """Post a request about an operation, and return the fabric's answer.
 
-        The ring keeps room for it, however many operations wait.
+        The ring reserves room for such requests.
         """
         operation = Command()
         await self._post(operation, post, self._commanding)
@@ -116,13 +116,13 @@ class Posts:
     async def _post(
         self, operation: Operation[Any], post: Callable[[int], int], order: asyncio.Lock
     ) -> None:
-        """Put an operation on the ring when there is room, in the order of those who want to."""
+        """Put an operation on the ring when there is room, in the order of the calls."""
         async with order:
             while not self._try_post(operation, post):
                 await self._room.wait()
 
     def _try_post(self, operation: Operation[Any], post: Callable[[int], int]) -> bool:
-        """Put an operation on the ring; False if there is no room, which `_room` then reports."""
+        """Put an operation on the ring; return False if it is full; `_room` says when it isn't."""
         if self._ended is not None:
             raise self._ended
         if self._is_draining:
@@ -147,7 +147,7 @@ class Posts:
         except OSError:
             why = self.ring.close_reason() or "its fabric is gone"
             self._end(SessionError("session.closed", f"{self.session.name} has ended: {why}"))
-        self._tell()
+        self._wake()
 
     def _end(self, error: Error) -> None:
         if self._ended is not None:
@@ -155,7 +155,7 @@ class Posts:
         self._ended = error
         self._loop.remove_reader(self.ring.fileno())
         for operation in self._open.values():
-            # What the fabric had completed was taken before: of the rest nobody knows.
+            # Completions of the fabric were collected before: the rest is unknown.
             operation.settle(
                 SessionError(
                     "session.message.outcome_unknown",
@@ -163,10 +163,10 @@ class Posts:
                 )
             )
         self._open.clear()
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
-        """Wake who waits for room, chunks, or the end of everything."""
+    def _wake(self) -> None:
+        """Wake all that wait for room, chunks, or the end of all operations."""
         self._room.set()
         for watcher in self._chunk_watchers:
             watcher.set()

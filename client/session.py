@@ -1,13 +1,14 @@
 """A job's end of a session: messages both ways, out of and into shared memory.
 
-The payload lies in the session's region, memory shared with the fabric; keys never come here. How
-it is used: docs/start/client-sessions.md; what crosses the rings: docs/formats/ring-abi.md.
+Payload lies in the session's region, memory shared with the fabric; the job never has keys. Usage:
+docs/start/client-sessions.md; format of the rings: docs/formats/ring-abi.md.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sealane._native import JobRing, RegionArray
+from sealane.client.facade import any_thread
 from sealane.client.messages import (
     Auto,
     ErasureCoded,
@@ -31,26 +32,32 @@ _IMMEDIATE_END: Final = 1 << 32
 class Session:
     """A session: the i-th send of either end lands in the i-th receive of the other.
 
-    It ends for good when it is closed, when the peer closes it, or when a process of it dies.
+    It ends when either end closes it, or when the job or the fabric of either end dies.
     """
+
+    session: sessions_pb2.Session
+    """The fabric's grant: name, peer, unit, rate."""
+    region: memoryview
+    """The whole shared memory, writable. `empty` doesn't know which bytes it is used for."""
+    chunk_bytes: int
+    """Length of a chunk, the unit in which a receive reports progress."""
 
     def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
         self.session = session
-        """What the fabric said at the grant: name, peer, unit, rate."""
         self._posts = Posts(ring, session)
         self.ring = ring
         self.region = self._posts.region
-        """All of the shared memory, writable. `empty` knows nothing of what is used through it."""
         self.chunk_bytes = ring.chunk_bytes
 
+    @any_thread
     def empty(
         self, shape: int | Sequence[int], dtype: object = "float32", *, alignment: int = 64
     ) -> RegionArray:
-        """Allocate an array in the region, its bytes as they happen to be.
+        """Allocate an uninitialised array in the region.
 
-        `dtype` is a name as NumPy and torch have them ("float32", "bfloat16"), or their own types.
-        `numpy.from_dlpack`, `torch.from_dlpack` and `torch.frombuffer` take it without a copy. Its
-        bytes are free again when no view of it is left. Raises UnavailableError
+        `dtype` is a type of NumPy or torch, or its name ("float32", "bfloat16").
+        `numpy.from_dlpack`, `torch.from_dlpack` and `torch.frombuffer` take the array without a
+        copy. Its bytes are freed with the last view of it. Raises UnavailableError
         `session.region.full`, UsageError `session.region.array`.
         """
         name = str(getattr(dtype, "name", None) or dtype).removeprefix("torch.")
@@ -71,9 +78,10 @@ class Session:
         reliability: Reliability | None = None,
         immediate: int | None = None,
     ) -> SendOperation:
-        """Post a message: `data`, which lies in the region, or a range of it. Waits for room.
+        """Post a send of `data`, which lies in the region, or of a range of the region.
 
-        The bytes must not change until the send has ended. Raises UsageError for bytes elsewhere.
+        Waits for room on the ring. The bytes must not change until the send has ended. Raises
+        UsageError for bytes outside the region.
         """
         code = reliability if isinstance(reliability, ErasureCoded) else None
         _check_immediate(immediate)
@@ -102,7 +110,7 @@ class Session:
         reliability: SelectiveRepeat | Unreliable | None = None,
         immediate: int | None = None,
     ) -> StreamOperation:
-        """Begin a message whose parts are written later, into the first `length` bytes there."""
+        """Begin a message whose parts are written later, up to `length` bytes in all."""
         _check_immediate(immediate)
         operation = StreamOperation(self._posts, None)
         await self._posts.post(
@@ -119,9 +127,9 @@ class Session:
     async def post_receive(
         self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> ReceiveOperation:
-        """Offer `into`, which lies in the region, or a range of it, to the next message.
+        """Post a receive into `into`, which lies in the region, or into a range of the region.
 
-        Waits for room on the ring. Raises UsageError for bytes elsewhere.
+        Waits for room on the ring. Raises UsageError for bytes outside the region.
         """
         offset, length = self._posts.place(into, offset, length)
         operation = ReceiveOperation(self._posts, into, offset=offset, length=length)
@@ -142,7 +150,7 @@ class Session:
     ) -> Sent:
         """Send a message and return when the peer has it: `post_send`, then `wait`.
 
-        Selective repeat unless said otherwise. `immediate`: 32 bits for the receiver.
+        The default reliability is selective repeat. `immediate`: 32 bits for the receiver.
         """
         operation = await self.post_send(
             data, offset=offset, length=length, reliability=reliability, immediate=immediate
@@ -152,14 +160,14 @@ class Session:
     async def receive(
         self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> Received:
-        """Take the next message and return when it is whole: `post_receive`, then `wait`.
+        """Receive the next message and return when it is complete: `post_receive`, then `wait`.
 
-        Raises SessionError if the message is longer than the room for it, or the session ended.
+        Raises SessionError if the message is longer than its buffer, or the session has ended.
         """
         return await (await self.post_receive(into, offset=offset, length=length)).wait()
 
     def statistics(self) -> dict[str, int]:
-        """Return the session's counters, as the fabric published them last.
+        """Return the session's counters as last published by the fabric.
 
         Raises SessionError `session.closed` after `close`.
         """
@@ -168,17 +176,17 @@ class Session:
         return self.ring.statistics()
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
-        """Post nothing more, and wait until everything posted has ended, well or not.
+        """Refuse new posts, and wait until everything posted has ended, with success or not.
 
-        Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
+        Raises SessionError `session.wait.timeout`; the session then stays open for what is posted.
         """
         await self._posts.drain(timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
-        """Give the rings back; the fabric then ends the session. Views of the region stay."""
+        """Release the rings; the fabric then ends the session. Views of the region stay valid."""
         self._posts.close()
 
 
 def _check_immediate(immediate: int | None) -> None:
     if immediate is not None and not 0 <= immediate < _IMMEDIATE_END:
-        raise UsageError("session.post.immediate", f"immediate {immediate}; it has 32 bits")
+        raise UsageError("session.post.immediate", f"immediate {immediate}; allowed: 0 to 2^32 - 1")

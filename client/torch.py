@@ -3,8 +3,8 @@
     import sealane.client.torch
     torch.distributed.init_process_group("sealane", init_method=..., rank=..., world_size=...)
 
-Importing it registers the back end. Each process talks to the fabric of its own machine; where the
-others' fabrics are they tell each other through torch's store. Settings come from the environment:
+Importing it registers the back end. Each process uses the fabric of its own machine; they exchange
+their fabrics' addresses through torch's store. Settings come from the environment:
 `SEALANE_SOCKET` (the daemon's socket) and `SEALANE_RATE` (bits per second of a session, headers
 included).
 """
@@ -54,14 +54,14 @@ _OPERATORS: Final = (
 class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has no types here
     """A group of torch.distributed over a ring of sessions.
 
-    Operations run in the order of their calls, on a thread of their own. One that fails or takes
-    longer than the group's time-out ends the group at all ranks; `Work.wait` raises the reason.
+    Operations run in the order of their calls, on a thread of their own. One that fails or exceeds
+    the group's time-out ends the group at all ranks; `Work.wait` raises the reason.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
         super().__init__(rank, size)
-        # torch's older versions forget what Python has of a work that only C++ still holds: those
-        # under way live here, and the newest that have ended, which somebody may be about to ask.
+        # Older versions of torch drop the Python part of a work that only C++ refers to. So works
+        # in flight are kept here, and the newest that have ended, which may still be queried.
         self._under_way: set[Operation] = set()
         self._ended: deque[Operation] = deque(maxlen=ENDED_KEPT)
         self._loop = Loop()
@@ -73,7 +73,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         )
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name by which torch knows it."""
+        """Return the back end's name in torch."""
         return "sealane"
 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> Any:
@@ -101,7 +101,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(tensors, run())
 
     def broadcast(self, tensors: list[Any], opts: Any) -> Any:
-        """Give all ranks the root's tensor."""
+        """Copy the root's tensor to all ranks."""
         (tensor,) = tensors
         root, seconds = opts.rootRank, _seconds(opts)
 
@@ -111,7 +111,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(tensors, _in_place(tensor, start))
 
     def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
-        """Give all ranks everybody's tensor."""
+        """Collect the tensors of all ranks at all ranks."""
         (tensor,), (gathered,) = inputs, outputs
 
         async def run() -> None:
@@ -126,7 +126,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(outputs[0], run())
 
     def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        """Give all ranks everybody's tensor, in one."""
+        """Collect the tensors of all ranks at all ranks, in one tensor."""
         own = tensor.detach().contiguous()
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
@@ -137,12 +137,12 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work([output], _in_place(output, start))
 
     def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
-        """Combine a list of tensors of all ranks; each gets the one of its number."""
+        """Combine lists of tensors of all ranks; rank r gets the r-th."""
         (output,), (tensors,) = outputs, inputs
         return self._reduce_scatter_base(output, torch.stack(list(tensors)), opts)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
-        """Combine tensors of all ranks; each gets the part of its number."""
+        """Combine tensors of all ranks; rank r gets the r-th part."""
         operator, seconds = _operator(opts), _seconds(opts)
         given = tensor.detach().contiguous()
 
@@ -154,7 +154,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work([output], _in_place(output, start))
 
     def gather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any) -> Any:
-        """Give the root everybody's tensor."""
+        """Collect the tensors of all ranks at the root."""
         (tensor,), root = inputs, opts.rootRank
         gathered = outputs[0] if self._group.rank == root else []
 
@@ -170,7 +170,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(gathered, run())
 
     def scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
-        """Give each rank its tensor of the root's."""
+        """Send each rank its tensor of the root's list."""
         (output,), root = outputs, opts.rootRank
         given = torch.stack(list(inputs[0])) if self._group.rank == root else output.detach()
 
@@ -182,7 +182,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(outputs, _in_place(output, start))
 
     def alltoall(self, outputs: list[Any], inputs: list[Any], opts: Any) -> Any:
-        """Give each rank a tensor, for one of each; all are of one shape."""
+        """Send a tensor to each rank and receive one from each; all have one shape."""
 
         async def run() -> None:
             given = torch.stack([tensor.detach() for tensor in inputs])
@@ -198,7 +198,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
     def alltoall_base(
         self, output: Any, tensor: Any, output_splits: Any, input_splits: Any, opts: Any
     ) -> Any:
-        """Give each rank an equal part of one tensor, for one of each."""
+        """Send an equal part of a tensor to each rank and receive one from each."""
         if output_splits or input_splits:
             raise UsageError("group.array", "parts of different lengths are not offered")
         given = tensor.detach().contiguous()
@@ -215,7 +215,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
     reduce_scatter_single = _reduce_scatter_base
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Any:
-        """Send a tensor to one rank; it takes them in this order, tags are compared only."""
+        """Send a tensor to one rank, which receives them in order; tags are only compared."""
         (tensor,) = tensors
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
@@ -224,7 +224,7 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(tensors, _in_place(tensor, start, writes=False))
 
     def recv(self, tensors: list[Any], source: int, tag: int) -> Any:
-        """Take the next tensor of one rank."""
+        """Receive the next tensor from one rank."""
         (tensor,) = tensors
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
@@ -237,11 +237,11 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work([], self._group.barrier(timeout_seconds=_seconds(opts)))
 
     def abort(self) -> None:
-        """End the group at once, at all ranks; what is under way fails."""
+        """End the group at once, at all ranks; operations in flight fail."""
         self._loop.call(self._group.abort)
 
     def shutdown(self) -> None:
-        """Leave the group in order, when the others have everything."""
+        """Leave the group once the other ranks have all data."""
         self._finalizer()
 
     def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> "Operation":
@@ -263,9 +263,9 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
 
 class Operation(Work):  # type: ignore[misc] # torch has no types here
-    """An operation under way: torch's Work. `wait` raises what went wrong, as a RuntimeError.
+    """An operation in flight: torch's Work. `wait` raises a failure's reason as a RuntimeError.
 
-    torch's own Work of a future keeps that to itself.
+    torch's own Work over a future doesn't show the reason.
     """
 
     def __init__(self, result: list[Any]) -> None:
@@ -276,7 +276,7 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
         self._error: RuntimeError | None = None
 
     def settle(self, error: RuntimeError | None) -> None:
-        """Say how it ended."""
+        """Set the outcome."""
         self._error = error
         if error is None:
             self._future.set_result(self._result)
@@ -285,7 +285,7 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
         self._has_ended.set()
 
     def wait(self, timeout: dt.timedelta = dt.timedelta()) -> bool:
-        """Wait for the end; a time-out of 0 is none. Who stops waiting does not stop it."""
+        """Wait for the end; a time-out of 0 is none. The operation goes on after a time-out."""
         seconds = timeout.total_seconds()
         if not self._has_ended.wait(seconds if seconds > 0 else None):
             raise RuntimeError(f"not within {seconds:g} s; it goes on [group.wait]")
@@ -294,23 +294,23 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
         return True
 
     def get_future(self) -> Any:
-        """Return what ends with it."""
+        """Return a future that ends with the operation."""
         return self._future
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, with success or not."""
         return self._has_ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether it has succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> RuntimeError | None:
-        """Return what went wrong."""
+        """Return the failure's reason."""
         return self._error
 
     def result(self) -> list[Any]:
-        """Return the tensors, when it has ended."""
+        """Wait for the end and return the tensors."""
         self.wait()
         return self._result
 
@@ -318,7 +318,7 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
 def _in_place(
     tensor: Any, start: Callable[[Elements, str], Coroutine[Any, Any, None]], *, writes: bool = True
 ) -> Coroutine[Any, Any, None]:
-    """Do something to a tensor's elements, over a copy if they don't lie one behind the other."""
+    """Run an operation on a tensor's elements, through a copy if it isn't contiguous."""
 
     async def run() -> None:
         plain = tensor.detach().contiguous()
@@ -332,12 +332,10 @@ def _in_place(
 def _elements(tensor: Any) -> tuple[Elements, str]:
     """Return a contiguous CPU tensor's elements, and the name of their type.
 
-    By address: the way of torch to NumPy depends on the version that torch was built with.
+    By address: conversion by torch depends on the NumPy version that it was built with.
     """
     if tensor.device.type != "cpu":
-        raise UsageError(
-            "group.array", f"tensors on {tensor.device} can't be sent, only on the CPU"
-        )
+        raise UsageError("group.array", f"a tensor on {tensor.device}; allowed: on the CPU")
     dtype = str(tensor.dtype).removeprefix("torch.")
     nbytes = tensor.numel() * tensor.element_size()
     memory = (ctypes.c_char * nbytes).from_address(tensor.data_ptr()) if nbytes else bytearray()
@@ -354,7 +352,7 @@ def _operator(opts: Any) -> Operator:
 
 
 def _seconds(opts: Any) -> float | None:
-    """Return the time-out of an operation; None is the group's, as torch's -1 ms is."""
+    """Return an operation's time-out; None: the group's, for torch's -1 ms."""
     found = getattr(opts, "timeout", None)
     if not isinstance(found, dt.timedelta) or found < dt.timedelta():
         return None
@@ -364,7 +362,7 @@ def _seconds(opts: Any) -> float | None:
 async def _join(
     stack: contextlib.AsyncExitStack, store: Any, rank: int, size: int, seconds: float
 ) -> Group:
-    """Tell the others where our fabric is, and form the group."""
+    """Publish this fabric's address, and form the group."""
     client = await stack.enter_async_context(
         connect(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
     )
@@ -396,7 +394,7 @@ async def _join(
 
 
 def _leave(loop: Loop, stack: contextlib.AsyncExitStack) -> None:
-    """Leave the group in order; it may be over already."""
+    """Leave the group, which may have ended already."""
     with contextlib.suppress(Exception):
         loop.run(stack.aclose())
     loop.close()
@@ -407,7 +405,7 @@ def _create(store: Any, rank: int, size: int, timeout: dt.timedelta) -> SealaneP
 
 
 def _register() -> None:
-    """Register the back end; since torch 2.0 one says for which devices."""
+    """Register the back end; since torch 2.0 the devices are named."""
     takes_devices = "devices" in inspect.signature(dist.Backend.register_backend).parameters
     dist.Backend.register_backend(
         "sealane", _create, **({"devices": "cpu"} if takes_devices else {})

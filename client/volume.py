@@ -1,4 +1,4 @@
-"""A volume as a client sees it: what it is, where it is attached, what happened to it."""
+"""Volumes, their attachments and their events."""
 
 import datetime as dt
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from sealane.protocol.v1 import storage_pb2, volumes_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Where an attached volume's plain namespace is, and what went through it."""
+    """Address and counters of an attached volume's plain namespace."""
 
     traddr: str
     trsvcid: int
@@ -24,7 +24,7 @@ class Attachment:
     counters_leased: int
     refusals: int
     dhchap_secret: str = field(default="", repr=False)
-    """The host's DH-HMAC-CHAP secret; only in what `attach` returns."""
+    """The host's DH-HMAC-CHAP secret; set only in the result of `attach`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class VolumeShare:
 class Volume:
     """A volume; `state` is "available", "attached", "reattaching" or "filling".
 
-    "reattaching": the gateway has restarted, and the volume isn't back yet. "filling": of which
-    `filled_bytes` are done.
+    "reattaching": the gateway has restarted, and the volume isn't attached again yet. "filling":
+    `filled_bytes` are written.
 
     `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
-    `claims` are those of the threat model that hold in it. `tenant` is whose it is; of another
-    tenant's volume `shares` has only what this gateway's tenant may do.
+    `claims` are the claims of the threat model that hold in it. `tenant` owns the volume; if that
+    is another tenant, `shares` has only the share of this gateway's tenant.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Volume:
     shares: tuple[VolumeShare, ...] = ()
     is_read_only: bool = False
     anchor: str = ""
-    """Of mode "local": "broker", or "none"; else empty: its target has it."""
+    """In mode "local": "broker" or "none"; otherwise empty: the target keeps the anchor."""
     store: VolumeStore | None = None
-    """What its store says of itself, if that was asked for."""
+    """State of its store, if that was requested."""
     store_unknown: str = ""
-    """Why it could not be asked: a reason id."""
+    """Reason id of the failed request for that state."""
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
-    """Where an attached volume is read and written; UsageError if it isn't attached."""
+    """Return an attached volume's front end; UsageError if it isn't attached."""
     a = volume.attachment
     if a is None or not a.dhchap_secret:
         raise UsageError(
-            "volume.secret", f"{volume.name}: use what `attach` returned, which has the secret"
+            "volume.secret", f"{volume.name}: use the result of `attach`, which has the secret"
         )
     return FrontEnd(
         traddr=a.traddr,
@@ -101,7 +101,7 @@ class VolumeEvent:
 
 
 def event_of(message: storage_pb2.VolumeEvent) -> VolumeEvent:
-    """Read an event."""
+    """Convert from the wire."""
     return VolumeEvent(
         time=message.time.ToDatetime(tzinfo=dt.UTC),
         volume_id=message.volume_id,
@@ -114,7 +114,7 @@ def event_of(message: storage_pb2.VolumeEvent) -> VolumeEvent:
 
 
 def volume_of(message: volumes_pb2.Volume) -> Volume:
-    """Read a volume."""
+    """Convert from the wire."""
     attachment = None
     if message.HasField("attachment"):
         a = message.attachment

@@ -1,4 +1,4 @@
-"""What a volume's store says of itself, and its background jobs."""
+"""State of a volume's store, and its background jobs."""
 
 import datetime as dt
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from sealane.protocol.v1 import storage_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinding:
-    """Something that a job found wrong; `lba` None: a page that tells of no certain sector."""
+    """A fault that a job found; `lba` None: in a page that belongs to no single sector."""
 
     lba: int | None
     reason: str
     detail: str
     repairable: bool
-    """Whether its store knows what is right, and writes it again at the job's end."""
+    """True if the store has the right content, which it writes at the job's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,10 @@ class VolumeJob:
     """A background job; positions and counts are of sectors.
 
     `state` is "running", "paused", "finished", "cancelled", "interrupted" or "failed" (`detail`
-    says why). `checked`: written sectors looked at; `unchecked`: those that can't be told of,
-    because their leaf page is wrong; `refreshed`: those with a current fast-path MAC. `found`
-    counts all that is wrong, `repaired` what of it was written again, `findings` has the first 64.
-    `yields`: times it held back for hosts.
+    says why). `checked`: written sectors that were read; `unchecked`: sectors that can't be
+    checked, because their leaf page is damaged; `refreshed`: sectors with a current fast-path MAC.
+    `found` counts all faults, `repaired` those that were repaired; `findings` has the first 64.
+    `yields`: how often the job paused for hosts' commands.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class VolumeJob:
     findings: tuple[JobFinding, ...]
     bytes_moved: int
     bytes_per_second: int
-    """At most; 0: no limit."""
+    """Limit of the rate; 0: none."""
     active_seconds: float
     """Without pauses."""
     yields: int
@@ -49,18 +49,18 @@ class VolumeJob:
     started: dt.datetime
     ended: dt.datetime | None
     seconds_left: float | None
-    """As long as it goes on as it did since its store was opened; None: not known."""
+    """At the average rate since its store was opened; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeStore:
-    """What a store says of itself; without a `layout` it keeps no freshness.
+    """State of a store; without a `layout` it keeps no freshness.
 
-    `anchor_age_seconds` is since the last advance of this opening. `recovery_seconds` is how long
-    the last opening took, `recovered_changes` what it took from `recovered_log_pages` of log.
-    `health` is "good", "unknown" (no whole scrub yet), "damaged", "failed" (it takes nothing more
-    until it is opened anew) or "opening": then `opening_done` pages and records of
-    `opening_expected` are gone through, and nothing else is known.
+    `anchor_age_seconds` is the time since the anchor last advanced in this opening.
+    `recovery_seconds` is how long the last opening took, `recovered_changes` the changes that it
+    read from `recovered_log_pages` pages of log. `health` is "good", "unknown" (no complete scrub
+    yet), "damaged", "failed" (it refuses commands until it is opened again) or "opening": then
+    `opening_done` of `opening_expected` pages and records are read, and nothing else is known.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class VolumeStore:
     recovered_changes: int
     recovered_log_pages: int
     jobs: tuple[VolumeJob, ...]
-    """The last one of each kind."""
+    """The latest of each kind."""
 
 
 def job_of(message: storage_pb2.VolumeJob) -> VolumeJob:

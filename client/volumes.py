@@ -40,12 +40,12 @@ class Volumes:
     ) -> Volume:
         """Create a volume of `size_bytes`, a multiple of 4096.
 
-        `third_party`: on the target of that name in the gateway's configuration, in mode "local";
-        `anchor` "none": a roll-back of the whole namespace while detached is not noticed there.
-        `mode` "off": without freshness (threat-model.md); such a volume is filled in the
-        background before it can be attached, see `wait_filled`.
+        `third_party`: on the third party's target of that name in the gateway's configuration, in
+        mode "local"; with `anchor` "none" a roll-back of the whole namespace while it is detached
+        goes undetected. `mode` "off": without freshness (threat-model.md); such a volume is filled
+        in the background before it can be attached, see `wait_filled`.
         """
-        # A request id of our own makes gRPC's transparent retries harmless.
+        # With a request id, gRPC's transparent retries create only one volume.
         with sayable(_REQUEST_RANGE):
             request = volumes_pb2.CreateVolumeRequest(
                 request_id=request_id or str(uuid.uuid4()),
@@ -60,7 +60,7 @@ class Volumes:
             return volume_of(await self._stub.CreateVolume(request, timeout=CALL_SECONDS))
 
     async def get(self, name: str, *, with_store: bool = False) -> Volume:
-        """Return one volume; `with_store`: also what its store says, asked where it is."""
+        """Return a volume; `with_store`: with the state of its store, fetched from its target."""
         request = volumes_pb2.GetVolumeRequest(name=name, with_store=with_store)
         with translated():
             return volume_of(await self._stub.GetVolume(request, timeout=CALL_SECONDS))
@@ -68,7 +68,7 @@ class Volumes:
     async def wait_filled(
         self, name: str, *, progress: Callable[[Volume], None] | None = None
     ) -> Volume:
-        """Wait while the volume is being filled; `progress` sees it twice a second."""
+        """Wait until the volume is filled; `progress` is called twice a second."""
         while True:
             volume = await self.get(name)
             if volume.state != "filling":
@@ -78,7 +78,7 @@ class Volumes:
             await asyncio.sleep(_FILL_POLL_SECONDS)
 
     async def list(self, *, with_store: bool = False) -> list[Volume]:
-        """Return every volume of this tenant; `with_store`: also what their stores say."""
+        """Return every volume of this tenant; `with_store`: with the states of their stores."""
         volumes: list[Volume] = []
         token = ""
         with translated():
@@ -116,7 +116,7 @@ class Volumes:
             return volume_of(await self._stub.DetachVolume(request, timeout=CALL_SECONDS))
 
     async def share(self, name: str, *, tenant: str, read_only: bool = False) -> Volume:
-        """Let gateways of another tenant use the volume; again: change what they may do."""
+        """Let gateways of another tenant use the volume, or change their access."""
         with sayable(_REQUEST_RANGE):
             share = broker_pb2.VolumeShare(tenant=tenant, read_only=read_only)
             request = volumes_pb2.ShareVolumeRequest(name=name, share=share)
@@ -124,13 +124,13 @@ class Volumes:
             return volume_of(await self._stub.ShareVolume(request, timeout=CALL_SECONDS))
 
     async def unshare(self, name: str, *, tenant: str) -> Volume:
-        """End that: within 30 s their gateways have no access; the volume gets a new key epoch."""
+        """End a share: within 30 s its gateways lose access; the volume gets a new key epoch."""
         request = volumes_pb2.UnshareVolumeRequest(name=name, tenant=tenant)
         with translated():
             return volume_of(await self._stub.UnshareVolume(request, timeout=CALL_SECONDS))
 
     async def start_job(self, name: str, kind: str, *, bytes_per_second: int = 0) -> VolumeJob:
-        """Start to "scrub" or "refresh" the volume where it is stored; a rate of 0 is no limit."""
+        """Start the job "scrub" or "refresh" at the volume's target; a rate of 0 is no limit."""
         with sayable(_REQUEST_RANGE):
             start = storage_pb2.JobStart(kind=kind, bytes_per_second=bytes_per_second)
             request = volumes_pb2.StartVolumeJobRequest(name=name, start=start)
@@ -140,7 +140,7 @@ class Volumes:
     async def change_job(
         self, name: str, kind: str, *, order: str = "", bytes_per_second: int | None = None
     ) -> VolumeJob:
-        """Give a job the order "pause", "resume" or "cancel", or another rate."""
+        """Order a job to "pause", "resume" or "cancel", or change its rate."""
         with sayable(_REQUEST_RANGE):
             change = storage_pb2.JobChange(
                 kind=kind, order=order, bytes_per_second=bytes_per_second
@@ -152,7 +152,7 @@ class Volumes:
     async def wait_job(
         self, name: str, kind: str, *, progress: Callable[[VolumeJob], None] | None = None
     ) -> VolumeJob:
-        """Wait until a job has ended; `progress` sees it twice a second."""
+        """Wait until a job has ended; `progress` is called twice a second."""
         while True:
             volume = await self.get(name, with_store=True)
             jobs = () if volume.store is None else volume.store.jobs
@@ -160,21 +160,20 @@ class Volumes:
             if job is not None:
                 if progress is not None:
                     progress(job)
-                # Its daemon writes down the end of a job a moment after the job's last step.
+                # Its daemon records the end of a job shortly after the job's last step.
                 if job.ended is not None or job.state == "interrupted":
                     return job
             elif volume.store is not None:
-                raise UsageError("volume.job.over", f"no {kind} of {name} is under way")
-            # Without a word from the store: it may be opening.
+                raise UsageError("volume.job.over", f"no {kind} of {name} is running")
+            # The store didn't answer: it may be opening.
             await asyncio.sleep(_JOB_POLL_SECONDS)
 
     async def resize(self, name: str, *, size_bytes: int) -> Volume:
-        """Make a volume larger: `size_bytes` in all, a multiple of 4096; again is harmless.
+        """Grow a volume to `size_bytes` in all, a multiple of 4096. Idempotent.
 
-        What it gains reads as zeros. Hosts see it when the volume is attached next; until then
-        those that have it attached see a pause. UsageError `volume.resize.smaller`,
-        `volume.resize.mode`, `volume.resize.refused`; UnavailableError `store.extend`: there is no
-        room for it where it is stored.
+        The new range reads as zeros. Hosts see the new size at the next attachment; I/O of an
+        attached host pauses meanwhile. UsageError `volume.resize.smaller`, `volume.resize.mode`,
+        `volume.resize.refused`; UnavailableError `store.extend`: its store has no room.
         """
         with sayable(_REQUEST_RANGE):
             request = volumes_pb2.ResizeVolumeRequest(name=name, size_bytes=size_bytes)
@@ -182,21 +181,21 @@ class Volumes:
             return volume_of(await self._stub.ResizeVolume(request, timeout=_RESIZE_SECONDS))
 
     async def clone(self, name: str, *, display_name: str = "") -> Volume:
-        """UsageError `volume.clone.unsupported`."""
+        """Raise UsageError `volume.clone.unsupported`: sealed sectors can't be shared."""
         request = volumes_pb2.CloneVolumeRequest(name=name, display_name=display_name)
         with translated():
             return volume_of(await self._stub.CloneVolume(request, timeout=CALL_SECONDS))
 
     @contextlib.asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[AsyncIterator[VolumeEvent]]:
-        """Subscribe to the volume's events; none is missed once the block is entered."""
+        """Subscribe to the volume's events; none is missed after the block is entered."""
         request = volumes_pb2.WatchVolumeRequest(name=name)
         call = self._stub.WatchVolume(request)
         try:
             with translated():
                 await _metadata_of(call)
                 if call.done():
-                    # A refusal also ends the wait for metadata; it is in the status.
+                    # A refusal also ends the wait for metadata; the status has it.
                     await anext(aiter(call), None)
             yield _events(call)
         finally:
@@ -204,13 +203,13 @@ class Volumes:
 
 
 async def _metadata_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
-    """Wait until a stream's server has taken the call, or has refused it."""
+    """Wait until the server of a stream has accepted or refused the call."""
     try:
         async with asyncio.timeout(CALL_SECONDS):
             await call.initial_metadata()
     except TimeoutError as error:
         raise UnavailableError(
-            "peer.deadline_exceeded", f"sealaned said nothing within {CALL_SECONDS:.0f} s"
+            "peer.deadline_exceeded", f"sealaned did not answer within {CALL_SECONDS:.0f} s"
         ) from error
 
 

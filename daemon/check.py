@@ -15,11 +15,11 @@ from sealane.daemon.broker.opening import etcd_credentials
 from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
 from sealane.daemon.gateway.third_parties import third_party_of
-from sealane.daemon.node.evidence.choose import endorsement_certificates, software_driver
+from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.directories import check_directory
 from sealane.daemon.runtime.files import read_file, read_secret
-from sealane.daemon.target.data_path import KEPT_STORES
 from sealane.daemon.target.subsystems import read_host_secrets
+from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def check_start(config: Config) -> None:
     if config.enrolment is not None:
         _check_enrolment(config.enrolment, own_anchor=_own_anchor(config))
     if config.target is not None:
-        if config.target.store in KEPT_STORES:
+        if STORE_KINDS[config.target.store].is_kept:
             check_directory(Path(config.target_directory), key="target.directory", is_shared=True)
         for device in config.target.namespaces:
             if not Path(device).exists():
@@ -82,7 +82,4 @@ def _check_enrolment(config: EnrolmentConfig, *, own_anchor: Path | None) -> Non
     if anchor != own_anchor:
         key = "enrolment.trust_anchor"
         parse_anchor(read_file(str(anchor), key=key), source=f"{key} {anchor}")
-    if config.evidence == "software":
-        software_driver(config)
-    elif config.evidence == "tpm2":
-        endorsement_certificates(config.tpm2.endorsement_certificates)
+    check_driver(config)

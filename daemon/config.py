@@ -5,6 +5,7 @@ found and the values allowed. A daemon has the roles whose sections are in its f
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
 from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
+from sealane.daemon.runtime import third_party_evidence
 from sealane.daemon.runtime.config_types import (
     AbsolutePath,
     BindAddress,
@@ -26,6 +28,7 @@ from sealane.daemon.runtime.config_types import (
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.volume.jobs import RATE_MAX
+from sealane.daemon.volume.store_kinds import STORE_KINDS, StoreName, only_with
 from sealane.errors import UsageError
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 
@@ -42,6 +45,12 @@ THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
 # All items but the primary one and its collateral.
 SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
+EVIDENCE_DRIVERS: Final[Mapping[str, str]] = {
+    "software": "software",
+    "tpm2": "tpm2_settings",
+    "tsm": "tsm",
+}
+"""Kinds of `enrolment.evidence`, each with its module in `daemon/node/evidence`."""
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
@@ -184,6 +193,13 @@ class SecondaryEvidenceConfig(Section):
     timeout_seconds: Annotated[int, Field(ge=1, le=30)] = 10
 
 
+def _evidence(name: str) -> str:
+    if name not in EVIDENCE_DRIVERS and name not in third_party_evidence.names():
+        *others, last = map(repr, sorted({*EVIDENCE_DRIVERS, *third_party_evidence.names()}))
+        raise ValueError(f"{', '.join(others)} or {last}")
+    return name
+
+
 class BrokerAddresses(Section):
     """A broker's node name and addresses."""
 
@@ -200,7 +216,8 @@ class EnrolmentConfig(Section):
     attestation_address: PeerAddress
     other_brokers: Annotated[list[BrokerAddresses], Field(default_factory=list, max_length=16)]
     trust_anchor: AbsolutePath
-    evidence: Literal["software", "tpm2", "tsm"]
+    evidence: Annotated[str, AfterValidator(_evidence)]
+    settings: Annotated[dict[str, str], Field(default_factory=dict)]
     key_file: AbsolutePath | None = None
     tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
     tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
@@ -215,6 +232,8 @@ class EnrolmentConfig(Section):
     def _check(self) -> Self:
         if (self.key_file is not None) != (self.evidence == "software"):
             raise ValueError('key_file if evidence is "software", and only then')
+        if self.settings and self.evidence in EVIDENCE_DRIVERS:
+            raise ValueError("settings only for evidence kinds of other distributions")
         if len({broker.node for broker in self.brokers}) != len(self.brokers):
             raise ValueError("broker_node and the nodes of other_brokers without duplicates")
         return self
@@ -242,7 +261,7 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["emulated", "file", "inline", "memory", "nvme"] = "file"
+    store: StoreName = "file"
     drive: str | None = None
     namespaces: Annotated[
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
@@ -262,10 +281,11 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.drive is not None) != (self.store == "emulated"):
-            raise ValueError('drive if store is "emulated", and only then')
-        if bool(self.namespaces) != (self.store == "nvme"):
-            raise ValueError('namespaces if store is "nvme", and only then')
+        kind = STORE_KINDS[self.store]
+        if (self.drive is not None) != kind.imitates_drive:
+            raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
+        if bool(self.namespaces) != kind.lies_on_namespaces:
+            raise ValueError(only_with("namespaces", lambda kind: kind.lies_on_namespaces))
         if len({*self.namespaces}) != len(self.namespaces):
             raise ValueError("namespaces without duplicates")
         if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):

@@ -1,4 +1,4 @@
-"""Collective operations of 2 to 64 sites over sessions: a ring of jobs (collectives.md)."""
+"""Collective operations of 2 to 64 sites, a ring of jobs over sessions (collectives.md)."""
 
 from sealane.client.collectives.group import Group, join
 from sealane.client.collectives.reduction import Operator

@@ -1,4 +1,4 @@
-"""A group of jobs, each at its site, that compute together: the ring and its operations."""
+"""A group of jobs, one at each site: the ring and its operations."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,16 @@ _TAG_MASK: Final = (1 << 32) - 1
 class Group:
     """A ring of jobs; `join` makes it. All ranks call the same operations in the same order.
 
-    Operations of one rank run one after the other. When one fails or takes too long, the group is
-    over at this rank: its sessions close, so the neighbours' operations fail, and theirs, until
-    all ranks know. Errors are SessionError: `group.timeout`, `group.aborted`, `group.order`.
+    Operations of one rank run one after the other. One that fails or times out ends the group at
+    this rank: its sessions close, so its neighbours' operations fail, then those of their
+    neighbours, around the ring. Errors are SessionError: `group.timeout`, `group.aborted`,
+    `group.order`.
     """
+
+    rank: int
+    """This job's place in the ring, from 0."""
+    size: int
+    """Number of ranks."""
 
     def __init__(
         self, client: "Client", name: str, rank: int, members: Sequence[Member], terms: Terms
@@ -57,8 +63,8 @@ class Group:
     ) -> None:
         """Combine the arrays of all ranks, element by element; each gets the result in place.
 
-        All results are equal bit by bit. `array` is contiguous and has the buffer protocol;
-        `dtype` "bfloat16" says that 16-bit integers are bits of that.
+        All ranks get the same bits. `array` is contiguous and has the buffer protocol; with `dtype`
+        "bfloat16" its 16-bit integers are read as bfloat16.
         """
         elements, name = flat(array, dtype)
         merge = Merge(operator, elements, name, self.size)
@@ -74,9 +80,9 @@ class Group:
         dtype: str | None = None,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Combine arrays of as many equal parts as there are ranks; rank r gets the r-th part.
+        """Combine arrays that have a part for each rank; rank r gets the r-th part.
 
-        `array` stays as it is; `into` is as long as a part.
+        Parts are equal in length, and `into` is as long as one. `array` doesn't change.
         """
         given, name = flat(array, dtype)
         own, _ = flat(into, dtype)
@@ -90,7 +96,7 @@ class Group:
     async def broadcast(
         self, array: Any, root: int = 0, *, timeout_seconds: float | None = None
     ) -> None:
-        """Give all ranks the root's array."""
+        """Copy the root's array to all ranks."""
         self._check_rank(root)
         elements, _ = flat(array)
         piece = self._piece(elements)
@@ -100,7 +106,7 @@ class Group:
     async def all_gather(
         self, array: Any, into: Any, *, timeout_seconds: float | None = None
     ) -> None:
-        """Put the arrays of all ranks, equal in length and type, into `into`, rank after rank."""
+        """Collect the arrays of all ranks, equal in length and type, in `into`, by rank."""
         own, _ = flat(array)
         elements, _ = flat(into)
         self._check_whole(elements, own)
@@ -116,7 +122,7 @@ class Group:
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Put the arrays of all ranks, equal in length and type, into the root's `into`."""
+        """Collect the arrays of all ranks, equal in length and type, in the root's `into`."""
         self._check_rank(root)
         own, _ = flat(array)
         if self.rank != root:
@@ -137,7 +143,7 @@ class Group:
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Give each rank its part of the root's `array`, the only one that is looked at."""
+        """Copy to each rank its part of the root's `array`; other ranks' `array` is ignored."""
         self._check_rank(root)
         own, _ = flat(into)
         if self.rank != root:
@@ -153,7 +159,7 @@ class Group:
     async def all_to_all(
         self, array: Any, into: Any, *, timeout_seconds: float | None = None
     ) -> None:
-        """Give rank r the r-th part of `array`; what rank r gives is the r-th part of `into`."""
+        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`."""
         given, _ = flat(array)
         length = given.size // self.size
         ours = self._parts(given[:length], array)
@@ -178,10 +184,10 @@ class Group:
     async def send(
         self, array: Any, to: int, *, tag: int = 0, timeout_seconds: float | None = None
     ) -> None:
-        """Send an array to one rank, which takes it by `receive`; returns when it has it.
+        """Send an array to one rank, which calls `receive`; return when it has the array.
 
-        What one rank sends another arrives in the order of the calls; tags are only compared. It
-        is independent of the operations of all.
+        Arrays from one rank to another arrive in the order of the calls; tags are only compared.
+        Sends don't wait for the operations of all ranks.
         """
         elements, _ = flat(array)
         pair = await self._pair(to, timeout_seconds)
@@ -193,7 +199,7 @@ class Group:
     async def receive(
         self, array: Any, source: int, *, tag: int = 0, timeout_seconds: float | None = None
     ) -> None:
-        """Take the next array of one rank, of the same length and tag."""
+        """Receive the next array from one rank, which must have the same length and tag."""
         elements, _ = flat(array)
         pair = await self._pair(source, timeout_seconds)
         async with pair.receiving, self._sessions.guarded(self._seconds(timeout_seconds)):
@@ -202,11 +208,11 @@ class Group:
                     piece[:] = theirs
 
     def abort(self) -> None:
-        """End the group at once, here and with that everywhere."""
+        """End the group at once, at this rank and thereby at all others."""
         self._sessions.abort()
 
     async def close(self) -> None:
-        """Wait until the others have everything, then leave."""
+        """Wait until the other ranks have all data, then leave."""
         await self._sessions.close()
 
     async def _run(
@@ -216,7 +222,7 @@ class Group:
         timeout_seconds: float | None,
         merge: Merge | None = None,
     ) -> None:
-        """Do what the schedule says, sending and receiving at the same time."""
+        """Run a schedule, sending and receiving at the same time."""
         if self._sessions.neighbours is None:
             return  # alone
         outbox, inbox = self._sessions.neighbours
@@ -234,7 +240,7 @@ class Group:
         return await self._sessions.pair(peer, self._seconds(timeout_seconds))
 
     def _pieces(self, elements: Elements) -> list[Elements]:
-        """Cut into what fits a slot; an empty array is a message, too."""
+        """Cut an array into pieces that fit a slot; an empty array is one piece."""
         step = self._piece(elements)
         return [elements[at : at + step] for at in range(0, max(elements.size, 1), step)]
 
@@ -247,13 +253,13 @@ class Group:
             )
 
     def _parts(self, own: Elements, array: Any) -> list[Elements]:
-        """Cut an array into as many parts as there are ranks, each like `own`."""
+        """Cut an array into a part for each rank, each like `own`."""
         whole, _ = flat(array)
         self._check_whole(whole, own)
         return [whole[rank * own.size :][: own.size] for rank in range(self.size)]
 
     async def _together(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Do several things at once; the first that fails says why."""
+        """Run calls at once; raise the reason of the first failure."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for call in calls:
@@ -289,16 +295,19 @@ async def join(
     route: Route | None = None,
     secret: bytes = b"",
 ) -> AsyncIterator[Group]:
-    """Form a group of that name with all members; leave it at the end of the block.
+    """Form a group with all members; leave it at the end of the block.
 
-    All ranks call it with the same arguments but for `rank` and `client`. A session is accepted
+    All ranks call it with the same arguments except `rank` and `client`. A session is accepted
     only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all
-    members know, also keeps out other jobs there. `slots` messages of
-    `slot_bytes` are under way to the next rank, most: at least the rate times the round trip keeps
-    the path full. `timeout_seconds`: for joining, and for each operation that names no other.
+    members know, also keeps out other jobs on those nodes. At most `slots` messages of
+    `slot_bytes` are in flight to the next rank; the path stays full if that is at least the
+    rate times the round trip. `timeout_seconds` bounds joining, and each operation that names
+    no time-out of its own.
     """
     if not 0 <= rank < len(members) <= SIZE_MAX:
-        raise UsageError("group.rank", f"rank {rank} of {len(members)}; up to {SIZE_MAX} can be")
+        raise UsageError(
+            "group.rank", f"rank {rank} of {len(members)}; at most {SIZE_MAX} ranks are allowed"
+        )
     terms = Terms(
         rate_bits_per_second=rate_bits_per_second,
         reliability=reliability or Auto(),

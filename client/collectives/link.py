@@ -1,4 +1,4 @@
-"""One direction of a neighbour: arrays out of and into a session's region, through few slots."""
+"""One direction to or from a neighbour: arrays pass through slots in a session's region."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ from sealane.errors import SessionError
 
 
 class Outbox:
-    """Sends arrays; a caller's memory is its own again when `send` returns."""
+    """Sends arrays; the caller may reuse its memory when `send` returns."""
 
     def __init__(
         self, session: Session, *, slots: int, slot_bytes: int, reliability: Reliability
@@ -24,7 +24,7 @@ class Outbox:
         self._under_way: deque[tuple[SendOperation, Elements]] = deque()
 
     async def send(self, elements: Elements, tag: int) -> None:
-        """Copy elements into the region and post them; waits while all slots are under way."""
+        """Copy elements into the region and post them; wait while all slots are in flight."""
         while self._under_way and (not self._free or self._under_way[0][0].done()):
             operation, slot = self._under_way.popleft()
             await operation
@@ -38,7 +38,7 @@ class Outbox:
         self._under_way.append((operation, slot))
 
     async def flush(self) -> None:
-        """Wait until the peer has everything."""
+        """Wait until the peer has received everything."""
         while self._under_way:
             operation, slot = self._under_way.popleft()
             await operation
@@ -46,7 +46,7 @@ class Outbox:
 
 
 class Inbox:
-    """Receives arrays into slots that are always offered to the peer: it never waits for credit."""
+    """Receives arrays into slots that are always posted, so the peer never waits for credit."""
 
     def __init__(self, session: Session, *, slots: int, slot_bytes: int) -> None:
         self._session = session
@@ -55,7 +55,7 @@ class Inbox:
         self._ended: SessionError | None = None
 
     async def open(self) -> None:
-        """Offer all slots."""
+        """Post a receive for each slot."""
         for slot in self._slots:
             await self._offer(slot)
 
@@ -63,13 +63,13 @@ class Inbox:
         try:
             self._offered.append((await self._session.post_receive(slot), slot))
         except SessionError as error:
-            # A peer that has done its part may leave. Who needs more of it hears so in `take`.
+            # A peer that has done its part may leave. `take` raises this if more was needed.
             self._ended = error
 
     async def take(self, like: Elements, tag: int) -> "Taken":
-        """Wait for the next array, which must be as long as `like` and carry the tag.
+        """Wait for the next array, which must be as long as `like` and have the tag.
 
-        Raises SessionError `group.order` if the peer does something else.
+        Raises SessionError `group.order` if the peer is at another operation.
         """
         if not self._offered and self._ended is not None:
             raise self._ended
@@ -78,18 +78,18 @@ class Inbox:
         if (received.length, received.immediate) != (like.nbytes, tag):
             raise SessionError(
                 "group.order",
-                f"{received.length} bytes with tag {received.immediate} have come, but "
-                f"{like.nbytes} with tag {tag} are next: the ranks do different things",
+                f"{received.length} bytes with tag {received.immediate} arrived, but "
+                f"{like.nbytes} with tag {tag} are next: the ranks run different operations",
             )
         return Taken(self, slot, slot[: like.nbytes].view(like.dtype))
 
     async def give_back(self, slot: Elements) -> None:
-        """Offer a slot again."""
+        """Post a receive for a slot again."""
         await self._offer(slot)
 
 
 class Taken:
-    """Elements that have arrived, to be used inside the block."""
+    """Received elements, valid inside the block."""
 
     def __init__(self, inbox: Inbox, slot: Elements, elements: Elements) -> None:
         self._inbox = inbox
@@ -104,19 +104,19 @@ class Taken:
 
 
 class Counter:
-    """Counts messages that have arrived; others wait for a number."""
+    """Counts received messages, and lets a task wait for a count."""
 
     def __init__(self) -> None:
         self.value = 0
         self._changed = asyncio.Event()
 
     def add(self) -> None:
-        """One more."""
+        """Count one more."""
         self.value += 1
         self._changed.set()
 
     async def reach(self, value: int) -> None:
-        """Wait until there are so many; one task waits at a time."""
+        """Wait for a count; one task waits at a time."""
         while self.value < value:
             self._changed.clear()
             await self._changed.wait()

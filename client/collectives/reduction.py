@@ -1,4 +1,4 @@
-"""How elements of two ranks become one: NumPy's types by NumPy, bfloat16 by the native engine."""
+"""Reductions of two arrays: by NumPy for its types, by the native engine for bfloat16."""
 
 import enum
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from sealane.errors import UsageError
 
 BFLOAT16: Final = "bfloat16"
 Elements = npt.NDArray[Any]
-"""One-dimensional; bfloat16 as its bits, uint16."""
+"""A one-dimensional array; bfloat16 as uint16."""
 
 
 class Operator(enum.Enum):
-    """What all_reduce computes of each element."""
+    """Operators of `all_reduce` and `reduce_scatter`."""
 
     SUM = "sum"
     AVERAGE = "avg"
@@ -35,18 +35,18 @@ _UFUNCS: Final[dict[Operator, Callable[..., Any]]] = {
 
 
 def flat(array: Any, dtype: str | None = None) -> tuple[Elements, str]:
-    """Return an array's elements as they lie in memory, and the name of their type.
+    """Return an array's elements in memory order, without a copy, and the name of their type.
 
-    `array` has the buffer protocol and is contiguous: a NumPy array, an array of `Session.empty`.
-    `dtype` "bfloat16" says that 16-bit integers are bits of that. Raises UsageError.
+    `array` is contiguous and has the buffer protocol: a NumPy array, an array of `Session.empty`.
+    With `dtype` "bfloat16" its 16-bit integers are read as bfloat16. Raises UsageError.
     """
     found = np.asarray(array)
     name = dtype or str(getattr(array, "dtype", found.dtype))
     if not found.flags.c_contiguous:
-        raise UsageError("group.array", "a contiguous array is needed")
+        raise UsageError("group.array", "the array isn't contiguous")
     elements = found.reshape(-1)
     if not elements.flags.writeable or elements.dtype.kind not in "iufb":
-        raise UsageError("group.array", f"{name} can't be sent, or not be written to")
+        raise UsageError("group.array", f"the array is read-only, or its type {name} can't be sent")
     if name == BFLOAT16:
         elements = elements.view(np.uint16)
     return elements, name
@@ -55,20 +55,20 @@ def flat(array: Any, dtype: str | None = None) -> tuple[Elements, str]:
 class Merge:
     """Combines the elements of another rank into ours.
 
-    Raises UsageError `group.operator` for what has no meaning: means of integers, arithmetic of
-    booleans.
+    Raises UsageError `group.operator` for operators that the type doesn't have: means of integers,
+    arithmetic of booleans.
     """
 
     def __init__(self, operator: Operator, elements: Elements, dtype: str, size: int) -> None:
         is_float = dtype == BFLOAT16 or elements.dtype.kind == "f"
         if elements.dtype.kind == "b" or (operator is Operator.AVERAGE and not is_float):
-            raise UsageError("group.operator", f"{operator.value} of {dtype} has no meaning")
+            raise UsageError("group.operator", f"{operator.value} isn't defined for {dtype}")
         self._operator = operator
         self._dtype = dtype
         self._size = size
 
     def __call__(self, ours: Elements, theirs: Elements, *, is_last: bool) -> None:
-        """Combine in place; after the last one a sum becomes its mean, if that is wanted."""
+        """Combine in place; `is_last` divides a sum by the number of ranks for a mean."""
         is_mean = self._operator is Operator.AVERAGE
         if self._dtype == BFLOAT16:
             operation = "sum" if is_mean else self._operator.value

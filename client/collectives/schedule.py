@@ -1,4 +1,4 @@
-"""What each rank of a ring sends and receives, in order (Patarasuk and Yuan, 2009)."""
+"""Schedules: sends and receives of each rank of a ring (Patarasuk and Yuan, 2009)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from enum import Enum
 
 
 class Arrival(Enum):
-    """What becomes of elements that have arrived."""
+    """Use of received elements."""
 
     COMBINE = "combine"
     FINISH = "finish"
-    """Combined for the last time: now all ranks' are in."""
+    """Combine for the last time: all ranks' elements are then included."""
     STORE = "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Elements `start` to `end` go to the next rank once so many messages have arrived."""
+    """Send elements `start` to `end` to the next rank after `after` messages have arrived."""
 
     start: int
     end: int
@@ -25,7 +25,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receive:
-    """Elements `start` to `end` arrive from the rank before."""
+    """Receive elements `start` to `end` from the previous rank."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One collective operation of one rank; messages in the order of the ring."""
+    """One collective operation of one rank; messages in their order on the ring."""
 
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
@@ -42,7 +42,7 @@ class Schedule:
     def in_bytes(
         self, itemsize: int
     ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, bool]]]:
-        """Return what the simulator of rings takes, for elements of so many bytes."""
+        """Return the schedule in bytes for the ring simulator, given the size of an element."""
         sends = [(one.start * itemsize, one.end * itemsize, one.after) for one in self.sends]
         receives = [
             (one.start * itemsize, one.end * itemsize, one.arrival is not Arrival.STORE)
@@ -52,7 +52,7 @@ class Schedule:
 
 
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
-    """Reduce-scatter, then all-gather: 2 (size - 1) / size of the elements go out per rank."""
+    """Reduce-scatter, then all-gather: each rank sends 2 (size - 1) / size of the elements."""
     cut = Cut(size, length, piece)
     for step in range(size - 1):
         is_last = step == size - 2
@@ -64,7 +64,7 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
 
 
 def reduce_scatter(rank: int, size: int, length: int, piece: int) -> Schedule:
-    """Combine `size` segments of `length` elements; each rank gets the one of its number."""
+    """Combine `size` segments of `length` elements; rank r gets the r-th."""
     cut = Cut(size, length * size, piece)
     for step in range(size - 1):
         arrival = Arrival.FINISH if step == size - 2 else Arrival.COMBINE
@@ -73,7 +73,7 @@ def reduce_scatter(rank: int, size: int, length: int, piece: int) -> Schedule:
 
 
 def all_gather(rank: int, size: int, length: int, piece: int) -> Schedule:
-    """Give all ranks everybody's `length` elements, rank after rank."""
+    """Collect `length` elements of each rank at all ranks, by rank."""
     cut = Cut(size, length * size, piece)
     for step in range(size - 1):
         cut.step((rank - step) % size, (rank - step - 1) % size, Arrival.STORE)
@@ -81,7 +81,7 @@ def all_gather(rank: int, size: int, length: int, piece: int) -> Schedule:
 
 
 def broadcast(rank: int, size: int, length: int, piece: int, root: int) -> Schedule:
-    """Hand the root's elements on from rank to rank."""
+    """Pass the root's elements from rank to rank."""
     cut = Cut(1, length, piece)
     distance = (rank - root) % size
     if distance > 0:
@@ -92,10 +92,10 @@ def broadcast(rank: int, size: int, length: int, piece: int, root: int) -> Sched
 
 
 class Cut:
-    """Elements in `segments` parts as equal as can be, each in pieces of at most `piece`.
+    """Elements in `segments` parts of nearly equal size, each cut into pieces of at most `piece`.
 
-    What a rank sends in a step it has received in the step before, piece by piece: so a piece goes
-    on while the next one is under way.
+    A rank sends in each step what it received in the step before, piece by piece, so a piece is
+    forwarded while the next one is in flight.
     """
 
     def __init__(self, segments: int, length: int, piece: int) -> None:
@@ -104,7 +104,7 @@ class Cut:
         self._sends: list[Send] = []
         self._receives: list[Receive] = []
         self._previous = 0
-        """Messages that had been received before the newest step."""
+        """Messages received before the latest step."""
 
     def step(self, sent: int, received: int, arrival: Arrival) -> None:
         """Send one segment and receive another."""
@@ -112,7 +112,7 @@ class Cut:
         self.receive(received, arrival)
 
     def send(self, segment: int, *, waits: bool) -> None:
-        """Send a segment; if it `waits`, it is the one that was received last."""
+        """Send a segment; with `waits` it is the one that was received last."""
         for index, (start, end) in enumerate(self._pieces(segment)):
             after = self._previous + index + 1 if waits else 0
             self._sends.append(Send(start=start, end=end, after=after))
@@ -124,7 +124,7 @@ class Cut:
             self._receives.append(Receive(start=start, end=end, arrival=arrival))
 
     def schedule(self) -> Schedule:
-        """Return what was cut."""
+        """Return the schedule."""
         return Schedule(sends=tuple(self._sends), receives=tuple(self._receives))
 
     def _pieces(self, segment: int) -> Iterator[tuple[int, int]]:

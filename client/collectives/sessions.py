@@ -1,4 +1,4 @@
-"""The sessions of a group's rank: to its neighbours, to single ranks, and their common end."""
+"""The sessions of a rank, to its neighbours and to single ranks, which end together."""
 
 import asyncio
 import contextlib
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from sealane.client.connection import Client
 
 _PAIRS_SECONDS: Final = 2.0
-"""How long a group that has failed goes on opening sessions that others may wait for."""
+"""How long a failed group still opens sessions that its peers may wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Where a rank's fabric is."""
+    """Address of a rank's fabric."""
 
     node: str
     address: str
-    """Its control address, host:port."""
+    """The fabric's control address, host:port."""
     tenant: str = ""
-    """Whose node it is; empty: the tenant of whoever joins."""
+    """The node's tenant; empty: the tenant of the joining rank."""
 
 
 Route = Callable[[str, Member], Awaitable[str]]
-"""(display name of a session, who listens) → where its data packets go, instead of straight."""
+"""(display name of a session, its listener) → the relay that gets its data packets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What all sessions of a group have in common."""
+    """Settings common to all sessions of a group."""
 
     rate_bits_per_second: int
     reliability: Reliability
@@ -45,11 +45,11 @@ class Terms:
     timeout_seconds: float
     route: Route | None
     secret: bytes
-    """What every member knows and nobody else; empty: the certificates of the nodes suffice."""
+    """Known to the members only; empty: the certificates of the nodes suffice."""
 
     @property
     def region_bytes(self) -> int:
-        """Slots of both directions."""
+        """Size of the slots of both directions."""
         return 2 * self.slots * self.slot_bytes
 
 
@@ -64,7 +64,7 @@ class Pair:
 
     @classmethod
     async def over(cls, session: Session, terms: Terms) -> "Pair":
-        """Offer all slots of a new session."""
+        """Return the pair over a new session, with all slots posted."""
         pair = cls(_outbox(session, terms), _inbox(session, terms))
         await pair.inbox.open()
         return pair
@@ -81,15 +81,15 @@ def _inbox(session: Session, terms: Terms) -> Inbox:
 
 
 class GroupSessions:
-    """All sessions of one rank; when one use of them fails or takes too long, all end."""
+    """All sessions of one rank; when an operation on one fails or times out, all end."""
 
     def __init__(
         self, client: "Client", name: str, rank: int, members: Sequence[Member], terms: Terms
     ) -> None:
         self.failure: SessionError | None = None
-        """Why they ended; None while they live."""
+        """The reason of the end; None while the group lives."""
         self.neighbours: tuple[Outbox, Inbox] | None = None
-        """To the next rank, from the one before; None until `open`, and when alone."""
+        """To the next rank, from the previous one; None before `open`, and for a single rank."""
         self._client = client
         self._name = name
         self._rank = rank
@@ -113,7 +113,7 @@ class GroupSessions:
         self.neighbours = outbox, inbox
 
     async def pair(self, peer: int, seconds: float) -> Pair:
-        """Return the session with one rank; the first use opens it: the lower rank does."""
+        """Return the session with one rank; at its first use the lower rank opens it."""
         if peer not in self._pairs:
             task = asyncio.ensure_future(self._connect_pair(peer))
             self._pairs[peer] = task
@@ -122,7 +122,7 @@ class GroupSessions:
 
     @contextlib.asynccontextmanager
     async def guarded(self, seconds: float) -> AsyncIterator[None]:
-        """End the group if the block fails or takes too long."""
+        """End the group if the block fails or times out."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -136,11 +136,11 @@ class GroupSessions:
             raise
 
     def abort(self) -> None:
-        """End them at once: the neighbours' operations fail, and theirs."""
+        """End all sessions at once, so that the neighbours' operations fail, too."""
         self._fail(SessionError("group.aborted", f"{self._name}: aborted here"))
 
     async def close(self) -> None:
-        """Wait until the neighbour has everything, then close all."""
+        """Wait until the next rank has all data, then close all."""
         try:
             if self.failure is None:
                 async with self.guarded(self._terms.timeout_seconds):
@@ -148,7 +148,7 @@ class GroupSessions:
                         await self.neighbours[0].flush()
         finally:
             if self.failure is not None and self._pairs:
-                # Who waits for the session of a pair hears of the end when it opens (`_taken`).
+                # A peer that waits for a pair's session learns of the end when it opens (`_taken`).
                 await asyncio.wait(self._pairs.values(), timeout=_PAIRS_SECONDS)
             for pair in self._pairs.values():
                 pair.cancel()
@@ -195,7 +195,7 @@ class GroupSessions:
         return self._taken(session)
 
     def _taken(self, session: Session) -> Session:
-        """Let a new session end with the group, which may be over: then its peer hears so."""
+        """Add a session to the group; if the group has ended, close it, which tells the peer."""
         self._sessions.append(session)
         if self.failure is not None:
             session.close()
@@ -211,7 +211,7 @@ class GroupSessions:
 
 
 def _reason(error: BaseException, late: str) -> SessionError:
-    """Return what an operation's failure is to its group."""
+    """Return the group's error for an operation's failure."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):

@@ -11,20 +11,14 @@ from typing import Final
 from sealane.crypto.attestation import ar4si
 from sealane.crypto.attestation.ar4si import Tier
 from sealane.crypto.attestation.policy import Hardware, Policy, Position, ReferenceValues
-from sealane.crypto.evidence.claims import Claims
+from sealane.crypto.evidence.claims import Claims, Memory
 from sealane.crypto.evidence.cmw import PRIMARY
 from sealane.errors import VerificationError
 
 UP_TO_DATE: Final = "UpToDate"
 SafeFlags = Mapping[str, Mapping[str, bool]]
 
-# Whether a node's memory is encrypted against the operator of the machine, by type of evidence.
-_RUNTIME: Final = {
-    "snp": ar4si.ENCRYPTED,
-    "tdx": ar4si.ENCRYPTED,
-    "tpm2": ar4si.ISOLATED,
-    "software": ar4si.ISOLATED,
-}
+_RUNTIME: Final = {Memory.ENCRYPTED: ar4si.ENCRYPTED, Memory.ISOLATED: ar4si.ISOLATED}
 
 
 class PolicyViolationError(VerificationError):
@@ -403,8 +397,8 @@ def _tier_rule(label: str, reference: ReferenceValues, status: Tier) -> Finding:
 def _vector(claims: Claims, findings: Iterable[Finding]) -> dict[str, int]:
     """Return the claims that hold if all rules do, worsened by those that failed."""
     vector = {ar4si.INSTANCE_IDENTITY: ar4si.RECOGNIZED}
-    if claims.evidence_type in _RUNTIME:
-        vector[ar4si.RUNTIME_OPAQUE] = _RUNTIME[claims.evidence_type]
+    if claims.memory is not None:
+        vector[ar4si.RUNTIME_OPAQUE] = _RUNTIME[claims.memory]
     if claims.measurements:
         vector[ar4si.EXECUTABLES] = ar4si.APPROVED_BOOT
         vector[ar4si.CONFIGURATION] = ar4si.APPROVED

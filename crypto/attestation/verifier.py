@@ -5,7 +5,7 @@
 
 import datetime as dt
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,8 +55,17 @@ class Verified:
         )
 
 
+def _find_none(evidence_type: str) -> EvidenceVerifier | None:  # noqa: ARG001
+    """Find no verifier of another distribution."""
+    return None
+
+
 class Verifier:
-    """Challenges nodes and appraises their evidence. `policy` may be replaced at any time."""
+    """Challenges nodes and appraises their evidence. `policy` may be replaced at any time.
+
+    `find` returns the verifier of a type that isn't among `evidence_verifiers`. Only types that the
+    policy names are looked for, when it is put into force; one that isn't found is refused.
+    """
 
     def __init__(
         self,
@@ -65,14 +74,27 @@ class Verifier:
         evidence_verifiers: Sequence[EvidenceVerifier],
         audience: str,
         verifier_key_sha256: bytes,
+        find: Callable[[str], EvidenceVerifier | None] = _find_none,
     ) -> None:
-        self.policy = policy
         self.audience = audience
         self._verifier_key_sha256 = verifier_key_sha256
         self._challenges = Challenges()
-        self._by_type = {v.evidence_type: v for v in evidence_verifiers}
-        self._by_media_type = {v.media_type: v for v in evidence_verifiers}
-        self._safe_flags = {v.evidence_type: v.safe_flags for v in evidence_verifiers}
+        self._own = evidence_verifiers
+        self._find = find
+        self.policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        known = [*self._own, *found_verifiers(policy, self._own, self._find)]
+        self._policy = policy
+        self._by_type = {v.evidence_type: v for v in known}
+        self._by_media_type = {v.media_type: v for v in known}
+        self._safe_flags = {v.evidence_type: v.safe_flags for v in known}
 
     def prepare(
         self,
@@ -225,6 +247,24 @@ class Verifier:
             raise VerificationError(
                 "attestation.verifier.mismatch", "the node trusts a different verifier's key"
             )
+
+
+def found_verifiers(
+    policy: Policy,
+    known: Sequence[EvidenceVerifier],
+    find: Callable[[str], EvidenceVerifier | None],
+) -> Iterator[EvidenceVerifier]:
+    """Yield the verifiers of the types that the policy names and that aren't `known`.
+
+    An item is read by its media type, so a verifier that brings one of another's is left out.
+    """
+    named = {reference.evidence_type for reference in policy.references}
+    taken = {v.media_type for v in known}
+    for evidence_type in sorted(named - {v.evidence_type for v in known}):
+        verifier = find(evidence_type)
+        if verifier is not None and verifier.media_type not in taken:
+            taken.add(verifier.media_type)
+            yield verifier
 
 
 def _parse_tls_key(encoded: bytes) -> ec.EllipticCurvePublicKey:

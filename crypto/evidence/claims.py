@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from sealane.crypto.encoding import fields
@@ -73,6 +74,14 @@ class HardwareClock:
         return boot < last_boot or (boot == last_boot and is_earlier)
 
 
+class Memory(Enum):
+    """Protection of a machine's memory from its operator."""
+
+    ENCRYPTED = "encrypted"
+    ISOLATED = "isolated"
+    """By software that the operator can replace."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """Content of genuine evidence, not yet compared with a policy.
@@ -85,8 +94,8 @@ class Claims:
     which it must list the accepted ones (`report_version`, `vmpl`). `events` are the digests that,
     according to an event log, were extended into a measurement, by its name. `certified_keys` names
     the keys of the runtime data (`kem`, `tls`) that the hardware certifies to have created. `clock`
-    is compared with the last one of the same `hardware_id`. `valid_until` is the earliest end of
-    everything that was relied on.
+    is compared with the last one of the same `hardware_id`. `memory` is None for devices, which run
+    none of Sealane's code. `valid_until` is the earliest end of everything that was relied on.
     """
 
     evidence_type: str
@@ -102,3 +111,4 @@ class Claims:
     events: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
     certified_keys: frozenset[str] = field(default_factory=frozenset)
     clock: HardwareClock | None = None
+    memory: Memory | None = None

@@ -1,18 +1,35 @@
-"""Verifiers of vendors' evidence, as the verifier service uses them."""
+"""Verifiers of vendors' evidence, one module a vendor, as the verifier service uses them."""
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from sealane.crypto.evidence import media_types, nvidia, snp, tdx
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral
-from sealane.crypto.evidence.verifier import EvidenceVerifier, Introduced, refuse_introduction
+from sealane.crypto.evidence.verifier import Introduced, refuse_introduction
 
 
-class _Verify(Protocol):
-    def __call__(
+class VendorModule(Protocol):
+    """A module that reads one vendor's evidence: `snp`, `tdx`, `nvidia`."""
+
+    @property
+    def EVIDENCE_TYPE(self) -> str:  # noqa: N802 - a module's constant
+        """The name of the type."""
+
+    @property
+    def MEDIA_TYPE(self) -> str:  # noqa: N802
+        """The media type of an item of this type."""
+
+    @property
+    def ENDORSEMENTS_MEDIA_TYPE(self) -> str:  # noqa: N802
+        """The media type of the item "collateral" beside it; empty if this type takes none."""
+
+    @property
+    def SAFE_FLAGS(self) -> Mapping[str, bool]:  # noqa: N802
+        """Required values of flags, unless the policy names other ones."""
+
+    def verify(
         self,
         evidence: bytes,
         *,
@@ -20,19 +37,36 @@ class _Verify(Protocol):
         collateral: Collateral,
         now: dt.datetime,
         endorsements: bytes,
-    ) -> Claims: ...
+    ) -> Claims:
+        """Return the claims of genuine evidence; VerificationError `attestation.<type>.<fault>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareVerifier:
     """Verifier of one vendor's evidence; `current` returns the collateral for each call."""
 
-    evidence_type: str
-    media_type: str
-    endorsements_media_type: str
-    safe_flags: Mapping[str, bool]
-    read: _Verify
+    module: VendorModule
     current: Callable[[], Collateral]
+
+    @property
+    def evidence_type(self) -> str:
+        """The name of the type."""
+        return self.module.EVIDENCE_TYPE
+
+    @property
+    def media_type(self) -> str:
+        """The media type of an item of this type."""
+        return self.module.MEDIA_TYPE
+
+    @property
+    def endorsements_media_type(self) -> str:
+        """The media type of the item "collateral" beside it; empty if this type takes none."""
+        return self.module.ENDORSEMENTS_MEDIA_TYPE
+
+    @property
+    def safe_flags(self) -> Mapping[str, bool]:
+        """Required values of flags, unless the policy names other ones."""
+        return self.module.SAFE_FLAGS
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002
         """Refuse an introduction: this type has none."""
@@ -48,29 +82,10 @@ class HardwareVerifier:
         now: dt.datetime,
     ) -> Claims:
         """Return the claims of genuine evidence; VerificationError `attestation.<type>.<fault>`."""
-        return self.read(
+        return self.module.verify(
             evidence,
             binding=binding,
             collateral=self.current(),
             now=now,
             endorsements=endorsements,
         )
-
-
-def hardware_verifiers(current: Callable[[], Collateral]) -> Sequence[EvidenceVerifier]:
-    """Return the verifiers of SEV-SNP, TDX and NVIDIA; `current` returns the collateral."""
-    return [
-        HardwareVerifier(
-            module.EVIDENCE_TYPE,
-            media_type,
-            endorsements_media_type,
-            module.SAFE_FLAGS,
-            module.verify,
-            current,
-        )
-        for module, media_type, endorsements_media_type in (
-            (snp, media_types.SNP_REPORT, media_types.SNP_CERTIFICATES),
-            (tdx, media_types.TDX_QUOTE, ""),
-            (nvidia, media_types.NVIDIA_EVIDENCE, ""),
-        )
-    ]

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealane.crypto.encoding import fields, parse_fields
+from sealane.crypto.evidence import media_types
 from sealane.crypto.evidence.chain import (
     common_name,
     key_sha256,
@@ -31,6 +32,8 @@ from sealane.crypto.evidence.collateral import Collateral
 from sealane.errors import VerificationError
 
 EVIDENCE_TYPE: Final = "nvidia"
+MEDIA_TYPE: Final = media_types.NVIDIA_EVIDENCE
+ENDORSEMENTS_MEDIA_TYPE: Final = ""
 EVIDENCE_LABEL: Final = "sealane nvidia evidence v1"
 SAFE_FLAGS: Final[Mapping[str, bool]] = {"revocation_checked": True}
 

@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from sealane.crypto.encoding import fields
+from sealane.crypto.evidence import media_types
 from sealane.crypto.evidence.chain import (
     VerifiedChain,
     common_name,
     parse_certificate,
     verify_chain,
 )
-from sealane.crypto.evidence.claims import Binding, Claims
+from sealane.crypto.evidence.claims import Binding, Claims, Memory
 from sealane.crypto.evidence.collateral import AMD_PRODUCTS, Collateral
 from sealane.crypto.evidence.snp_report import (
     ASK_GUID,
@@ -42,6 +43,8 @@ from sealane.crypto.evidence.snp_report import (
 from sealane.errors import VerificationError
 
 EVIDENCE_TYPE: Final = "snp"
+MEDIA_TYPE: Final = media_types.SNP_REPORT
+ENDORSEMENTS_MEDIA_TYPE: Final = media_types.SNP_CERTIFICATES
 
 # Required value of each flag unless the policy allows the other one by name; other flags only
 # inform.
@@ -114,6 +117,7 @@ def verify(
     flags["revocation_checked"] = chain.revocation_checked
     return Claims(
         evidence_type=EVIDENCE_TYPE,
+        memory=Memory.ENCRYPTED,
         hardware_id=hardware_id,
         product=product,
         measurements={

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sealane.crypto.encoding import fields
-from sealane.crypto.evidence.claims import Binding, Claims
+from sealane.crypto.evidence.claims import Binding, Claims, Memory
 from sealane.crypto.evidence.verifier import Introduced, refuse_introduction
 from sealane.errors import UsageError, VerificationError
 
@@ -115,6 +115,7 @@ class SoftwareVerifier:
             ) from error
         return Claims(
             evidence_type=SOFTWARE,
+            memory=Memory.ISOLATED,
             hardware_id=f"{HARDWARE_SCHEME}:{hashlib.sha256(public_key).hexdigest()}",
             product=SOFTWARE,
             measurements={},

@@ -16,13 +16,16 @@ import dcap_qvl
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealane.crypto.evidence import media_types
 from sealane.crypto.evidence.chain import key_sha256, parse_certificates, verify_chain
-from sealane.crypto.evidence.claims import Binding, Claims
+from sealane.crypto.evidence.claims import Binding, Claims, Memory
 from sealane.crypto.evidence.collateral import Collateral, SignedDocument
 from sealane.crypto.evidence.tdx_quote import Quote, parse_quote
 from sealane.errors import VerificationError
 
 EVIDENCE_TYPE: Final = "tdx"
+MEDIA_TYPE: Final = media_types.TDX_QUOTE
+ENDORSEMENTS_MEDIA_TYPE: Final = ""
 
 # Required value of each flag unless the policy allows the other one by name; other flags only
 # inform. The engine also refuses the other value of each of these.
@@ -203,6 +206,7 @@ def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -
     platform = result["platform"]["pck"]
     return Claims(
         evidence_type=EVIDENCE_TYPE,
+        memory=Memory.ENCRYPTED,
         hardware_id=f"ppid:{bytes(platform['ppid']).hex()}",
         product="TDX",
         measurements={name: quote.body[name] for name in _MEASUREMENTS}

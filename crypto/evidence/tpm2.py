@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence import tpm2_event_log
 from sealane.crypto.evidence.chain import CERTIFICATES_MAX, parse_certificate, verify_chain
-from sealane.crypto.evidence.claims import Binding, Claims, HardwareClock
+from sealane.crypto.evidence.claims import Binding, Claims, HardwareClock, Memory
 from sealane.crypto.evidence.tpm2_credential import make_credential
 from sealane.crypto.evidence.tpm2_structures import (
     ALG_AES,
@@ -242,6 +242,7 @@ class Tpm2Verifier:
         attest = quote.attest
         return Claims(
             evidence_type=TPM2,
+            memory=Memory.ISOLATED,
             hardware_id=expected.hardware_id,
             product=TPM2,
             measurements={f"pcr{index}": value for index, value in values.items()},

@@ -1,7 +1,7 @@
 """Assembles the verifier: policy in force, evidence verifiers, node records, service."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,7 @@ from cryptography import x509
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import spiffe_id
-from sealane.crypto.evidence.collateral import Collateral
-from sealane.crypto.evidence.hardware import hardware_verifiers
-from sealane.crypto.evidence.software import SoftwareVerifier
-from sealane.crypto.evidence.tpm2 import Tpm2Verifier
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.devices import Devices
@@ -35,6 +32,7 @@ from sealane.daemon.node.enrolment import key_digest
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.third_party_evidence import installed_verifier
 from sealane.errors import UsageError
 
 
@@ -49,11 +47,16 @@ class VerifierParts:
     devices: Devices
 
 
-def evidence_verifiers(
-    collateral: Callable[[], Collateral], *, tpm_roots: Sequence[x509.Certificate] = ()
-) -> list[EvidenceVerifier]:
-    """Return a verifier for every type of evidence; the policy decides which types it accepts."""
-    return [SoftwareVerifier(), Tpm2Verifier(tpm_roots), *hardware_verifiers(collateral)]
+def find_verifier(evidence_type: str) -> EvidenceVerifier | None:
+    """Return the verifier of a type that the policy names and another distribution has.
+
+    One that can't be used is logged and left out, so its evidence is refused.
+    """
+    try:
+        return installed_verifier(evidence_type)
+    except UsageError as error:
+        get_logger().error("evidence_kind_refused", evidence=evidence_type, message=str(error))
+        return None
 
 
 def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
@@ -113,7 +116,10 @@ async def open_verifier(
     await collateral.load()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
+        evidence_verifiers=verifiers(
+            Trusted(collateral=collateral.current, tpm_roots=tpm_roots(config))
+        ),
+        find=find_verifier,
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )

@@ -25,7 +25,8 @@ INTRODUCTION = bytes(TOKEN_BYTES)
 INTRODUCED = b"\x02"
 """Followed by the job token."""
 GRANTED = b"\x01"
-"""Followed by nothing; sent with the descriptors: region, submission, completion, doorbell, call."""
+"""Followed by nothing; comes with the descriptors of region, submission, completion, doorbell and
+call."""
 REFUSED = b"\x00"
 
 HELLO_TIMEOUT_SECONDS = 5.0

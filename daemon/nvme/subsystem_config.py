@@ -6,6 +6,7 @@ from uuid import UUID, uuid5
 from pydantic import AfterValidator, Field, model_validator
 
 from sealane.daemon.runtime.config_types import AbsolutePath, Section
+from sealane.daemon.volume.store_kinds import STORE_KINDS, StoreName, only_with
 from sealane.errors import UsageError
 from sealane.protocol.nvme.constants import DISCOVERY_NQN, NAMESPACES_MAX
 from sealane.protocol.nvme.nqn import check_nqn
@@ -86,7 +87,7 @@ class NamespaceConfig(Section):
     """A namespace: its store, identifiers, hosts, ANA state and limits."""
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
-    store: Literal["memory", "file", "inline", "nvme", "emulated"]
+    store: StoreName
     size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
     path: AbsolutePath | None = None
     drive: str | None = None
@@ -100,14 +101,15 @@ class NamespaceConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.path is not None) != (self.store in {"file", "inline", "nvme"}):
-            raise ValueError('path if store is "file", "inline" or "nvme", and only then')
-        if self.metadata_bytes == 0 and self.store == "inline":
-            raise ValueError('metadata_bytes = 64 if store is "inline"')
+        kind = STORE_KINDS[self.store]
+        if (self.path is not None) != kind.is_kept:
+            raise ValueError(only_with("a path", lambda kind: kind.is_kept))
+        if self.metadata_bytes == 0 and kind.needs_metadata:
+            raise ValueError(f"metadata_bytes 64 with the store {self.store}")
         if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
-            raise ValueError('no metadata_bytes if store is "file" or in_place is true')
-        if (self.drive is not None) != (self.store == "emulated"):
-            raise ValueError('drive if store is "emulated", and only then')
+            raise ValueError("no metadata_bytes with the store file or in_place")
+        if (self.drive is not None) != kind.imitates_drive:
+            raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
         return self
 
     @property

@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
@@ -39,17 +39,13 @@ from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.connect import TICKET_BYTES
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
 
-StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
-KEPT_STORES: Final = ("file", "inline", "nvme")
-"""Kinds of stores that outlive the process: files in a directory, or namespaces linked from it."""
-
-
 STORE_FULL: Final = "store.full"
 
 
@@ -85,16 +81,17 @@ class Target(Provider):
         *,
         traddr: str,
         trsvcid: int,
-        store_kind: StoreKind,
+        store_kind: str,
         drive: str | None = None,
         namespaces: Sequence[Path] = (),
         directory: Path | None = None,
         device: Device | None = None,
         thin: bool = False,
     ) -> None:
-        if (store_kind in KEPT_STORES) != (directory is not None):
+        kind = STORE_KINDS[store_kind]
+        if kind.is_kept != (directory is not None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
-        if (store_kind == "nvme") != bool(namespaces):
+        if kind.lies_on_namespaces != bool(namespaces):
             raise UsageError("target.store", f"store {store_kind!r} with namespaces {namespaces}")
         ipaddress.ip_address(traddr)
         self._store_kind = store_kind
@@ -184,10 +181,8 @@ class Target(Provider):
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         secret, anchor = None, None
-        # In mode off, an in-place store has nothing to protect with a key.
-        is_in_place = self._store_kind in {"inline", "nvme"}
-        keeps = self._store_kind == "file" or (is_in_place and freshness)
-        if self._device is not None and keeps:
+        takes_secret = STORE_KINDS[self._store_kind].takes_secret(freshness=freshness)
+        if self._device is not None and takes_secret:
             secret = self._device.tree_secret(volume_id, generation=generation)
             if freshness and self._device.is_anchored:
                 if exist == "create":

@@ -10,13 +10,14 @@ from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
 from sealane.daemon.target.control import StorageService
-from sealane.daemon.target.data_path import KEPT_STORES, Target
+from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
+from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.protocol.v1 import storage_pb2_grpc, subsystems_pb2_grpc
 
 
@@ -25,7 +26,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     identity, trust = await context.enrolled.enrol("target")
     traddr, trsvcid = split_address(config.listen)
     directory, device, catalogue, reopen = None, None, None, None
-    if config.store in KEPT_STORES:
+    if STORE_KINDS[config.store].is_kept:
         directory = Path(context.config.target_directory)
         client = DeviceClient(context.enrolled.config, identity)
         # Before the target, so that it is released only after the target's last writes.

@@ -550,7 +550,7 @@ class Namespace:
     def __new__(
         cls,
         *,
-        store: Literal["memory", "file", "inline", "nvme", "emulated"],
+        store: str,
         block_count: int,
         sealed: bool,
         path: str | os.PathLike[str] | None = None,

@@ -124,6 +124,19 @@ def test_a_file_outlives_its_attachment(cluster: Cluster) -> None:
             client.volumes.get(created.name)
 
 
+def test_threads_can_watch_share_and_resize(cluster: Cluster) -> None:
+    with sync.connect(cluster.gateways[0].socket) as client:
+        created = client.volumes.create(size_bytes=MIB)
+        with client.volumes.watch(created.name) as events:
+            client.volumes.attach(created.name, host_nqn=HOST)
+            assert next(events).kind == "attached"
+        assert client.volumes.resize(created.name, size_bytes=2 * MIB).size_bytes == 2 * MIB
+        client.volumes.detach(created.name)
+        with pytest.raises(UsageError), client.volumes.watch("volumes/none"):
+            pass
+        client.volumes.delete(created.name)
+
+
 async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothing(
     cluster: Cluster,
 ) -> None:

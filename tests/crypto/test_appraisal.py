@@ -8,7 +8,7 @@ import pytest
 from sealane.crypto.attestation.appraisal import Appraisal, PolicyViolationError, appraise
 from sealane.crypto.attestation.ar4si import CLAIMS, Tier, tier_of, worst
 from sealane.crypto.attestation.policy import Hardware, Policy, Position, ReferenceValues
-from sealane.crypto.evidence.claims import Claims
+from sealane.crypto.evidence.claims import Claims, Memory
 
 END = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 GOOD = bytes(48)
@@ -17,6 +17,7 @@ SAFE = {"snp": {"debug": False, "migrate_ma": False}}
 
 NODE = Claims(
     evidence_type="snp",
+    memory=Memory.ENCRYPTED,
     hardware_id="chip-id:01",
     product="Genoa",
     measurements={"measurement": GOOD, "host_data": bytes(32), "log": b"\1"},
@@ -316,7 +317,7 @@ def test_known_vulnerability_is_a_warning_that_must_be_accepted(change: dict[str
 
 
 def test_memory_that_the_operator_can_read_is_a_warning() -> None:
-    node = changed(NODE, evidence_type="tpm2")
+    node = changed(NODE, evidence_type="tpm2", memory=Memory.ISOLATED)
     reference = dataclasses.replace(FOR_NODES, evidence_type="tpm2")
     appraisal = result(node, by=policy(reference, FOR_GPUS))
     assert appraisal.items["primary"].vector["runtime-opaque"] == 32

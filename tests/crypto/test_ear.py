@@ -22,7 +22,7 @@ from sealane.crypto.attestation.ear import (
 )
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.certificates import CertificateAuthority, Subject, verify_leaf, verify_verifier
-from sealane.crypto.evidence.claims import Claims
+from sealane.crypto.evidence.claims import Claims, Memory
 from sealane.errors import VerificationError
 
 NOW = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
@@ -51,6 +51,7 @@ def appraisal() -> Appraisal:
     )
     claims = Claims(
         evidence_type="software",
+        memory=Memory.ISOLATED,
         hardware_id=machine.hardware_id,
         product="software",
         measurements={},

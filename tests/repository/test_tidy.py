@@ -103,6 +103,37 @@ def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
     assert committed == made, "code of a .proto file that is gone"
 
 
+def test_the_synchronous_client_is_what_the_asynchronous_one_says() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "tools" / "synchronous", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_call_is_written_in_few_files() -> None:
+    files = {
+        path: path.read_text()
+        for path in tracked("*.py", "*.proto")
+        if path.relative_to(ROOT).parts[0] in PACKAGES
+        if "_pb2" not in path.name and path.name != "synchronous.py"
+    }
+    calls = {
+        (service, method)
+        for path in tracked("protocol/v1/*.proto")
+        for service, body in re.findall(r"^service (\w+) {(.*?)^}", files[path], re.M | re.S)
+        for method in re.findall(r"rpc (\w+)\(", body)
+    }
+    assert len(calls) > 60
+    for service, method in calls:
+        named = re.compile(rf"rpc {method}\(|def {method}\(|\.{method}\(|/{service}/{method}\"")
+        # .proto, table of roles, servicer, callers; the service and a verb have names of their own.
+        found = [str(path.relative_to(ROOT)) for path, text in files.items() if named.search(text)]
+        assert len(found) <= 4, (service, method, found)
+
+
 def test_nothing_cites_a_document_that_readers_do_not_have() -> None:
     cited = re.compile(r"\bDESIGN( section|,)? ?§")
     found = [

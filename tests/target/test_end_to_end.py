@@ -9,7 +9,7 @@ import pytest
 from sealane import _native
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.grants import QueueGrant
-from sealane.daemon.target.data_path import KEPT_STORES
+from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.nvme.initiator import NvmeStatusError
 from target.pair import (
@@ -27,7 +27,7 @@ async def test_eight_mebibytes_come_back_and_the_store_holds_no_plaintext(
     tmp_path: Path, kind: Literal["emulated", "file", "inline", "memory"]
 ) -> None:
     content = data(8 * MEBIBYTE)
-    directory = tmp_path / "store" if kind in KEPT_STORES else None
+    directory = tmp_path / "store" if STORE_KINDS[kind].is_kept else None
     made = make_world(directory, store_kind=kind)
     async with made as world:
         async with world.queue() as queue:

@@ -10,7 +10,7 @@ from sealane.crypto.attestation.appraisal import appraise
 from sealane.crypto.attestation.ear import ResultSigner
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.crypto.evidence.claims import Claims
+from sealane.crypto.evidence.claims import Claims, Memory
 from sealane.daemon.node.identity import Issued
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
 
@@ -40,6 +40,7 @@ def result_for(
     )
     claims = Claims(
         evidence_type="software",
+        memory=Memory.ISOLATED,
         hardware_id=machine.hardware_id,
         product="software",
         measurements={},

@@ -21,7 +21,7 @@ from sealane.crypto.evidence.cmw import (
     encode_collection,
     secondary_digests,
 )
-from sealane.crypto.evidence.hardware import hardware_verifiers
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE, SNP_CERTIFICATES
 from sealane.crypto.evidence.nvidia import encode_evidence
 from sealane.daemon.broker.policy import parse_policy
@@ -56,7 +56,7 @@ class Node:
         collateral = known()
         self.verifier = Verifier(
             policy=parse_policy(policy(evidence_type).encode(), source="policy"),
-            evidence_verifiers=hardware_verifiers(lambda: collateral),
+            evidence_verifiers=verifiers(Trusted(collateral=lambda: collateral)),
             audience=AUDIENCE,
             verifier_key_sha256=KEY_SHA256,
         )

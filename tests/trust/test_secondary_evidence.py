@@ -23,7 +23,7 @@ from sealane.cli.output import Output
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.chain import key_sha256
-from sealane.crypto.evidence.hardware import hardware_verifiers
+from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import verifier as verifier_module
 from sealane.daemon.broker.policy import parse_policy
@@ -111,7 +111,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         authority, collateral = registry.authority, known()
         verifier = Verifier(
             policy=parse_policy(policy("snp", secondary='["nvidia"]').encode(), source="policy"),
-            evidence_verifiers=hardware_verifiers(lambda: collateral),
+            evidence_verifiers=verifiers(Trusted(collateral=lambda: collateral)),
             audience=spiffe_id("b", "broker"),
             verifier_key_sha256=key_digest(authority.certificate),
         )

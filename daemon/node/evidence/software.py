@@ -9,6 +9,20 @@ from sealane.crypto.evidence.software import (
     SoftwareKey,
 )
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.runtime.files import read_secret
+
+
+def check(config: EnrolmentConfig) -> None:
+    """Read the attestation key; UsageError if its file holds none, or is open to others."""
+    open_driver(config, tcti="")
+
+
+def open_driver(config: EnrolmentConfig, *, tcti: str) -> "SoftwareDriver":  # noqa: ARG001
+    """Read the attestation key; UsageError if its file holds none, or is open to others."""
+    path = str(config.key_file)
+    key = read_secret(path, key="enrolment.key_file")
+    return SoftwareDriver(SoftwareKey.parse(key, source=f"enrolment.key_file {path}"))
 
 
 class SoftwareDriver:

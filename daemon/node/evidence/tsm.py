@@ -18,6 +18,7 @@ from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.evidence.media_types import SNP_CERTIFICATES, SNP_REPORT, TDX_QUOTE
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.daemon.config import EnrolmentConfig
 from sealane.errors import UnavailableError, UsageError
 
 REPORTS: Final = Path("/sys/kernel/config/tsm/report")
@@ -32,6 +33,15 @@ _ATTEMPTS_MAX: Final = 4
 # Intel's quotes begin with their version; no Sealane verifier reads other formats, such as the CWT
 # of a DICE platform.
 _QUOTE_VERSIONS: Final = {4, 5}
+
+
+def check(config: EnrolmentConfig) -> None:
+    """Check nothing: only the hardware can say."""
+
+
+def open_driver(config: EnrolmentConfig, *, tcti: str) -> "TsmDriver":  # noqa: ARG001
+    """Ask which hardware this machine is; blocking."""
+    return TsmDriver(ReportTree(Path(config.tsm.reports)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
