@@ -12,8 +12,8 @@ from pydantic import AfterValidator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreKind:
-    """Properties of a kind; the engine knows how it stores."""
+class StoreTraits:
+    """Traits of a kind; the engine knows how it stores."""
 
     is_kept: bool = False
     """It outlives the process: a path leads to its file or its drive."""
@@ -31,16 +31,16 @@ class StoreKind:
         return self.is_kept and (freshness or self.needs_secret_in_mode_off)
 
 
-STORE_KINDS: Final[Mapping[str, StoreKind]] = {
-    "emulated": StoreKind(imitates_drive=True),
-    "file": StoreKind(is_kept=True, needs_secret_in_mode_off=True),
-    "inline": StoreKind(is_kept=True, needs_metadata=True),
-    "memory": StoreKind(),
-    "nvme": StoreKind(is_kept=True, lies_on_namespaces=True),
+STORE_KINDS: Final[Mapping[str, StoreTraits]] = {
+    "emulated": StoreTraits(imitates_drive=True),
+    "file": StoreTraits(is_kept=True, needs_secret_in_mode_off=True),
+    "inline": StoreTraits(is_kept=True, needs_metadata=True),
+    "memory": StoreTraits(),
+    "nvme": StoreTraits(is_kept=True, lies_on_namespaces=True),
 }
 
 
-def only_with(what: str, has: Callable[[StoreKind], bool]) -> str:
+def only_with(what: str, has: Callable[[StoreTraits], bool]) -> str:
     """Return the rule that `what` goes with the kinds for which `has` is true, for an error."""
     names = [name for name, kind in STORE_KINDS.items() if has(kind)]
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

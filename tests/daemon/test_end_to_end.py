@@ -254,7 +254,7 @@ def test_command_line_lives_a_volumes_life(cluster: Cluster) -> None:
     assert name in [v["name"] for v in json.loads(run("volume", "list"))]
     refused = sealanectl("--socket", cluster.gateway.socket, "volume", "delete", "--yes", name)
     assert refused.returncode == 2
-    assert refused.stderr.endswith("is attached: detach it [volume.attached.state]\n")
+    assert refused.stderr.endswith("is attached: detach it first [volume.attached.state]\n")
     table = sealanectl("--socket", cluster.gateway.socket, "volume", "list").stdout
     assert name in table
     run("volume", "detach", name)
