@@ -12,7 +12,7 @@ from typing import Any, Final
 from sealane.cli.output import SIZE_UNITS, Output, size_text, text_of
 from sealane.cli.verbs import named
 from sealane.client import Client, JobFinding, Volume, VolumeJob, VolumeStore
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, foreign_reason
 
 _DIGITS_MAX: Final = 19
 _HEALTH_NOTES: Final = {
@@ -68,7 +68,8 @@ async def _show_jobs(client: Client, options: argparse.Namespace, output: Output
     volume = await client.volumes.get(options.name, with_store=True)
     if volume.store is None:
         raise UnavailableError(
-            volume.store_unknown, f"{volume.name}: its store can't be asked: {volume.store_unknown}"
+            foreign_reason(volume.store_unknown),
+            f"{volume.name}: its store can't be asked: {volume.store_unknown}",
         )
     jobs = volume.store.jobs
     if output.form == "json":

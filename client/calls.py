@@ -8,6 +8,7 @@ import grpc
 
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
+from sealane.reasons import ReasonId
 
 CALL_SECONDS: Final = 60.0
 """The most that a call may take, unless it says so itself."""
@@ -23,7 +24,7 @@ def translated(peer: str = "sealaned") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sayable(reason: str) -> Iterator[None]:
+def sayable(reason: ReasonId) -> Iterator[None]:
     """Raise UsageError `reason` for values that no request can have."""
     try:
         yield

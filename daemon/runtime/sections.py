@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded
 from sealane.errors import UsageError
+from sealane.reasons import ReasonId
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -64,10 +65,11 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
         )
     if kind == "missing":
         return UsageError("config.missing", f"{source}: {key}: missing; it has no default")
+    reason: ReasonId = "config.value"
     if kind == "value_error":
-        allowed, reason = str(context["error"]), "config.value"
+        allowed = str(context["error"])
     elif kind == "literal_error":
-        allowed, reason = str(context["expected"]), "config.value"
+        allowed = str(context["expected"])
     elif kind in {"greater_than_equal", "less_than_equal"}:
         allowed, reason = _range_of(model, fault["loc"], context), "config.range"
     else:

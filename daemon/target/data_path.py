@@ -39,9 +39,16 @@ from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
-from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
+from sealane.errors import (
+    ProtocolError,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+    foreign_reason,
+)
 from sealane.protocol.nvme.connect import TICKET_BYTES
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
+from sealane.reasons import ReasonId
 
 StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
 TICKET_SECONDS = 30.0
@@ -51,6 +58,10 @@ KEPT_STORES: Final = ("file", "inline", "nvme")
 
 
 STORE_FULL: Final = "store.full"
+_NO_STORE: Final[dict[Literal["create", "open"], ReasonId]] = {
+    "create": "store.create",
+    "open": "store.open",
+}
 
 
 def _missing_room(path: Path | None) -> str | None:
@@ -239,7 +250,7 @@ class Target(Provider):
                 "volume.exists", f"{path} exists already; remove it or use another volume id"
             ) from error
         except _native.StoreRefusedError as error:
-            reason, text = error.args
+            reason, text = foreign_reason(error.args[0]), error.args[1]
             if reason == "anchor.unreachable":
                 raise UnavailableError(reason, f"{path}: {text}") from error
             raise VerificationError(reason, f"{path}: {text}") from error
@@ -251,7 +262,7 @@ class Target(Provider):
                     f"no room for volume {volume_id}: {missing}; target.thin = true lays volumes "
                     "out without keeping room for them",
                 ) from error
-            raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
+            raise UnavailableError(_NO_STORE[exist], f"can't {exist} {path}: {error}") from error
 
     def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
         """Return pages and records that its opening went through, and of how many."""

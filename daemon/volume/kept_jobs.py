@@ -18,7 +18,7 @@ from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import read_bounded, write_durably
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.jobs import FINDINGS_MAX, Finding, Job, JobKind, JobOrder, clipped
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, UnavailableError, UsageError, foreign_reason
 
 JOBS_SECONDS: Final = 1.0
 """How often jobs are looked at."""
@@ -212,7 +212,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except _native.JobRefusedError as error:
-        reason, text = error.args
+        reason, text = foreign_reason(error.args[0]), error.args[1]
         if reason == "store.failed":
             raise UnavailableError(reason, text) from error
         raise UsageError(reason, text) from error

@@ -9,6 +9,7 @@ can make none, and can bring an older one back only under its own number, which 
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from sealane.crypto.encoding import fields
@@ -18,7 +19,7 @@ from sealane.daemon.config import AnchorKind
 from sealane.daemon.device.anchors.anchor import Anchor, Anchored, Change
 from sealane.errors import VerificationError
 
-FORGED = "anchor.forged"
+FORGED: Final = "anchor.forged"
 _LABEL = "sealane anchor record v1"
 
 
