@@ -18,7 +18,7 @@ from sealane.cli.volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
 from sealane.daemon.runtime.files import write_secret
 from sealane.errors import UsageError
-from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.kinds import AnchorKind, VolumeMode
 
 
 def add_verbs(verbs: Any) -> None:
@@ -45,7 +45,7 @@ def add_verbs(verbs: Any) -> None:
     create.add_argument(
         "--anchor",
         default="",
-        choices=("broker", "none"),
+        choices=(str(AnchorKind.BROKER), str(AnchorKind.NONE)),
         help="with a third party: who remembers the volume's state while nobody has it attached; "
         "none: it can be put back as a whole, unnoticed (default: broker)",
     )

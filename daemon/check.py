@@ -18,9 +18,9 @@ from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.node.evidence.choose import endorsement_certificates, software_driver
 from sealane.daemon.runtime.directories import check_directory
 from sealane.daemon.runtime.files import read_file, read_secret
-from sealane.daemon.target.data_path import KEPT_STORES
 from sealane.daemon.target.subsystems import read_host_secrets
 from sealane.errors import UsageError
+from sealane.protocol.kinds import KEPT_STORES
 
 
 def load_checked(path: Path) -> Config:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
+from sealane.crypto.roles import Role
 from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
 from sealane.daemon.runtime.config_types import (
     AbsolutePath,
@@ -28,8 +29,8 @@ from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.volume.jobs import RATE_MAX
 from sealane.errors import UsageError
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+from sealane.protocol.kinds import AnchorKind, StoreKind
 
-AnchorKind = Literal["broker", "tpm2", "file", "none"]
 """Where a device's anchor is kept."""
 AUTHORIZATION_SECONDS: Final = 30.0
 """An I/O queue outlives its gateway's last authorization by at most this."""
@@ -42,7 +43,7 @@ THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
 # Beside the primary item and what helps to verify it.
 SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
-ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
+ROLE_SECTIONS: Final = tuple(Role)
 
 
 class NodeConfig(Section):
@@ -109,7 +110,7 @@ class BrokerConfig(Section):
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
-    counters: Literal["file", "tpm2"] = "file"
+    counters: Literal[AnchorKind.FILE, AnchorKind.TPM2] = AnchorKind.FILE
     counter_index: NvIndex = 0x0180_5EA0
 
     @model_validator(mode="after")
@@ -242,14 +243,14 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["emulated", "file", "inline", "memory", "nvme"] = "file"
+    store: Annotated[StoreKind, Field(strict=False)] = StoreKind.FILE
     drive: str | None = None
     namespaces: Annotated[
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
     ]
     directory: AbsolutePath | None = None
     thin: bool = False
-    anchor: AnchorKind = "broker"
+    anchor: Annotated[AnchorKind, Field(strict=False)] = AnchorKind.BROKER
     anchor_index: NvIndex = 0x0180_5EA2
     anchor_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     discovery_listen: BindAddress | None = None
@@ -262,9 +263,9 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.drive is not None) != (self.store == "emulated"):
+        if (self.drive is not None) != (self.store == StoreKind.EMULATED):
             raise ValueError("a drive with the store emulated, none with the others")
-        if bool(self.namespaces) != (self.store == "nvme"):
+        if bool(self.namespaces) != (self.store == StoreKind.NVME):
             raise ValueError("namespaces with the store nvme, none with the others")
         if len({*self.namespaces}) != len(self.namespaces):
             raise ValueError("each namespace once")
@@ -406,7 +407,7 @@ def _check_roles(config: Config, path: Path) -> None:
             f"{path}: no role; allowed is one or more of the sections "
             + ", ".join(f"[{r}]" for r in ROLE_SECTIONS),
         )
-    others = [r for r in config.roles if r != "broker"]
+    others = [r for r in config.roles if r != Role.BROKER]
     if others and config.enrolment is None:
         raise UsageError(
             "config.missing",

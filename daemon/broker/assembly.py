@@ -15,6 +15,7 @@ from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.instance import Instance
@@ -114,7 +115,7 @@ async def open_verifier(
     verifier = Verifier(
         policy=NO_POLICY,
         evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
-        audience=spiffe_id(node, "broker"),
+        audience=spiffe_id(node, Role.BROKER),
         verifier_key_sha256=key_digest(authority.certificate),
     )
 

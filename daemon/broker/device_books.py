@@ -30,6 +30,7 @@ from sealane.daemon.runtime.calls import page_limit
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
+from sealane.protocol.kinds import AnchorKind
 
 # Page tokens: which of the two tables, and behind which name.
 _DEVICES: Final = "d"
@@ -159,7 +160,7 @@ class DeviceBooks:
                     "fencing_epoch": record.fencing_epoch + 1,
                     "opening": self._ending(record),
                     # A machine's own anchor stays with the machine.
-                    "is_initialised": record.is_initialised and record.anchor == "broker",
+                    "is_initialised": record.is_initialised and record.anchor == AnchorKind.BROKER,
                 }
             ),
         )

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
+from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
@@ -36,9 +37,12 @@ REVOKED: Final = "node.revoked"
 SUPERSEDED: Final = "node.superseded"
 EXPIRED: Final = "node.expired"
 UNKNOWN: Final = "node.unknown"
-ROLES: Final = ("target", "gateway", "fabric")
 # Whose peers a role may ask about: those that reach it over the network.
-PEER_ROLES: Final = {"gateway": "target", "target": "gateway", "fabric": "fabric"}
+PEER_ROLES: Final[dict[str, Role]] = {
+    Role.GATEWAY: Role.TARGET,
+    Role.TARGET: Role.GATEWAY,
+    Role.FABRIC: Role.FABRIC,
+}
 PEERS_PER_CALL_MAX: Final = 1024
 NONCE_BYTES: Final = 32
 REASON_CHARACTERS_MAX: Final = 200
@@ -390,13 +394,13 @@ def _is_uuid(text: str) -> bool:
 
 
 def _roles(node: str, role: str) -> Sequence[str]:
-    if NAME_PATTERN.fullmatch(node) is None or role not in {"", *ROLES}:
+    if NAME_PATTERN.fullmatch(node) is None or role not in {"", *NODE_ROLES}:
         raise UsageError(
             "node.malformed",
             f"role {role[:80]!r} of node {node[:80]!r}; allowed: the name of a node and "
-            f"{', '.join(ROLES)}, or no role for all",
+            f"{', '.join(NODE_ROLES)}, or no role for all",
         )
-    return (role,) if role else ROLES
+    return (role,) if role else NODE_ROLES
 
 
 def _check_not_revoked(record: NodeRecord | None, *, issued: dt.datetime) -> None:

@@ -29,6 +29,7 @@ from sealane.daemon.target.volume_subsystem import extended
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.kept_jobs import JOBS_SECONDS, VolumeJobs
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError, foreign_reason
+from sealane.protocol.kinds import StoreKind
 from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
@@ -252,7 +253,7 @@ class ThirdPartyStores:
         self._keep_alive_ms = keep_alive_ms
         self._sleep = sleep
         self.host_nqn = host_nqn
-        self.target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="memory")
+        self.target = Target(traddr="127.0.0.1", trsvcid=0, store_kind=StoreKind.MEMORY)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sealane.daemon.runtime.config_types import AbsolutePath, Section
 from sealane.errors import UsageError
+from sealane.protocol.kinds import KEPT_STORES, StoreKind
 from sealane.protocol.nvme.constants import DISCOVERY_NQN, NAMESPACES_MAX
 from sealane.protocol.nvme.nqn import check_nqn
 
@@ -86,7 +87,7 @@ class NamespaceConfig(Section):
     """A namespace: its store, its names, who sees it and how."""
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
-    store: Literal["memory", "file", "inline", "nvme", "emulated"]
+    store: Annotated[StoreKind, Field(strict=False)]
     size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
     path: AbsolutePath | None = None
     drive: str | None = None
@@ -100,13 +101,13 @@ class NamespaceConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.path is not None) != (self.store in {"file", "inline", "nvme"}):
+        if (self.path is not None) != (self.store in KEPT_STORES):
             raise ValueError("a path with the stores file, inline and nvme, none with the others")
-        if self.metadata_bytes == 0 and self.store == "inline":
+        if self.metadata_bytes == 0 and self.store == StoreKind.INLINE:
             raise ValueError("metadata_bytes 64 with the store inline")
-        if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
+        if self.metadata_bytes != 0 and (self.store == StoreKind.FILE or self.in_place):
             raise ValueError("no metadata_bytes with the store file or in_place")
-        if (self.drive is not None) != (self.store == "emulated"):
+        if (self.drive is not None) != (self.store == StoreKind.EMULATED):
             raise ValueError("a drive with the store emulated, none with the others")
         return self
 

@@ -5,6 +5,7 @@ It names the file, the key, the value found and the values allowed.
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,8 +69,8 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
     reason: ReasonId = "config.value"
     if kind == "value_error":
         allowed = str(context["error"])
-    elif kind == "literal_error":
-        allowed = str(context["expected"])
+    elif kind in {"enum", "literal_error"}:
+        allowed = _MEMBER.sub(r"\1", str(context["expected"]))
     elif kind in {"greater_than_equal", "less_than_equal"}:
         allowed, reason = _range_of(model, fault["loc"], context), "config.range"
     else:
@@ -77,6 +78,8 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
     return UsageError(reason, f"{source}: {key}: found {found}; allowed: {allowed}")
 
 
+_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
+"""A member of an enum, as pydantic says it."""
 _KINDS: Final = {
     "string_type": "a string",
     "int_type": "an integer",

@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
@@ -46,14 +46,13 @@ from sealane.errors import (
     VerificationError,
     foreign_reason,
 )
+from sealane.protocol.kinds import KEPT_STORES, StoreKind
 from sealane.protocol.nvme.connect import TICKET_BYTES
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
 from sealane.reasons import ReasonId
 
-StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
-KEPT_STORES: Final = ("file", "inline", "nvme")
 """Stores that outlive the process: a directory has their files, or links to their namespaces."""
 
 
@@ -102,9 +101,13 @@ class Target(Provider):
         thin: bool = False,
     ) -> None:
         if (store_kind in KEPT_STORES) != (directory is not None):
-            raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
-        if (store_kind == "nvme") != bool(namespaces):
-            raise UsageError("target.store", f"store {store_kind!r} with namespaces {namespaces}")
+            raise UsageError(
+                "target.store", f"store {str(store_kind)!r} with directory {directory}"
+            )
+        if (store_kind == StoreKind.NVME) != bool(namespaces):
+            raise UsageError(
+                "target.store", f"store {str(store_kind)!r} with namespaces {namespaces}"
+            )
         ipaddress.ip_address(traddr)
         self._store_kind = store_kind
         self._drive = drive
@@ -190,8 +193,8 @@ class Target(Provider):
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         secret, anchor = None, None
         # In mode off a store in place has nothing that a key would be for.
-        is_in_place = self._store_kind in {"inline", "nvme"}
-        keeps = self._store_kind == "file" or (is_in_place and freshness)
+        is_in_place = self._store_kind in {StoreKind.INLINE, StoreKind.NVME}
+        keeps = self._store_kind == StoreKind.FILE or (is_in_place and freshness)
         if self._device is not None and keeps:
             secret = self._device.tree_secret(volume_id, generation=generation)
             if freshness and self._device.is_anchored:

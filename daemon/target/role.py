@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sealane.crypto.roles import Role
 from sealane.daemon.config import Config, TargetConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.node.role_context import RoleContext
@@ -10,19 +11,20 @@ from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
 from sealane.daemon.target.control import StorageService
-from sealane.daemon.target.data_path import KEPT_STORES, Target
+from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
+from sealane.protocol.kinds import KEPT_STORES, AnchorKind
 from sealane.protocol.v1 import storage_pb2_grpc, subsystems_pb2_grpc
 
 
 async def start_target(config: TargetConfig, context: RoleContext) -> None:
     """Start the role: the device, its volumes, plain subsystems and the control server."""
-    identity, trust = await context.enrolled.enrol("target")
+    identity, trust = await context.enrolled.enrol(Role.TARGET)
     traddr, trsvcid = split_address(config.listen)
     directory, device, catalogue, reopen = None, None, None, None
     if config.store in KEPT_STORES:
@@ -52,7 +54,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     with listening("target.listen", config.listen):
         await target.start()
     context.stack.push_async_callback(target.stop)
-    context.addresses["target"] = join_address(*target.address)
+    context.addresses[Role.TARGET] = join_address(*target.address)
     await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,
@@ -65,7 +67,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         target,
         node=context.config.node.name,
         store=config.store,
-        store_anchor="none" if device is None else config.anchor,
+        store_anchor=AnchorKind.NONE if device is None else config.anchor,
         anchor=identity.anchor,
         kem=identity.keys.kem,
         authorizations=authorizations,
@@ -111,7 +113,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
 
 async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
     """Serve plain subsystems at the target's listener, and discovery where it is asked for."""
-    context.count_faults("target", target.listener)
+    context.count_faults(Role.TARGET, target.listener)
     discovery = []
     if config.discovery_listen is not None:
         traddr, trsvcid = split_address(config.discovery_listen)

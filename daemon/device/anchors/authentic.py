@@ -15,9 +15,9 @@ from uuid import UUID
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_anchor_key
-from sealane.daemon.config import AnchorKind
 from sealane.daemon.device.anchors.anchor import Anchor, Anchored, Change
 from sealane.errors import VerificationError
+from sealane.protocol.kinds import AnchorKind
 
 FORGED: Final = "anchor.forged"
 _LABEL = "sealane anchor record v1"
