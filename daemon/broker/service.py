@@ -28,9 +28,9 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, VolumeMode
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 
-SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 MODES: Final = {"", VolumeMode.LOCAL, VolumeMode.OFF}

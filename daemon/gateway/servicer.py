@@ -16,9 +16,9 @@ from sealane.daemon.runtime.calls import Context
 from sealane.daemon.volume.events import event_message
 from sealane.errors import Error, UsageError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
-SECTOR_BYTES: Final = 4096
 _STORES_ASKED_MAX: Final = 16
 # docs/operate/third-party.md says why the others don't hold there, and how far C4 goes.
 _CLAIMS: Final = {

@@ -10,8 +10,8 @@ from sealane.errors import UsageError
 from sealane.protocol.kinds import KEPT_STORES, StoreKind
 from sealane.protocol.nvme.constants import DISCOVERY_NQN, NAMESPACES_MAX
 from sealane.protocol.nvme.nqn import check_nqn
+from sealane.protocol.sector import SECTOR_BYTES
 
-BLOCK_BYTES: Final = 4096
 _HOSTS_MAX: Final = 256
 _SUBSYSTEMS_MAX: Final = 256
 _NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # of namespaces without a UUID
@@ -44,8 +44,8 @@ def _eui64(value: str) -> str:
 
 
 def _blocks(value: int) -> int:
-    if value % BLOCK_BYTES:
-        raise ValueError(f"a multiple of {BLOCK_BYTES}")
+    if value % SECTOR_BYTES:
+        raise ValueError(f"a multiple of {SECTOR_BYTES}")
     return value
 
 
@@ -88,7 +88,7 @@ class NamespaceConfig(Section):
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
     store: Annotated[StoreKind, Field(strict=False)]
-    size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
+    size_bytes: Annotated[int, Field(ge=SECTOR_BYTES, le=1 << 50), AfterValidator(_blocks)]
     path: AbsolutePath | None = None
     drive: str | None = None
     in_place: bool = False
@@ -114,7 +114,7 @@ class NamespaceConfig(Section):
     @property
     def block_count(self) -> int:
         """Size in blocks."""
-        return self.size_bytes // BLOCK_BYTES
+        return self.size_bytes // SECTOR_BYTES
 
     def name(self, subsystem_nqn: str) -> UUID:
         """Return its UUID; one made of its subsystem's name and its id if none is given."""

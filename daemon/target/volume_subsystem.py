@@ -33,11 +33,11 @@ from sealane.protocol.nvme.constants import (
 )
 from sealane.protocol.nvme.nqn import volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
+from sealane.protocol.sector import METADATA_BYTES
 
 GATEWAYS_MAX = 128
 """Gateways of one volume whose association epochs are known at a time."""
 _EPOCH_OF_FORGOTTEN = 1 << 64
-_METADATA_BYTES = 64
 _NAMESPACE_ID = 1
 
 
@@ -369,7 +369,7 @@ def sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsyst
         volume_id=volume_id,
         serial=volume_id.hex[:20],
         block_count=native.block_count,
-        metadata_bytes=_METADATA_BYTES,
+        metadata_bytes=METADATA_BYTES,
         transfer_max=SECURE_TRANSFER_BYTES,
     )
 
