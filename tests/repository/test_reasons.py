@@ -7,9 +7,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
+from sealane.daemon.config import Config
 from sealane.errors import foreign_reason
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +68,31 @@ def test_every_entry_is_one_sentence() -> None:
         assert text[0].isupper(), reason
         assert text.endswith("."), reason
         assert len(text) <= SENTENCE_CHARACTERS_MAX, reason
+
+
+def is_key(name: str) -> bool:
+    """Return whether a configuration file can have a key of that name."""
+    models: list[type[BaseModel]] = [Config]
+    for part in name.split("."):
+        found = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        if not found:
+            return False
+        models = [each for annotation in found for each in models_in(annotation)]
+    return True
+
+
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
+
+
+def test_keys_that_the_table_names_exist() -> None:
+    keys = re.compile(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z0-9_.]+)")
+    named = {key for entry in TABLE.values() for key in keys.findall(str(entry))}
+    assert named
+    assert {key for key in named if not is_key(key)} == set()
 
 
 def test_the_table_is_in_order() -> None:
