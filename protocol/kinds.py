@@ -95,3 +95,38 @@ class JobState(StrEnum):
     INTERRUPTED = "interrupted"
     """Its store was closed; it goes on when the store is opened."""
     FAILED = "failed"
+
+
+class NodeState(StrEnum):
+    """Whether a node may act in a role."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    """It has no current certificate."""
+    REVOKED = "revoked"
+
+
+class DeviceState(StrEnum):
+    """Where a device is between its first opening and its end (docs/operate/devices.md)."""
+
+    ASKING = "asking"
+    """For an authorization of its first opening."""
+    AUTHORIZED = "authorized"
+    """Whatever its node shows next."""
+    NEW = "new"
+    """Authorized, and nothing of it is anchored."""
+    OPEN = "open"
+    WAITING = "waiting"
+    """For the owner before to end."""
+    CLOSED = "closed"
+    FORGOTTEN = "forgotten"
+
+
+class LeaseState(StrEnum):
+    """What became of a lease of counters."""
+
+    OUT = "out"
+    """Its holder may use it."""
+    RETURNED = "returned"
+    BURNED = "burned"
+    """Its arena is no longer served."""

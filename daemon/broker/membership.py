@@ -31,6 +31,7 @@ from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import NodeState
 from sealane.protocol.v1 import trust_pb2
 
 REVOKED: Final = "node.revoked"
@@ -69,7 +70,7 @@ class Member:
     """One role of one node, and how it stands now."""
 
     record: NodeRecord
-    state: str  # "active", "expired", "revoked"
+    state: NodeState
 
 
 class Membership:
@@ -212,7 +213,7 @@ class Membership:
         if (
             role != PEER_ROLES.get(caller.role)
             or stored is None
-            or _state(stored.record, self._now()) != "active"
+            or _state(stored.record, self._now()) != NodeState.ACTIVE
         ):
             raise UnavailableError(UNATTESTED, f"no attested peer {name} is known")
         kept = (stored.record.leaf, stored.record.previous_leaf)
@@ -346,7 +347,7 @@ class Membership:
             return REVOKED
         if record.incarnation != incarnation:
             return SUPERSEDED
-        if _state(record, self._now()) != "active":
+        if _state(record, self._now()) != NodeState.ACTIVE:
             return EXPIRED
         self._check_policy(record.policy_version, now_ns=monotonic_ns())
         _check_not_refused(record, record.policy_version)
@@ -422,13 +423,14 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
         )
 
 
-def _state(record: NodeRecord, now: dt.datetime) -> str:
+def _state(record: NodeRecord, now: dt.datetime) -> NodeState:
     if record.revocation is not None:
-        return "revoked"
+        return NodeState.REVOKED
     if not record.leaf:
-        return "expired"
+        return NodeState.EXPIRED
     leaf = x509.load_der_x509_certificate(record.leaf)
     is_old = record.restored_at is not None and (
         leaf.not_valid_before_utc + SKEW <= record.restored_at
     )
-    return "expired" if is_old or leaf.not_valid_after_utc <= now else "active"
+    is_over = is_old or leaf.not_valid_after_utc <= now
+    return NodeState.EXPIRED if is_over else NodeState.ACTIVE
