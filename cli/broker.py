@@ -7,6 +7,7 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.verbs import verb
 from sealane.client import Client, translated
+from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2
 
 _BLOCK_BYTES: Final = 16
@@ -54,9 +55,7 @@ def add_lease_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `lease`."""
     listing = verb(verbs, "list", lease_list, "show the books: every lease ever granted")
     listing.add_argument("--volume", default="", metavar="NAME", help="of this volume only")
-    listing.add_argument(
-        "--state", choices=("out", "returned", "burned"), help="in this state only"
-    )
+    listing.add_argument("--state", choices=tuple(map(str, LeaseState)), help="in this state only")
 
 
 def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:

@@ -19,12 +19,12 @@ from sealane.cli.attest import collateral_of
 from sealane.cli.output import Output
 from sealane.cli.verbs import offline
 from sealane.crypto.attestation.runtime_data import NONCE_BYTES, RuntimeData
-from sealane.crypto.certificates import ROLES
 from sealane.crypto.evidence.claims import Claims, device_nonce
 from sealane.crypto.evidence.cmw import secondary_digests
 from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.tpm2 import TPM2
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
+from sealane.crypto.roles import NODE_ROLES
 from sealane.daemon.broker.assembly import tpm_roots_of
 from sealane.daemon.config import load_config
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
@@ -189,7 +189,9 @@ def add_verbs(verbs: Any) -> None:
     """Add `attest machine` to sealanectl's parser."""
     made = offline(verbs, "machine", attest_machine, "print this machine's entries for a policy")
     made.add_argument("--node", required=True, help="who it is to be")
-    made.add_argument("--role", required=True, choices=ROLES[1:], help="in which role")
+    made.add_argument(
+        "--role", required=True, choices=tuple(map(str, NODE_ROLES)), help="in which role"
+    )
     made.add_argument("--tenant", required=True, help="whose volumes it may use")
     made.add_argument("--collateral", type=Path, metavar="DIRECTORY")
     made.add_argument("--tpm-roots", type=Path, metavar="FILE", help="as broker.tpm_roots")

@@ -17,7 +17,7 @@ from sealane.crypto.attestation.appraisal import Appraisal, PolicyViolationError
 from sealane.crypto.attestation.challenge import Challenge, Challenges
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.certificates import NAME_PATTERN, ROLES, Subject
+from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.evidence.claims import Claims
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
@@ -27,6 +27,7 @@ from sealane.crypto.evidence.cmw import (
     secondary_digests,
 )
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier, Introduced
+from sealane.crypto.roles import NODE_ROLES
 from sealane.errors import UsageError, VerificationError
 
 INTRODUCTION_BYTES_MAX: Final = 16 << 10
@@ -115,9 +116,10 @@ class Verifier:
         # Anyone can ask: what is kept until the challenge expires must be small.
         if NAME_PATTERN.fullmatch(node) is None:
             raise UsageError("attestation.node.malformed", f"node {node[:80]!r} can't be named")
-        if role not in ROLES[1:]:
+        if role not in NODE_ROLES:
             raise UsageError(
-                "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
+                "attestation.role.unknown",
+                f"role {role[:80]!r} can't enrol; allowed: {', '.join(NODE_ROLES)}",
             )
         primary = evidence_types[0] if evidence_types else ""
         verifier = self._by_type.get(primary)

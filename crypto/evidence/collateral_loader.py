@@ -29,6 +29,7 @@ from sealane.crypto.evidence.intel_documents import (
 )
 from sealane.crypto.evidence.snp import parse_vcek, vcek_name
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 ITEM_BYTES_MAX: Final = 1 << 20
 _KIND: Final = "collateral"
@@ -88,7 +89,10 @@ class _Newest(Generic[_Value]):
             below = {k: v for k, v in marks.items() if v < high_water.get(k, v)}
             if below:
                 known = {each: high_water[each] for each in below}
-                error = _fault("rolled_back", f"{below} is older than what was in use, {known}")
+                error = _fault(
+                    "attestation.collateral.rolled_back",
+                    f"{below} is older than what was in use, {known}",
+                )
                 refused.append((item, error))
                 continue
             high_water.update(marks)
@@ -121,7 +125,10 @@ class _Loading:
         for item, encoded in items.items():
             try:
                 if len(encoded) > ITEM_BYTES_MAX:
-                    raise _fault("malformed", f"{len(encoded)} bytes; allowed: {ITEM_BYTES_MAX}")
+                    raise _fault(
+                        "attestation.collateral.malformed",
+                        f"{len(encoded)} bytes; allowed: {ITEM_BYTES_MAX}",
+                    )
                 if encoded.startswith(b"{"):
                     bundle = parse_bundle(encoded)
                     chain = parse_certificates(bundle.pck_issuer_chain, kind=_KIND)
@@ -165,7 +172,9 @@ class _Loading:
             waiting = unknown
         for item, certificate in waiting:
             name = certificate.issuer.rfc4514_string()
-            self._refused.append((item, _fault("chain", f"the issuer {name} is not known")))
+            self._refused.append(
+                (item, _fault("attestation.collateral.chain", f"the issuer {name} is not known"))
+            )
 
     def _add_certificate(self, certificate: x509.Certificate) -> None:
         above, root = self._authorities[certificate.issuer]
@@ -182,7 +191,7 @@ class _Loading:
             self._amd_vceks[vcek_name(*parse_vcek(certificate))] = certificate
         else:
             name = certificate.subject.rfc4514_string()
-            raise _fault("malformed", f"{name} is of no use to a verifier")
+            raise _fault("attestation.collateral.malformed", f"{name} is of no use to a verifier")
 
     def _read_lists(
         self, encoded_lists: list[tuple[str, bytes]]
@@ -190,13 +199,15 @@ class _Loading:
         newest: _Newest[x509.CertificateRevocationList] = _Newest()
         for item, encoded in encoded_lists:
             try:
-                revocation_list = parse_revocation_list(encoded, kind=_KIND)
+                revocation_list = parse_revocation_list(encoded)
                 above, root = self._authorities.get(revocation_list.issuer, ([], None))
                 if root is None:
                     unknown = revocation_list.issuer.rfc4514_string()
-                    raise _fault("chain", f"the issuer {unknown} is not known")
+                    raise _fault(
+                        "attestation.collateral.chain", f"the issuer {unknown} is not known"
+                    )
                 issuer = above[0] if above else root
-                verify_revocation_list(revocation_list, issuer=issuer, kind=_KIND)
+                verify_revocation_list(revocation_list, issuer=issuer)
                 check_current(revocation_list, kind=_KIND, now=self._now)
             except VerificationError as error:
                 self._refused.append((item, error))
@@ -252,7 +263,7 @@ def _number(revocation_list: x509.CertificateRevocationList) -> int:
 def _is_list(encoded: bytes) -> bool:
     """Tell a revocation list from a certificate, both of which are DER."""
     try:
-        parse_revocation_list(encoded, kind=_KIND)
+        parse_revocation_list(encoded)
     except VerificationError:
         return False
     return True
@@ -266,5 +277,5 @@ def _is_authority(certificate: x509.Certificate) -> bool:
     return found.value.ca
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{_KIND}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

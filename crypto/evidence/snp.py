@@ -41,6 +41,7 @@ from sealane.crypto.evidence.snp_report import (
     parse_report,
 )
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 EVIDENCE_TYPE: Final = "snp"
 MEDIA_TYPE: Final = media_types.SNP_REPORT
@@ -87,7 +88,7 @@ def verify(
     """
     report = parse_report(evidence)
     if report.mask_chip_key or report.signing_key not in {VCEK, VLEK}:
-        raise _fault("unsigned", "the report is not signed by a VCEK or VLEK")
+        raise _fault("attestation.snp.unsigned", "the report is not signed by a VCEK or VLEK")
     product, key, chain = _endorsement_key(report, endorsements, collateral, now)
     _check_signature(report, key)
     tcbs = {
@@ -102,12 +103,14 @@ def verify(
     found = endorsed_tcb(key, product)
     if found != tcbs["reported"]:
         raise _fault(
-            "tcb_mismatch",
+            "attestation.snp.tcb_mismatch",
             f"the report is for TCB {tcbs['reported']}, its endorsement key for {found}",
         )
     hardware_id = _hardware_id(report, key, product)
     if not secrets.compare_digest(report.report_data, binding.report_data):
-        raise _fault("report_data", "the report does not commit to this runtime data")
+        raise _fault(
+            "attestation.snp.report_data", "the report does not commit to this runtime data"
+        )
     flags = {name: bool(report.policy >> bit & 1) for name, bit in POLICY_BITS.items()}
     flags |= {name: bool(report.platform_info >> bit & 1) for name, bit in PLATFORM_BITS.items()}
     flags["uncommitted"] = report.current_tcb != report.committed_tcb
@@ -154,17 +157,25 @@ def _endorsement_key(
         "",
     )
     if product not in collateral.roots.amd:
-        raise _fault("chain", f"no root for the issuer {key.issuer.rfc4514_string()}")
+        raise _fault(
+            "attestation.snp.chain", f"no root for the issuer {key.issuer.rfc4514_string()}"
+        )
     if ASK_GUID in table:
         signers = [parse_certificate(table[ASK_GUID], kind=EVIDENCE_TYPE)]
     else:
         signers = [c for c in collateral.amd_signers if c.subject == key.issuer]
         if not signers:
-            raise _fault("collateral_missing", f"no certificate of {key.issuer.rfc4514_string()}")
+            raise _fault(
+                "attestation.snp.collateral_missing",
+                f"no certificate of {key.issuer.rfc4514_string()}",
+            )
     signer = signers[0]
     # The two kinds of keys have signers of their own under one root.
     if common_name(signer.subject) != _signer(report, product):
-        raise _fault("chain", f"{common_name(signer.subject)} does not sign keys of this kind")
+        raise _fault(
+            "attestation.snp.chain",
+            f"{common_name(signer.subject)} does not sign keys of this kind",
+        )
     chain = verify_chain(
         [key, signer],
         root=collateral.roots.amd[product],
@@ -188,7 +199,7 @@ def _known_vcek(report: Report, collateral: Collateral) -> x509.Certificate:
         if key is not None and report.signing_key == VCEK:
             return key
     # A VLEK is known to the host that loaded it, which supplies it.
-    raise _fault("collateral_missing", "no endorsement key for this chip and TCB")
+    raise _fault("attestation.snp.collateral_missing", "no endorsement key for this chip and TCB")
 
 
 def vcek_name(product: str, chip_id: bytes, tcb: Mapping[str, int]) -> bytes:
@@ -202,19 +213,21 @@ def parse_vcek(certificate: x509.Certificate) -> tuple[str, bytes, dict[str, int
     issuer = common_name(certificate.issuer)
     product = next((p for p in AMD_PRODUCTS if issuer == f"SEV-{p}"), None)
     if product is None:
-        raise _fault("certificate", f"{issuer} is not an issuer of VCEKs")
+        raise _fault("attestation.snp.certificate", f"{issuer} is not an issuer of VCEKs")
     return product, _hwid(certificate, product), endorsed_tcb(certificate, product)
 
 
 def _check_signature(report: Report, certificate: x509.Certificate) -> None:
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise _fault("certificate", "the endorsement key is not on P-384")
+        raise _fault("attestation.snp.certificate", "the endorsement key is not on P-384")
     signature = encode_dss_signature(report.signature_r, report.signature_s)
     try:
         key.verify(signature, report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature as error:
-        raise _fault("signature", "the endorsement key did not sign this report") from error
+        raise _fault(
+            "attestation.snp.signature", "the endorsement key did not sign this report"
+        ) from error
 
 
 def endorsed_tcb(certificate: x509.Certificate, product: str) -> dict[str, int]:
@@ -225,7 +238,9 @@ def endorsed_tcb(certificate: x509.Certificate, product: str) -> dict[str, int]:
             c: asn1.decode_der(int, _extension(certificate, _TCB_OIDS[c])) for c in components
         }
     except ValueError as error:
-        raise _fault("certificate", f"a security version number is malformed: {error}") from error
+        raise _fault(
+            "attestation.snp.certificate", f"a security version number is malformed: {error}"
+        ) from error
     return numbers
 
 
@@ -234,12 +249,16 @@ def _hardware_id(report: Report, certificate: x509.Certificate, product: str) ->
         try:
             csp = asn1.decode_der(asn1.IA5String, _extension(certificate, _CSP_ID_OID)).as_str()
         except ValueError as error:
-            raise _fault("certificate", f"the CSP id is malformed: {error}") from error
+            raise _fault(
+                "attestation.snp.certificate", f"the CSP id is malformed: {error}"
+            ) from error
         if not 0 < len(csp) <= _CSP_ID_CHARACTERS_MAX:
-            raise _fault("certificate", f"a CSP id of {len(csp)} characters")
+            raise _fault("attestation.snp.certificate", f"a CSP id of {len(csp)} characters")
         return f"csp-id:{csp.encode().hex()}"
     if not any(report.chip_id) or report.chip_id != _hwid(certificate, product):
-        raise _fault("chip_mismatch", "the endorsement key is not of the report's chip")
+        raise _fault(
+            "attestation.snp.chip_mismatch", "the endorsement key is not of the report's chip"
+        )
     return f"chip-id:{report.chip_id.hex()}"
 
 
@@ -249,7 +268,7 @@ def _hwid(certificate: x509.Certificate, product: str) -> bytes:
     if len(value) == length + 2 and value.startswith(bytes([4, length])):
         value = value[2:]
     if len(value) != length:
-        raise _fault("certificate", f"HWID has {len(value)} bytes, not {length}")
+        raise _fault("attestation.snp.certificate", f"HWID has {len(value)} bytes, not {length}")
     return value.ljust(64, b"\0")
 
 
@@ -257,11 +276,13 @@ def _extension(certificate: x509.Certificate, oid: str) -> bytes:
     try:
         found = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
     except x509.ExtensionNotFound as error:
-        raise _fault("certificate", f"the endorsement key has no extension {oid}") from error
+        raise _fault(
+            "attestation.snp.certificate", f"the endorsement key has no extension {oid}"
+        ) from error
     if not isinstance(found, x509.UnrecognizedExtension):
-        raise _fault("certificate", f"the extension {oid} is of another kind")
+        raise _fault("attestation.snp.certificate", f"the extension {oid} is of another kind")
     return found.value
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{EVIDENCE_TYPE}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

@@ -6,12 +6,13 @@ The peers are told at once, in the sessions themselves (docs/formats/session-wir
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sealane.daemon.fabric.session import OPEN, Session
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
-REASON = "session.closed.draining"
+REASON: Final = "session.closed.draining"
 """Why a session ended that had no more time, or had not begun."""
 
 

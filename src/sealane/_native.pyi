@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Literal, Self, TypeAlias, TypedDict, final
+from typing import Any, Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
+
+from sealane.protocol.kinds import JobKind, JobOrder, StoreKind
 
 __version__: str
 
@@ -539,7 +541,7 @@ class Namespace:
     def __new__(
         cls,
         *,
-        store: str,
+        store: StoreKind,
         block_count: int,
         sealed: bool,
         path: str | os.PathLike[str] | None = None,
@@ -663,10 +665,6 @@ class StoreOpening:
     # Pages and records gone through, and how many there are as far as is known.
     def progress(self) -> tuple[int, int]: ...
 
-JobKind: TypeAlias = Literal["scrub", "refresh"]
-JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]
-JobState: TypeAlias = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
-
 class JobRefusedError(Exception):
     """A background job was refused: arguments (reason id, text)."""
 
@@ -679,8 +677,8 @@ class JobStatus(TypedDict):
     `yields`: times it held back because commands of hosts took long.
     """
 
-    kind: JobKind
-    state: JobState
+    kind: str
+    state: str
     detail: str
     position: int
     total: int
