@@ -175,7 +175,7 @@ lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
 
 .PHONY: errors
-errors: $(STAMP)/venv ## write docs/operate/errors.md from the source
+errors: $(STAMP)/venv ## write docs/operate/errors.md and the type of reason ids from tools/reasons.toml and the source
 	$(BIN)/python tools/errors
 
 .PHONY: synchronous

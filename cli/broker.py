@@ -7,6 +7,7 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.verbs import verb
 from sealane.client import Client, translated
+from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2
 
 _BLOCK_BYTES: Final = 16
@@ -55,7 +56,7 @@ def add_lease_verbs(verbs: Any) -> None:
     listing = verb(verbs, "list", lease_list, "list every lease ever granted")
     listing.add_argument("--volume", default="", metavar="NAME", help="only this volume's leases")
     listing.add_argument(
-        "--state", choices=("out", "returned", "burned"), help="only leases in this state"
+        "--state", choices=tuple(map(str, LeaseState)), help="only leases in this state"
     )
 
 

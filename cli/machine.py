@@ -19,12 +19,12 @@ from sealane.cli.attest import collateral_of
 from sealane.cli.output import Output
 from sealane.cli.verbs import offline
 from sealane.crypto.attestation.runtime_data import NONCE_BYTES, RuntimeData
-from sealane.crypto.certificates import ROLES
 from sealane.crypto.evidence.claims import Claims, device_nonce
 from sealane.crypto.evidence.cmw import secondary_digests
 from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.tpm2 import TPM2
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
+from sealane.crypto.roles import NODE_ROLES
 from sealane.daemon.broker.assembly import tpm_roots_of
 from sealane.daemon.config import load_config
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
@@ -202,7 +202,7 @@ def add_verbs(verbs: Any) -> None:
         "--role",
         required=True,
         action="append",
-        choices=ROLES[1:],
+        choices=tuple(map(str, NODE_ROLES)),
         help="role of the node; repeat the option for several roles",
     )
     made.add_argument("--tenant", required=True, help="tenant whose volumes it may use")

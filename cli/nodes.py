@@ -11,9 +11,10 @@ from google.protobuf import timestamp_pb2
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.verbs import confirm, destructive, verb
 from sealane.client import Client, translated
+from sealane.crypto.roles import NODE_ROLES
 from sealane.protocol.v1 import trust_pb2
 
-_ROLES: Final = ("target", "gateway", "fabric")
+_ROLES: Final = tuple(map(str, NODE_ROLES))
 
 
 async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001

@@ -12,23 +12,24 @@ from typing import Any, Final
 from sealane.cli.output import SIZE_UNITS, Output, size_text, text_of
 from sealane.cli.verbs import named
 from sealane.client import Client, JobFinding, Volume, VolumeJob, VolumeStore
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, foreign_reason
+from sealane.protocol.kinds import AnchorKind, JobKind, JobOrder, JobState, StoreHealth
 
 _DIGITS_MAX: Final = 19
-_HEALTH_NOTES: Final = {
-    "unknown": ": no whole scrub yet",
-    "failed": ": refuses all commands until its target restarts",
+_HEALTH_NOTES: Final[dict[str, str]] = {
+    StoreHealth.UNKNOWN: ": no whole scrub yet",
+    StoreHealth.FAILED: ": refuses all commands until its target restarts",
 }
 _KINDS = {
-    "scrub": "read and check every written sector at the target, in the background",
-    "refresh": "renew fast-path MACs, in the background, so that reads need no leaf page",
+    JobKind.SCRUB: "read and check every written sector at the target, in the background",
+    JobKind.REFRESH: "renew fast-path MACs, in the background, so that reads need no leaf page",
 }
 
 
 def add_job_verbs(verbs: Any) -> None:
     """Add the verbs about background jobs."""
     for kind, text in _KINDS.items():
-        parser = named(verbs, kind, partial(_run_job, kind=kind), text)
+        parser = named(verbs, str(kind), partial(_run_job, kind=kind), text)
         parser.add_argument(
             "--rate",
             type=parse_rate,
@@ -38,9 +39,12 @@ def add_job_verbs(verbs: Any) -> None:
         parser.add_argument("--wait", action="store_true", help="wait until the job ends")
         orders = parser.add_mutually_exclusive_group()
         for order, what in (
-            ("pause", "pause the job, keeping its position"),
-            ("resume", "continue the job; with --rate, change its rate even if it is running"),
-            ("cancel", "end the job"),
+            (JobOrder.PAUSE, "pause the job, keeping its position"),
+            (
+                JobOrder.RESUME,
+                "continue the job; with --rate, change its rate even if it is running",
+            ),
+            (JobOrder.CANCEL, "end the job"),
         ):
             orders.add_argument(
                 f"--{order}", dest="order", action="store_const", const=order, default="", help=what
@@ -68,7 +72,8 @@ async def _show_jobs(client: Client, options: argparse.Namespace, output: Output
     volume = await client.volumes.get(options.name, with_store=True)
     if volume.store is None:
         raise UnavailableError(
-            volume.store_unknown, f"{volume.name}: its store can't be read: {volume.store_unknown}"
+            foreign_reason(volume.store_unknown),
+            f"{volume.name}: its store can't be read: {volume.store_unknown}",
         )
     jobs = volume.store.jobs
     if output.form == "json":
@@ -109,7 +114,7 @@ def job_rows(job: VolumeJob) -> dict[str, Any]:
     }
     if job.unchecked:
         rows["sectors not checkable"] = job.unchecked
-    if job.kind == "refresh":
+    if job.kind == JobKind.REFRESH:
         rows["sectors with a MAC"] = job.refreshed
     rows |= {
         "rate": _rate(job),
@@ -125,7 +130,7 @@ def job_rows(job: VolumeJob) -> dict[str, Any]:
 
 
 def _state(job: VolumeJob) -> str:
-    if job.state not in {"running", "paused"}:
+    if job.state not in {JobState.RUNNING, JobState.PAUSED}:
         return f"{job.state}: {job.detail}" if job.detail else job.state
     share = 100 * job.position // max(job.sector_count, 1)
     left = job.seconds_left
@@ -155,7 +160,7 @@ def store_rows(volume: Volume) -> dict[str, Any]:
     rows: dict[str, Any] = {"store": store.kind}
     if store.health:
         rows["health"] = health_text(store) + _HEALTH_NOTES.get(store.health, "")
-    if store.health == "opening":
+    if store.health == StoreHealth.OPENING:
         return rows
     rows["sectors written"] = store.sectors_written
     return rows | _fresh_rows(store) if store.layout else rows
@@ -163,7 +168,7 @@ def store_rows(volume: Volume) -> dict[str, Any]:
 
 def health_text(store: VolumeStore) -> str:
     """Return a store's health as tables show it."""
-    if store.health != "opening":
+    if store.health != StoreHealth.OPENING:
         return store.health
     return f"opening, {100 * store.opening_done // max(store.opening_expected, 1)} %"
 
@@ -186,7 +191,7 @@ def _fresh_rows(store: VolumeStore) -> dict[str, Any]:
 
 def _anchor(store: VolumeStore) -> str:
     if not store.anchor_number:
-        return store.anchor or "none"
+        return store.anchor or AnchorKind.NONE
     age = store.anchor_age_seconds
     when = "" if age is None else f", {dt.timedelta(seconds=round(age))} ago"
     return f"{store.anchor or 'none'}, number {store.anchor_number}{when}"

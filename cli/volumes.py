@@ -18,7 +18,8 @@ from sealane.cli.volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
 from sealane.daemon.runtime.files import write_secret
 from sealane.errors import UsageError
-from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.kinds import AnchorKind, VolumeMode
+from sealane.protocol.sector import SECTOR_BYTES
 
 
 def add_verbs(verbs: Any) -> None:
@@ -45,7 +46,7 @@ def add_verbs(verbs: Any) -> None:
     create.add_argument(
         "--anchor",
         default="",
-        choices=("broker", "none"),
+        choices=(str(AnchorKind.BROKER), str(AnchorKind.NONE)),
         help="with --third-party: who remembers the volume's state while it is detached; none: "
         "the volume as a whole can be rolled back unnoticed (default: broker)",
     )
@@ -271,9 +272,9 @@ def parse_size(text: str) -> int:
         size = float(digits) * unit if unit is not None else -1.0
     except ValueError:
         size = -1.0
-    if not 4096 <= size < 2**63 or size % 4096:
+    if not SECTOR_BYTES <= size < 2**63 or size % SECTOR_BYTES:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB to PiB"
+            f"{text!r}; allowed: a multiple of {SECTOR_BYTES} bytes, as a number or with KiB to PiB"
         )
     return int(size)
 

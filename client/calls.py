@@ -8,6 +8,7 @@ import grpc
 
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
+from sealane.reasons import ReasonId
 
 CALL_SECONDS: Final = 60.0
 """Time-out of a call that has none of its own."""
@@ -23,7 +24,7 @@ def translated(peer: str = "sealaned") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sayable(reason: str) -> Iterator[None]:
+def sayable(reason: ReasonId) -> Iterator[None]:
     """Raise UsageError `reason` for values that don't fit the request's fields."""
     try:
         yield

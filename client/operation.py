@@ -2,26 +2,39 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from sealane._native import Completion
 from sealane.client.facade import any_thread
 from sealane.errors import Error, SessionError, UsageError
+from sealane.reasons import ReasonId
 
 R = TypeVar("R")
 
-_WHY: Final = {
-    "outcome_unknown": "the session ended before the peer's answer",
-    "aborted": "the session ended before it was done",
-    "too_long": "the message is longer than the receiver's buffer for it",
-    "refused": "the fabric can't do it",
-    "cancelled": "it was cancelled, here or by the peer",
-    "limit": "this job has its maximum of operations in flight: `sealanectl session limits`",
-    "overlap": "another receive in flight uses the same bytes",
-    "draining": "this fabric or the peer's is stopping, and sends nothing new",
+_FAULTS: Final[Mapping[str, tuple[ReasonId, str]]] = {
+    "outcome_unknown": (
+        "session.message.outcome_unknown",
+        "the session ended before the peer's answer",
+    ),
+    "aborted": ("session.message.aborted", "the session ended before it was done"),
+    "too_long": (
+        "session.message.too_long",
+        "the message is longer than the receiver's buffer for it",
+    ),
+    "refused": ("session.message.refused", "the fabric can't do it"),
+    "cancelled": ("session.message.cancelled", "it was cancelled, here or by the peer"),
+    "limit": (
+        "session.message.limit",
+        "this job has its maximum of operations in flight: `sealanectl session limits`",
+    ),
+    "overlap": ("session.message.overlap", "another receive in flight uses the same bytes"),
+    "draining": (
+        "session.message.draining",
+        "this fabric or the peer's is stopping, and sends nothing new",
+    ),
 }
-"""Error statuses of an operation, for people; the definitions: docs/formats/ring-abi.md."""
+"""Error statuses of an operation: reason id and text; definitions: docs/formats/ring-abi.md."""
 
 
 class Operation(Generic[R]):
@@ -77,9 +90,8 @@ class Operation(Generic[R]):
         if isinstance(outcome, Error):
             self._error = outcome
         elif outcome.status not in self.GOOD:
-            self._error = SessionError(
-                f"session.message.{outcome.status}", f"{outcome.kind}: {_WHY[outcome.status]}"
-            )
+            reason, why = _FAULTS[outcome.status]
+            self._error = SessionError(reason, f"{outcome.kind}: {why}")
         else:
             self._completion = outcome
         self._held.clear()

@@ -3,6 +3,7 @@
 import datetime as dt
 from dataclasses import dataclass
 
+from sealane.protocol.kinds import JobState
 from sealane.protocol.v1 import storage_pb2
 
 
@@ -125,7 +126,7 @@ def job_of(message: storage_pb2.VolumeJob) -> VolumeJob:
 
 def _seconds_left(message: storage_pb2.VolumeJob) -> float | None:
     done = message.position - message.run_position
-    if message.state != "running" or done <= 0:
+    if message.state != JobState.RUNNING or done <= 0:
         return None
     left = message.sector_count - message.position
     return left * message.run_active_ms / 1000 / done

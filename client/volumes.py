@@ -12,6 +12,7 @@ from sealane.client.calls import CALL_SECONDS, sayable, translated
 from sealane.client.volume import Volume, VolumeEvent, event_of, volume_of
 from sealane.client.volume_store import VolumeJob, job_of
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.kinds import JobState
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
 _REQUEST_RANGE: Final = "volume.request.range"
@@ -161,7 +162,7 @@ class Volumes:
                 if progress is not None:
                     progress(job)
                 # Its daemon records the end of a job shortly after the job's last step.
-                if job.ended is not None or job.state == "interrupted":
+                if job.ended is not None or job.state == JobState.INTERRUPTED:
                     return job
             elif volume.store is not None:
                 raise UsageError("volume.job.over", f"no {kind} of {name} is running")

@@ -67,7 +67,7 @@ class Record:
     @classmethod
     def decode(cls, line: bytes) -> "Record":
         """Parse one line without its newline; VerificationError `audit.record.malformed`."""
-        reason = "audit.record.malformed"
+        reason: Final = "audit.record.malformed"
         values = parse_canonical_json(
             line, bytes_max=LINE_BYTES_MAX, what="an audit record", reason=reason
         )

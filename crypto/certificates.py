@@ -21,13 +21,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealane.crypto.encoding import canonical_json, parse_canonical_json
 from sealane.crypto.kem import X25519
+from sealane.crypto.roles import Role
 from sealane.errors import UsageError, VerificationError
 
 LIFETIME: Final = dt.timedelta(minutes=10)
 VERIFIER_LIFETIME: Final = dt.timedelta(days=1)
 SKEW: Final = dt.timedelta(seconds=30)
 ANCHOR_LIFETIME: Final = dt.timedelta(days=3650)
-ROLES: Final = ("broker", "target", "gateway", "fabric")
+ROLES: Final = tuple(Role)
 # The signer of attestation results; no node enrols with this role, and no server accepts it as a
 # caller.
 VERIFIER_ROLE: Final = "verifier"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 JSON: TypeAlias = "Mapping[str, JSON] | Sequence[JSON] | str | int | bool"
 
@@ -44,7 +45,7 @@ def canonical_json(value: Mapping[str, JSON]) -> bytes:
 
 
 def parse_canonical_json(
-    encoded: bytes, *, bytes_max: int, what: str, reason: str
+    encoded: bytes, *, bytes_max: int, what: str, reason: ReasonId
 ) -> dict[str, object]:
     """Decode; `encoded` must be the canonical encoding of its value.
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
+from sealane.crypto.roles import Role
 from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
 from sealane.daemon.runtime import third_party_evidence
 from sealane.daemon.runtime.config_types import (
@@ -28,12 +29,11 @@ from sealane.daemon.runtime.config_types import (
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.volume.jobs import RATE_MAX
-from sealane.daemon.volume.store_kinds import STORE_KINDS, StoreName, only_with
+from sealane.daemon.volume.store_kinds import STORE_KINDS, only_with
 from sealane.errors import UsageError
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+from sealane.protocol.kinds import AnchorKind, StoreKind
 
-AnchorKind = Literal["broker", "tpm2", "file", "none"]
-"""The kind of place that stores a device's anchor."""
 AUTHORIZATION_SECONDS: Final = 30.0
 """The longest time by which an I/O queue outlives its gateway's last authorization."""
 PATHS_MAX: Final = 32
@@ -51,7 +51,7 @@ EVIDENCE_DRIVERS: Final[Mapping[str, str]] = {
     "tsm": "tsm",
 }
 """Kinds of `enrolment.evidence`, each with its module in `daemon/node/evidence`."""
-ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
+ROLE_SECTIONS: Final = tuple(Role)
 
 
 class NodeConfig(Section):
@@ -118,7 +118,7 @@ class BrokerConfig(Section):
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
-    counters: Literal["file", "tpm2"] = "file"
+    counters: Literal[AnchorKind.FILE, AnchorKind.TPM2] = AnchorKind.FILE
     counter_index: NvIndex = 0x0180_5EA0
 
     @model_validator(mode="after")
@@ -261,14 +261,14 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: StoreName = "file"
+    store: Annotated[StoreKind, Field(strict=False)] = StoreKind.FILE
     drive: str | None = None
     namespaces: Annotated[
         list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
     ]
     directory: AbsolutePath | None = None
     thin: bool = False
-    anchor: AnchorKind = "broker"
+    anchor: Annotated[AnchorKind, Field(strict=False)] = AnchorKind.BROKER
     anchor_index: NvIndex = 0x0180_5EA2
     anchor_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     discovery_listen: BindAddress | None = None
@@ -426,7 +426,7 @@ def _check_roles(config: Config, path: Path) -> None:
             f"{path}: no role; allowed: one or more of the sections "
             + ", ".join(f"[{r}]" for r in ROLE_SECTIONS),
         )
-    others = [r for r in config.roles if r != "broker"]
+    others = [r for r in config.roles if r != Role.BROKER]
     if others and config.enrolment is None:
         raise UsageError(
             "config.missing",

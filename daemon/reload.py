@@ -15,7 +15,7 @@ from typing import Any, Final
 from sealane.daemon.config import Config
 from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.directories import Reloaded, RunDirectory
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError, foreign_reason
 
 RELOAD_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05
@@ -60,5 +60,5 @@ def _judge(reloaded: Reloaded) -> None:
     if reloaded.exit_code == 0:
         return
     raise _FAMILIES.get(reloaded.exit_code, UnavailableError)(
-        reloaded.reason, f"nothing was changed: {reloaded.message}"
+        foreign_reason(reloaded.reason), f"nothing was changed: {reloaded.message}"
     )

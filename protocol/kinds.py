@@ -1,6 +1,12 @@
-"""Enumerations that protocol messages carry as strings."""
+"""Enumerations that protocol messages carry as strings.
+
+Strings in the .proto and not enums: a field that changes from one to the other breaks every client
+that was built before. The words are the same in the configuration file and on the command line.
+Roles are in `sealane.crypto.roles`, as certificates carry them.
+"""
 
 from enum import StrEnum
+from typing import Final
 
 
 class VolumeMode(StrEnum):
@@ -22,3 +28,106 @@ class Freshness(StrEnum):
     OWN_MEMORY = "own memory"
     """The store is in the target's memory, so it can't be rolled back."""
     NONE = "none"
+
+
+class StoreKind(StrEnum):
+    """Where a target keeps the sectors of a volume (docs/formats/stores.md).
+
+    What the control plane knows of each: `sealane.daemon.volume.store_kinds`.
+    """
+
+    MEMORY = "memory"
+    EMULATED = "emulated"
+    FILE = "file"
+    INLINE = "inline"
+    NVME = "nvme"
+
+
+THIRD_PARTY: Final = "third party"
+"""What a status says instead of a store that a target of Sealane keeps."""
+
+
+class AnchorKind(StrEnum):
+    """Who keeps the anchor of a device (docs/understand/anchors.md)."""
+
+    BROKER = "broker"
+    TPM2 = "tpm2"
+    FILE = "file"
+    NONE = "none"
+
+
+class StoreHealth(StrEnum):
+    """How a store is."""
+
+    GOOD = "good"
+    """The last whole scrub found nothing wrong."""
+    UNKNOWN = "unknown"
+    """No whole scrub has ended yet."""
+    DAMAGED = "damaged"
+    FAILED = "failed"
+    """It does nothing until it is opened again."""
+    OPENING = "opening"
+
+
+class JobKind(StrEnum):
+    """A job in the background of a volume."""
+
+    SCRUB = "scrub"
+    """Read and check every written sector."""
+    REFRESH = "refresh"
+    """Issue fast-path MACs again."""
+
+
+class JobOrder(StrEnum):
+    """What a job can be told."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+
+
+class JobState(StrEnum):
+    """How far a job is."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    """Its store was closed; it goes on when the store is opened."""
+    FAILED = "failed"
+
+
+class NodeState(StrEnum):
+    """Whether a node may act in a role."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    """It has no current certificate."""
+    REVOKED = "revoked"
+
+
+class DeviceState(StrEnum):
+    """Where a device is between its first opening and its end (docs/operate/devices.md)."""
+
+    ASKING = "asking"
+    """For an authorization of its first opening."""
+    AUTHORIZED = "authorized"
+    """Whatever its node shows next."""
+    NEW = "new"
+    """Authorized, and nothing of it is anchored."""
+    OPEN = "open"
+    WAITING = "waiting"
+    """For the owner before to end."""
+    CLOSED = "closed"
+    FORGOTTEN = "forgotten"
+
+
+class LeaseState(StrEnum):
+    """What became of a lease of counters."""
+
+    OUT = "out"
+    """Its holder may use it."""
+    RETURNED = "returned"
+    BURNED = "burned"
+    """Its arena is no longer served."""

@@ -4,7 +4,6 @@ One table for both directions, used by all servicers (daemon) and callers (daemo
 reason id is in the trailing metadata `sealane-reason`; the text never contains a secret.
 """
 
-import re
 from typing import Final
 
 import grpc
@@ -13,14 +12,17 @@ from sealane.errors import (
     Error,
     LeaseError,
     ProtocolError,
+    Reason,
     UnavailableError,
     UsageError,
     VerificationError,
+    foreign_reason,
+    is_reason,
 )
+from sealane.reasons import ReasonId
 
 REASON_KEY: Final = "sealane-reason"
 _TEXT_MAX: Final = 1000  # characters: trailers are limited, and a log line is for people
-_REASON: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
 
 # Parts of gRPC's texts for a handshake that fails on the peer's certificate: chain or time, and
 # name.
@@ -61,6 +63,27 @@ _FAMILY_OF_CODE: Final[dict[grpc.StatusCode, type[Error]]] = {
     grpc.StatusCode.CANCELLED: UnavailableError,
 }
 
+# Of a peer that gives no reason id.
+_REASON_OF_CODE: Final[dict[grpc.StatusCode, ReasonId]] = {
+    grpc.StatusCode.OK: "peer.unknown",
+    grpc.StatusCode.CANCELLED: "peer.cancelled",
+    grpc.StatusCode.UNKNOWN: "peer.unknown",
+    grpc.StatusCode.INVALID_ARGUMENT: "peer.invalid_argument",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "peer.deadline_exceeded",
+    grpc.StatusCode.NOT_FOUND: "peer.not_found",
+    grpc.StatusCode.ALREADY_EXISTS: "peer.already_exists",
+    grpc.StatusCode.PERMISSION_DENIED: "peer.permission_denied",
+    grpc.StatusCode.UNAUTHENTICATED: "peer.unauthenticated",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "peer.resource_exhausted",
+    grpc.StatusCode.FAILED_PRECONDITION: "peer.failed_precondition",
+    grpc.StatusCode.ABORTED: "peer.aborted",
+    grpc.StatusCode.UNIMPLEMENTED: "peer.unimplemented",
+    grpc.StatusCode.OUT_OF_RANGE: "peer.out_of_range",
+    grpc.StatusCode.INTERNAL: "peer.internal",
+    grpc.StatusCode.UNAVAILABLE: "peer.unreachable",
+    grpc.StatusCode.DATA_LOSS: "peer.data_loss",
+}
+
 
 def status_of(error: Error) -> grpc.StatusCode:
     """Return the status code that a servicer answers `error` with."""
@@ -78,15 +101,14 @@ def one_line(error: Error) -> str:
 
 def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
     """Return the error for a failed call to `peer`, with the peer's reason id if there is one."""
-    reason = None
+    reason: Reason | None = None
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return UsageError(
             "peer.unimplemented", f"{peer} does not run the role that offers this call"
         )
     for key, value in error.trailing_metadata() or ():
-        # Reasons become labels of metrics: accept only texts of the right form from a peer.
-        if key == REASON_KEY and isinstance(value, str) and _REASON.fullmatch(value):
-            reason = value
+        if key == REASON_KEY and isinstance(value, str) and is_reason(value):
+            reason = foreign_reason(value)
     code = error.code()
     if reason is None:
         details = (error.details() or "").lower()
@@ -102,7 +124,7 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
             return UnavailableError(
                 "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"
             )
-        reason = f"peer.{code.name.lower()}"
+        reason = _REASON_OF_CODE[code]
     family = _FAMILY_OF_CODE.get(code, Error)
     if family is UnavailableError and reason.startswith("lease."):
         family = LeaseError

@@ -12,12 +12,14 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from sealane.protocol.sector import METADATA_BYTES, SECTOR_BYTES
+
 COMMON_HEADER_BYTES = 8
 PDU_BYTES_MAX = 1 << 20
 CAPSULE_COMMAND = 0x04
 WRITE = 0x01
 SLBA_OFFSET = COMMON_HEADER_BYTES + 40  # CDW10 of the submission entry
-SLOT_BYTES = 4096 + 64
+SLOT_BYTES = SECTOR_BYTES + METADATA_BYTES
 NODES_PER_PAGE = 248
 
 

@@ -14,7 +14,6 @@ import sealane.client
 from sealane.cli.demo.adversary import DiskAdversary, WireAdversary, WireAttack
 from sealane.cli.demo.results import AttackResult
 from sealane.cli.demo.storage import (
-    SECTOR_BYTES,
     Step,
     VolumeJob,
     attached,
@@ -23,6 +22,7 @@ from sealane.cli.demo.storage import (
 )
 from sealane.client import Volume, VolumeEvent
 from sealane.errors import Error, VerificationError
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.transport.nvme.initiator import VolumeQueue
 
 REFUSAL_SECONDS: Final = 60.0

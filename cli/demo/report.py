@@ -15,6 +15,7 @@ from sealane.cli.demo.results import (
     quantiles,
 )
 from sealane.cli.plots import pyplot
+from sealane.protocol.sector import METADATA_BYTES, SECTOR_BYTES
 
 
 def mebibytes_per_second(size_bytes: int, seconds: float) -> str:
@@ -37,7 +38,7 @@ def volume_table(proof: VolumeProof) -> Table:
         ("bytes of input", f"{proof.input_bytes:,}"),
         ("write, flush included", rate(proof.input_bytes, proof.write_seconds)),
         ("read", rate(proof.input_bytes, proof.read_seconds)),
-        ("sectors sealed (4096 + 64 bytes)", f"{proof.sectors_written:,}"),
+        (f"sectors sealed ({SECTOR_BYTES} + {METADATA_BYTES} bytes)", f"{proof.sectors_written:,}"),
         ("counters used, 256 a sector", f"{proof.counters_used:,}"),
         ("counters leased", f"{proof.counters_leased:,}"),
         ("SHA-256 read = written", verdict(good=proof.sha256_read == proof.sha256_written)),

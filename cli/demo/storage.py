@@ -19,10 +19,10 @@ from sealane.client import Volume
 from sealane.daemon.device.catalogue import STORE_SUFFIX
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
-SECTOR_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
 # Sectors behind the input, for the attacks.
 SPARE_SECTORS: Final = 16

@@ -14,6 +14,7 @@ from sealane.crypto.attestation.policy import Hardware, Policy, Position, Refere
 from sealane.crypto.evidence.claims import Claims, Memory
 from sealane.crypto.evidence.cmw import PRIMARY
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 UP_TO_DATE: Final = "UpToDate"
 SafeFlags = Mapping[str, Mapping[str, bool]]
@@ -35,7 +36,7 @@ class Finding:
     item: str
     rule: str
     holds: bool
-    reason: str
+    reason: ReasonId
     wanted: str
     found: str
     claim: str
@@ -410,7 +411,7 @@ def _vector(claims: Claims, findings: Iterable[Finding]) -> dict[str, int]:
     return vector
 
 
-def _reason(position: object, reason: str) -> str:
+def _reason(position: object, reason: ReasonId) -> ReasonId:
     """Return `reason`, or that the policy is silent if it takes no position."""
     return "attestation.policy.silent" if position is None else reason
 

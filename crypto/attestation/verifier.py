@@ -16,7 +16,7 @@ from sealane.crypto.attestation.appraisal import Appraisal, PolicyViolationError
 from sealane.crypto.attestation.challenge import Challenge, Challenges
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.certificates import NAME_PATTERN, ROLES, Subject
+from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.evidence.claims import Claims
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
@@ -26,6 +26,7 @@ from sealane.crypto.evidence.cmw import (
     secondary_digests,
 )
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier, Introduced
+from sealane.crypto.roles import NODE_ROLES
 from sealane.errors import UsageError, VerificationError
 
 INTRODUCTION_BYTES_MAX: Final = 16 << 10
@@ -117,9 +118,10 @@ class Verifier:
             raise UsageError(
                 "attestation.node.malformed", f"node {node[:80]!r}; allowed: a node's name"
             )
-        if role not in ROLES[1:]:
+        if role not in NODE_ROLES:
             raise UsageError(
-                "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
+                "attestation.role.unknown",
+                f"role {role[:80]!r} can't enrol; allowed: {', '.join(NODE_ROLES)}",
             )
         primary = evidence_types[0] if evidence_types else ""
         verifier = self._by_type.get(primary)

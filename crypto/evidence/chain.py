@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -19,6 +19,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 # The longest chain in use is NVIDIA's, with five certificates; the largest certificate is AMD's,
 # with 1.7 kB.
@@ -53,6 +54,55 @@ _UNREADABLE: Final = (
 )
 
 RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
+ChainKind = Literal["collateral", "nvidia", "snp", "tdx", "tpm2"]
+"""Whose chain it is: the third word of its reason ids."""
+
+
+class _Reasons(NamedTuple):
+    certificate: ReasonId
+    chain: ReasonId
+    expired: ReasonId
+    revoked: ReasonId
+    collateral_expired: ReasonId
+
+
+_REASONS: Final[Mapping[ChainKind, _Reasons]] = {
+    "collateral": _Reasons(
+        certificate="attestation.collateral.certificate",
+        chain="attestation.collateral.chain",
+        expired="attestation.collateral.expired",
+        revoked="attestation.collateral.revoked",
+        collateral_expired="attestation.collateral.collateral_expired",
+    ),
+    "nvidia": _Reasons(
+        certificate="attestation.nvidia.certificate",
+        chain="attestation.nvidia.chain",
+        expired="attestation.nvidia.expired",
+        revoked="attestation.nvidia.revoked",
+        collateral_expired="attestation.nvidia.collateral_expired",
+    ),
+    "snp": _Reasons(
+        certificate="attestation.snp.certificate",
+        chain="attestation.snp.chain",
+        expired="attestation.snp.expired",
+        revoked="attestation.snp.revoked",
+        collateral_expired="attestation.snp.collateral_expired",
+    ),
+    "tdx": _Reasons(
+        certificate="attestation.tdx.certificate",
+        chain="attestation.tdx.chain",
+        expired="attestation.tdx.expired",
+        revoked="attestation.tdx.revoked",
+        collateral_expired="attestation.tdx.collateral_expired",
+    ),
+    "tpm2": _Reasons(
+        certificate="attestation.tpm2.certificate",
+        chain="attestation.tpm2.chain",
+        expired="attestation.tpm2.expired",
+        revoked="attestation.tpm2.revoked",
+        collateral_expired="attestation.tpm2.collateral_expired",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +118,15 @@ class VerifiedChain:
     revocation_checked: bool
 
 
-def parse_certificate(encoded: bytes, *, kind: str) -> x509.Certificate:
+def parse_certificate(encoded: bytes, *, kind: ChainKind) -> x509.Certificate:
     """Parse one certificate in DER or PEM; VerificationError `attestation.<kind>.certificate`."""
     certificates = parse_certificates(encoded, kind=kind)
     if len(certificates) != 1:
-        raise _fault(kind, "certificate", f"{len(certificates)} certificates; allowed: one")
+        raise _fault(_REASONS[kind].certificate, f"{len(certificates)} certificates; allowed: one")
     return certificates[0]
 
 
-def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
+def parse_certificates(encoded: bytes, *, kind: ChainKind) -> list[x509.Certificate]:
     """Parse one certificate in DER, or several in PEM, limited in number and size.
 
     Raises VerificationError `attestation.<kind>.certificate`. White space and zero bytes may follow
@@ -88,16 +138,16 @@ def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
         text = encoded.rstrip(b"\0")
         parts = _PEM.findall(text)
         if b"".join(parts) != text:
-            raise _fault(kind, "certificate", "text between the certificates")
+            raise _fault(_REASONS[kind].certificate, "text between the certificates")
     if not 0 < len(parts) <= CERTIFICATES_MAX:
-        raise _fault(kind, "certificate", f"{len(parts)} certificates")
+        raise _fault(_REASONS[kind].certificate, f"{len(parts)} certificates")
     return [_load(part, kind) for part in parts]
 
 
-def _load(encoded: bytes, kind: str) -> x509.Certificate:
+def _load(encoded: bytes, kind: ChainKind) -> x509.Certificate:
     is_pem = encoded.startswith(b"-----")
     if len(encoded) > CERTIFICATE_BYTES_MAX:
-        raise _fault(kind, "certificate", f"a certificate of {len(encoded)} bytes")
+        raise _fault(_REASONS[kind].certificate, f"a certificate of {len(encoded)} bytes")
     try:
         if is_pem:
             certificate = x509.load_pem_x509_certificate(encoded)
@@ -108,7 +158,7 @@ def _load(encoded: bytes, kind: str) -> x509.Certificate:
         _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         certificate.public_key()
     except _UNREADABLE as error:
-        raise _fault(kind, "certificate", f"not a certificate: {error}") from error
+        raise _fault(_REASONS[kind].certificate, f"not a certificate: {error}") from error
     return certificate
 
 
@@ -131,7 +181,7 @@ def verify_chain(
     *,
     root: x509.Certificate,
     revocation_lists: RevocationLists,
-    kind: str,
+    kind: ChainKind,
     now: dt.datetime,
 ) -> VerifiedChain:
     """Check `certificates`, leaf first, without the root, against the pinned `root` at `now`.
@@ -158,7 +208,7 @@ def verify_chain(
 
 
 def _check_issued(
-    certificate: x509.Certificate, issuer: x509.Certificate, *, below: int, kind: str
+    certificate: x509.Certificate, issuer: x509.Certificate, *, below: int, kind: ChainKind
 ) -> None:
     """Check signature and names, and that an issuer may have `below` authorities below it."""
     name = certificate.subject.rfc4514_string()
@@ -168,24 +218,33 @@ def _check_issued(
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise _fault(
-            kind, "chain", f"{name} is not issued by {issuer.subject.rfc4514_string()}"
+            _REASONS[kind].chain, f"{name} is not issued by {issuer.subject.rfc4514_string()}"
         ) from error
     if not constraints.ca or not usage.key_cert_sign:
-        raise _fault(kind, "chain", f"{issuer.subject.rfc4514_string()} may not issue certificates")
+        raise _fault(
+            _REASONS[kind].chain, f"{issuer.subject.rfc4514_string()} may not issue certificates"
+        )
     if constraints.path_length is not None and below > constraints.path_length:
-        raise _fault(kind, "chain", f"the chain of {name} is longer than its authority allows")
+        raise _fault(
+            _REASONS[kind].chain, f"the chain of {name} is longer than its authority allows"
+        )
     for extension in certificate.extensions:
         if extension.critical and extension.oid not in _UNDERSTOOD:
             raise _fault(
-                kind, "chain", f"{name} has the critical extension {extension.oid.dotted_string}"
+                _REASONS[kind].chain,
+                f"{name} has the critical extension {extension.oid.dotted_string}",
             )
 
 
-def _end_of_validity(certificate: x509.Certificate, kind: str, now: dt.datetime) -> dt.datetime:
+def _end_of_validity(
+    certificate: x509.Certificate, kind: ChainKind, now: dt.datetime
+) -> dt.datetime:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
         name = certificate.subject.rfc4514_string()
-        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}; the time is {now}")
+        raise _fault(
+            _REASONS[kind].expired, f"{name} is valid from {start} to {end}; the time is {now}"
+        )
     return end
 
 
@@ -196,44 +255,45 @@ def _is_listed(certificate: x509.Certificate) -> bool:
 def _check_revocation(
     certificate: x509.Certificate,
     revocation_list: x509.CertificateRevocationList,
-    kind: str,
+    kind: ChainKind,
     now: dt.datetime,
 ) -> dt.datetime:
     if revocation_list.get_revoked_certificate_by_serial_number(certificate.serial_number):
-        raise _fault(kind, "revoked", f"{certificate.subject.rfc4514_string()} is revoked")
+        raise _fault(_REASONS[kind].revoked, f"{certificate.subject.rfc4514_string()} is revoked")
     return check_current(revocation_list, kind=kind, now=now)
 
 
 def check_current(
-    revocation_list: x509.CertificateRevocationList, *, kind: str, now: dt.datetime
+    revocation_list: x509.CertificateRevocationList, *, kind: ChainKind, now: dt.datetime
 ) -> dt.datetime:
     """Return when a list expires; VerificationError `attestation.<kind>.collateral_expired`."""
     start, end = revocation_list.last_update_utc, revocation_list.next_update_utc
     if end is None or not start <= now <= end:
         raise _fault(
-            kind,
-            "collateral_expired",
+            _REASONS[kind].collateral_expired,
             f"the revocation list of {revocation_list.issuer.rfc4514_string()} is valid from "
             f"{start} to {end}; the time is {now}",
         )
     return end
 
 
-def parse_revocation_list(encoded: bytes, *, kind: str) -> x509.CertificateRevocationList:
-    """Parse a revocation list in DER; VerificationError `attestation.<kind>.revocation_list`."""
+def parse_revocation_list(encoded: bytes) -> x509.CertificateRevocationList:
+    """Parse a revocation list in DER; VerificationError `attestation.collateral.revocation_list`."""
     try:
         revocation_list = x509.load_der_x509_crl(encoded)
         _ = revocation_list.extensions, revocation_list.issuer
         _ = revocation_list.last_update_utc, revocation_list.next_update_utc
     except _UNREADABLE as error:
-        raise _fault(kind, "revocation_list", f"not a revocation list: {error}") from error
+        raise _fault(
+            "attestation.collateral.revocation_list", f"not a revocation list: {error}"
+        ) from error
     return revocation_list
 
 
 def verify_revocation_list(
-    revocation_list: x509.CertificateRevocationList, *, issuer: x509.Certificate, kind: str
+    revocation_list: x509.CertificateRevocationList, *, issuer: x509.Certificate
 ) -> None:
-    """Raise VerificationError `attestation.<kind>.revocation_list` unless `issuer` signed it."""
+    """VerificationError `attestation.collateral.revocation_list` unless `issuer` signed it."""
     try:
         is_signed = (
             revocation_list.issuer == issuer.subject
@@ -241,15 +301,15 @@ def verify_revocation_list(
         )
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
         raise _fault(
-            kind, "revocation_list", f"the signature is of another kind: {error}"
+            "attestation.collateral.revocation_list",
+            f"the signature is of another kind: {error}",
         ) from error
     if not is_signed:
         raise _fault(
-            kind,
-            "revocation_list",
+            "attestation.collateral.revocation_list",
             f"the revocation list is not signed by {issuer.subject.rfc4514_string()}",
         )
 
 
-def _fault(kind: str, fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{kind}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

@@ -29,6 +29,7 @@ from sealane.crypto.evidence.intel_documents import (
 )
 from sealane.crypto.evidence.snp import parse_vcek, vcek_name
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 ITEM_BYTES_MAX: Final = 1 << 20
 _KIND: Final = "collateral"
@@ -90,7 +91,8 @@ class _Newest(Generic[_Value]):
             if below:
                 known = {each: high_water[each] for each in below}
                 error = _fault(
-                    "rolled_back", f"{below} is older than {known}, which was in use before"
+                    "attestation.collateral.rolled_back",
+                    f"{below} is older than {known}, which was in use before",
                 )
                 refused.append((item, error))
                 continue
@@ -124,7 +126,10 @@ class _Loading:
         for item, encoded in items.items():
             try:
                 if len(encoded) > ITEM_BYTES_MAX:
-                    raise _fault("malformed", f"{len(encoded)} bytes; allowed: {ITEM_BYTES_MAX}")
+                    raise _fault(
+                        "attestation.collateral.malformed",
+                        f"{len(encoded)} bytes; allowed: {ITEM_BYTES_MAX}",
+                    )
                 if encoded.startswith(b"{"):
                     bundle = parse_bundle(encoded)
                     chain = parse_certificates(bundle.pck_issuer_chain, kind=_KIND)
@@ -168,7 +173,9 @@ class _Loading:
             waiting = unknown
         for item, certificate in waiting:
             name = certificate.issuer.rfc4514_string()
-            self._refused.append((item, _fault("chain", f"the issuer {name} is unknown")))
+            self._refused.append(
+                (item, _fault("attestation.collateral.chain", f"the issuer {name} is unknown"))
+            )
 
     def _add_certificate(self, certificate: x509.Certificate) -> None:
         above, root = self._authorities[certificate.issuer]
@@ -185,7 +192,7 @@ class _Loading:
             self._amd_vceks[vcek_name(*parse_vcek(certificate))] = certificate
         else:
             name = certificate.subject.rfc4514_string()
-            raise _fault("malformed", f"a verifier has no use for {name}")
+            raise _fault("attestation.collateral.malformed", f"a verifier has no use for {name}")
 
     def _read_lists(
         self, encoded_lists: list[tuple[str, bytes]]
@@ -193,13 +200,13 @@ class _Loading:
         newest: _Newest[x509.CertificateRevocationList] = _Newest()
         for item, encoded in encoded_lists:
             try:
-                revocation_list = parse_revocation_list(encoded, kind=_KIND)
+                revocation_list = parse_revocation_list(encoded)
                 above, root = self._authorities.get(revocation_list.issuer, ([], None))
                 if root is None:
                     unknown = revocation_list.issuer.rfc4514_string()
-                    raise _fault("chain", f"the issuer {unknown} is unknown")
+                    raise _fault("attestation.collateral.chain", f"the issuer {unknown} is unknown")
                 issuer = above[0] if above else root
-                verify_revocation_list(revocation_list, issuer=issuer, kind=_KIND)
+                verify_revocation_list(revocation_list, issuer=issuer)
                 check_current(revocation_list, kind=_KIND, now=self._now)
             except VerificationError as error:
                 self._refused.append((item, error))
@@ -255,7 +262,7 @@ def _number(revocation_list: x509.CertificateRevocationList) -> int:
 def _is_list(encoded: bytes) -> bool:
     """Distinguish a revocation list from a certificate; both are DER."""
     try:
-        parse_revocation_list(encoded, kind=_KIND)
+        parse_revocation_list(encoded)
     except VerificationError:
         return False
     return True
@@ -269,5 +276,5 @@ def _is_authority(certificate: x509.Certificate) -> bool:
     return found.value.ca
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{_KIND}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

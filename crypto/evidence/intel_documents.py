@@ -24,6 +24,7 @@ from sealane.crypto.evidence.chain import (
 )
 from sealane.crypto.evidence.collateral import SignedDocument, TcbInfo
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 _KIND: Final = "collateral"
 _SIGNER: Final = "Intel SGX TCB Signing"
@@ -132,24 +133,36 @@ def _verify_signature(
 ) -> None:
     chain = parse_certificates(document.issuer_chain.encode(), kind=_KIND)
     if len(chain) != 2:
-        raise _fault("chain", "the chain of a document must be its signer and Intel's root")
+        raise _fault(
+            "attestation.collateral.chain",
+            "the chain of a document must be its signer and Intel's root",
+        )
     signer = chain[0]
     verified = verify_chain(
         [signer], root=root, revocation_lists=revocation_lists, kind=_KIND, now=now
     )
     # The same root also issues the authorities of PCK certificates.
     if common_name(signer.subject) != _SIGNER:
-        raise _fault("chain", f"{common_name(signer.subject)} does not sign TCB data")
+        raise _fault(
+            "attestation.collateral.chain", f"{common_name(signer.subject)} does not sign TCB data"
+        )
     if not verified.revocation_checked:
-        raise _fault("revocation_list", "Intel's revocation list for the signer is missing")
+        raise _fault(
+            "attestation.collateral.revocation_list",
+            "Intel's revocation list for the signer is missing",
+        )
     key = signer.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or len(document.signature) != 64:
-        raise _fault("signature", "a document must be signed with ECDSA, 64 bytes")
+        raise _fault(
+            "attestation.collateral.signature", "a document must be signed with ECDSA, 64 bytes"
+        )
     r, s = (int.from_bytes(document.signature[i : i + 32], "big") for i in (0, 32))
     try:
         key.verify(encode_dss_signature(r, s), document.text.encode(), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
-        raise _fault("signature", "Intel did not sign this document") from error
+        raise _fault(
+            "attestation.collateral.signature", "Intel did not sign this document"
+        ) from error
 
 
 def _common(
@@ -158,7 +171,8 @@ def _common(
     issue_date, next_update = (_time(values, each) for each in ("issueDate", "nextUpdate"))
     if not issue_date <= now <= next_update:
         raise _fault(
-            "expired", f"{name} is valid from {issue_date} to {next_update}; the time is {now}"
+            "attestation.collateral.expired",
+            f"{name} is valid from {issue_date} to {next_update}; the time is {now}",
         )
     return {
         "name": name,
@@ -213,8 +227,8 @@ def _from_hex(text: str) -> bytes:
 
 
 def _malformed(message: str) -> VerificationError:
-    return _fault("malformed", message)
+    return _fault("attestation.collateral.malformed", message)
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{_KIND}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

@@ -30,6 +30,7 @@ from sealane.crypto.evidence.chain import (
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 EVIDENCE_TYPE: Final = "nvidia"
 MEDIA_TYPE: Final = media_types.NVIDIA_EVIDENCE
@@ -180,7 +181,7 @@ def verify(
     if chain[-1] == collateral.roots.nvidia:
         chain.pop()
     if len(chain) < 2:
-        raise _fault("chain", "the chain has no attestation key below a device")
+        raise _fault("attestation.nvidia.chain", "the chain has no attestation key below a device")
     verified = verify_chain(
         chain,
         root=collateral.roots.nvidia,
@@ -192,9 +193,12 @@ def verify(
     _check_signature(report, key)
     firmware_id = _endorsed_firmware(key, device)
     if report.opaque.get(_FWID) != firmware_id:
-        raise _fault("fwid", "the attestation key belongs to other firmware than the report")
+        raise _fault(
+            "attestation.nvidia.fwid",
+            "the attestation key belongs to other firmware than the report",
+        )
     if not secrets.compare_digest(report.nonce, binding.device_nonce):
-        raise _fault("nonce", "the report does not answer this challenge")
+        raise _fault("attestation.nvidia.nonce", "the report does not answer this challenge")
     measurements = {f"block_{index}": value for index, value in report.blocks.items()}
     measurements["fwid"] = firmware_id
     for name, kind in (("driver_version", _DRIVER_VERSION), ("vbios_version", _VBIOS_VERSION)):
@@ -218,12 +222,14 @@ def verify(
 def _check_signature(report: Report, certificate: x509.Certificate) -> None:
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise _fault("certificate", "the attestation key is not on P-384")
+        raise _fault("attestation.nvidia.certificate", "the attestation key is not on P-384")
     r, s = (int.from_bytes(report.signature[i : i + 48], "big") for i in (0, 48))
     try:
         key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature as error:
-        raise _fault("signature", "the attestation key did not sign this report") from error
+        raise _fault(
+            "attestation.nvidia.signature", "the attestation key did not sign this report"
+        ) from error
 
 
 def _endorsed_firmware(key: x509.Certificate, device: x509.Certificate) -> bytes:
@@ -235,17 +241,20 @@ def _endorsed_firmware(key: x509.Certificate, device: x509.Certificate) -> bytes
         composite = asn1.decode_der(_CompositeDeviceId, encoded)
         expected = asn1.decode_der(asn1.TLV, device_key)
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise _fault("certificate", f"no composite device id: {error}") from error
+        raise _fault(
+            "attestation.nvidia.certificate", f"no composite device id: {error}"
+        ) from error
     if composite.device_id.data != expected.data or composite.firmware_id.algorithm != _SHA384:
         raise _fault(
-            "certificate", "the attestation key names another device, or a hash other than SHA-384"
+            "attestation.nvidia.certificate",
+            "the attestation key names another device, or a hash other than SHA-384",
         )
     return composite.firmware_id.digest
 
 
 def _malformed(message: str) -> VerificationError:
-    return _fault("malformed", f"the report: {message}")
+    return _fault("attestation.nvidia.malformed", f"the report: {message}")
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{EVIDENCE_TYPE}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

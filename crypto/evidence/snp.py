@@ -41,6 +41,7 @@ from sealane.crypto.evidence.snp_report import (
     parse_report,
 )
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 EVIDENCE_TYPE: Final = "snp"
 MEDIA_TYPE: Final = media_types.SNP_REPORT
@@ -89,7 +90,7 @@ def verify(
     """
     report = parse_report(evidence)
     if report.mask_chip_key or report.signing_key not in {VCEK, VLEK}:
-        raise _fault("unsigned", "the report is not signed by a VCEK or VLEK")
+        raise _fault("attestation.snp.unsigned", "the report is not signed by a VCEK or VLEK")
     product, key, chain = _endorsement_key(report, endorsements, collateral, now)
     _check_signature(report, key)
     tcbs = {
@@ -104,12 +105,14 @@ def verify(
     found = endorsed_tcb(key, product)
     if found != tcbs["reported"]:
         raise _fault(
-            "tcb_mismatch",
+            "attestation.snp.tcb_mismatch",
             f"the report is for TCB {tcbs['reported']}, its endorsement key for {found}",
         )
     hardware_id = _hardware_id(report, key, product)
     if not secrets.compare_digest(report.report_data, binding.report_data):
-        raise _fault("report_data", "the report does not commit to this runtime data")
+        raise _fault(
+            "attestation.snp.report_data", "the report does not commit to this runtime data"
+        )
     flags = {name: bool(report.policy >> bit & 1) for name, bit in POLICY_BITS.items()}
     flags |= {name: bool(report.platform_info >> bit & 1) for name, bit in PLATFORM_BITS.items()}
     flags["uncommitted"] = report.current_tcb != report.committed_tcb
@@ -156,19 +159,25 @@ def _endorsement_key(
         "",
     )
     if product not in collateral.roots.amd:
-        raise _fault("chain", f"no root for the issuer {key.issuer.rfc4514_string()}")
+        raise _fault(
+            "attestation.snp.chain", f"no root for the issuer {key.issuer.rfc4514_string()}"
+        )
     if ASK_GUID in table:
         signers = [parse_certificate(table[ASK_GUID], kind=EVIDENCE_TYPE)]
     else:
         signers = [c for c in collateral.amd_signers if c.subject == key.issuer]
         if not signers:
             raise _fault(
-                "collateral_missing", f"the certificate of {key.issuer.rfc4514_string()} is missing"
+                "attestation.snp.collateral_missing",
+                f"the certificate of {key.issuer.rfc4514_string()} is missing",
             )
     signer = signers[0]
     # Under one root, the two kinds of keys have different signers.
     if common_name(signer.subject) != _signer(report, product):
-        raise _fault("chain", f"{common_name(signer.subject)} does not sign keys of this kind")
+        raise _fault(
+            "attestation.snp.chain",
+            f"{common_name(signer.subject)} does not sign keys of this kind",
+        )
     chain = verify_chain(
         [key, signer],
         root=collateral.roots.amd[product],
@@ -193,7 +202,8 @@ def _known_vcek(report: Report, collateral: Collateral) -> x509.Certificate:
             return key
     # The host loaded the VLEK, so it has the certificate and supplies it.
     raise _fault(
-        "collateral_missing", "the endorsement key's certificate for this chip and TCB is missing"
+        "attestation.snp.collateral_missing",
+        "the endorsement key's certificate for this chip and TCB is missing",
     )
 
 
@@ -208,19 +218,21 @@ def parse_vcek(certificate: x509.Certificate) -> tuple[str, bytes, dict[str, int
     issuer = common_name(certificate.issuer)
     product = next((p for p in AMD_PRODUCTS if issuer == f"SEV-{p}"), None)
     if product is None:
-        raise _fault("certificate", f"{issuer} is not an issuer of VCEKs")
+        raise _fault("attestation.snp.certificate", f"{issuer} is not an issuer of VCEKs")
     return product, _hwid(certificate, product), endorsed_tcb(certificate, product)
 
 
 def _check_signature(report: Report, certificate: x509.Certificate) -> None:
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise _fault("certificate", "the endorsement key is not on P-384")
+        raise _fault("attestation.snp.certificate", "the endorsement key is not on P-384")
     signature = encode_dss_signature(report.signature_r, report.signature_s)
     try:
         key.verify(signature, report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature as error:
-        raise _fault("signature", "the endorsement key did not sign this report") from error
+        raise _fault(
+            "attestation.snp.signature", "the endorsement key did not sign this report"
+        ) from error
 
 
 def endorsed_tcb(certificate: x509.Certificate, product: str) -> dict[str, int]:
@@ -231,7 +243,9 @@ def endorsed_tcb(certificate: x509.Certificate, product: str) -> dict[str, int]:
             c: asn1.decode_der(int, _extension(certificate, _TCB_OIDS[c])) for c in components
         }
     except ValueError as error:
-        raise _fault("certificate", f"a security version number is malformed: {error}") from error
+        raise _fault(
+            "attestation.snp.certificate", f"a security version number is malformed: {error}"
+        ) from error
     return numbers
 
 
@@ -240,15 +254,17 @@ def _hardware_id(report: Report, certificate: x509.Certificate, product: str) ->
         try:
             csp = asn1.decode_der(asn1.IA5String, _extension(certificate, _CSP_ID_OID)).as_str()
         except ValueError as error:
-            raise _fault("certificate", f"the CSP id is malformed: {error}") from error
+            raise _fault(
+                "attestation.snp.certificate", f"the CSP id is malformed: {error}"
+            ) from error
         if not 0 < len(csp) <= _CSP_ID_CHARACTERS_MAX:
             raise _fault(
-                "certificate",
+                "attestation.snp.certificate",
                 f"the CSP id has {len(csp)} characters; allowed: 1 to {_CSP_ID_CHARACTERS_MAX}",
             )
         return f"csp-id:{csp.encode().hex()}"
     if not any(report.chip_id) or report.chip_id != _hwid(certificate, product):
-        raise _fault("chip_mismatch", "the endorsement key belongs to another chip")
+        raise _fault("attestation.snp.chip_mismatch", "the endorsement key belongs to another chip")
     return f"chip-id:{report.chip_id.hex()}"
 
 
@@ -258,7 +274,9 @@ def _hwid(certificate: x509.Certificate, product: str) -> bytes:
     if len(value) == length + 2 and value.startswith(bytes([4, length])):
         value = value[2:]
     if len(value) != length:
-        raise _fault("certificate", f"HWID has {len(value)} bytes; needed: {length}")
+        raise _fault(
+            "attestation.snp.certificate", f"HWID has {len(value)} bytes; needed: {length}"
+        )
     return value.ljust(64, b"\0")
 
 
@@ -266,11 +284,13 @@ def _extension(certificate: x509.Certificate, oid: str) -> bytes:
     try:
         found = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
     except x509.ExtensionNotFound as error:
-        raise _fault("certificate", f"the endorsement key has no extension {oid}") from error
+        raise _fault(
+            "attestation.snp.certificate", f"the endorsement key has no extension {oid}"
+        ) from error
     if not isinstance(found, x509.UnrecognizedExtension):
-        raise _fault("certificate", f"the extension {oid} has the wrong type")
+        raise _fault("attestation.snp.certificate", f"the extension {oid} has the wrong type")
     return found.value
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{EVIDENCE_TYPE}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

@@ -22,6 +22,7 @@ from sealane.crypto.evidence.claims import Binding, Claims, Memory
 from sealane.crypto.evidence.collateral import Collateral, SignedDocument
 from sealane.crypto.evidence.tdx_quote import Quote, parse_quote
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 EVIDENCE_TYPE: Final = "tdx"
 MEDIA_TYPE: Final = media_types.TDX_QUOTE
@@ -38,13 +39,13 @@ SAFE_FLAGS: Final[Mapping[str, bool]] = {
 }
 
 # Fault for each error of the engine, by how its text begins; the error contains the text itself.
-_FAULTS: Final = (
-    ("No matching TCB level", "tcb_level"),
-    ("TCB status is invalid", "tcb_level"),
-    ("TDX module", "module"),
-    ("QE ", "quoting_enclave"),
-    ("ISV enclave report signature", "signature"),
-    ("Signature is invalid for qe_report", "signature"),
+_REFUSALS: Final[tuple[tuple[str, ReasonId], ...]] = (
+    ("No matching TCB level", "attestation.tdx.tcb_level"),
+    ("TCB status is invalid", "attestation.tdx.tcb_level"),
+    ("TDX module", "attestation.tdx.module"),
+    ("QE ", "attestation.tdx.quoting_enclave"),
+    ("ISV enclave report signature", "attestation.tdx.signature"),
+    ("Signature is invalid for qe_report", "attestation.tdx.signature"),
 )
 _ENGINE_NAMES: Final[Mapping[str, str]] = {
     "mrseam": "mr_seam",
@@ -80,7 +81,8 @@ def verify(
     chain = parse_certificates(quote.certificates, kind=EVIDENCE_TYPE)
     if len(chain) != 3 or chain[-1] != collateral.roots.intel:
         raise _fault(
-            "chain", "the PCK chain does not consist of three certificates that end at Intel's root"
+            "attestation.tdx.chain",
+            "the PCK chain does not consist of three certificates that end at Intel's root",
         )
     verified = verify_chain(
         chain[:-1],
@@ -90,12 +92,16 @@ def verify(
         now=now,
     )
     if not verified.revocation_checked:
-        raise _fault("collateral_missing", "Intel's two revocation lists are missing")
+        raise _fault(
+            "attestation.tdx.collateral_missing", "Intel's two revocation lists are missing"
+        )
     documents = _documents(chain[0], collateral, now)
     result = _run_engine(quote, chain, collateral, documents=documents, now=now)
     _check_same(quote, result)
     if not secrets.compare_digest(quote.body["report_data"], binding.report_data):
-        raise _fault("report_data", "the quote does not commit to this runtime data")
+        raise _fault(
+            "attestation.tdx.report_data", "the quote does not commit to this runtime data"
+        )
     return _claims(
         quote,
         result,
@@ -107,11 +113,13 @@ def _check_attributes(quote: Quote) -> None:
     """Refuse attributes that no TDX verifier accepts, each with its own reason."""
     attributes = quote.attributes
     if attributes["debug"]:
-        raise _fault("debug", "the TD can be debugged")
+        raise _fault("attestation.tdx.debug", "the TD can be debugged")
     if not attributes["sept_ve_disable"]:
-        raise _fault("sept_ve", "SEPT_VE_DISABLE is 0: the host can inject exceptions")
+        raise _fault(
+            "attestation.tdx.sept_ve", "SEPT_VE_DISABLE is 0: the host can inject exceptions"
+        )
     if attributes["migratable"] or any(quote.body.get("mrservicetd", b"")):
-        raise _fault("service_td", "the TD can be migrated, or uses a service TD")
+        raise _fault("attestation.tdx.service_td", "the TD can be migrated, or uses a service TD")
 
 
 def _documents(
@@ -122,21 +130,25 @@ def _documents(
         with _engine_answers():
             platform = dcap_qvl.parse_pck_extension_from_pem(pck.public_bytes(Encoding.PEM))
     except ValueError as error:
-        raise _fault("certificate", f"the PCK certificate has no SGX extension: {error}") from error
+        raise _fault(
+            "attestation.tdx.certificate", f"the PCK certificate has no SGX extension: {error}"
+        ) from error
     fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
     tcb_info, qe_identity = collateral.tcb_infos.get(fmspc), collateral.qe_identity
     if tcb_info is None or qe_identity is None:
         raise _fault(
-            "collateral_missing", f"the TCB information for FMSPC {fmspc.hex()} is missing"
+            "attestation.tdx.collateral_missing",
+            f"the TCB information for FMSPC {fmspc.hex()} is missing",
         )
     if tcb_info.pce_id != pce_id:
         raise _fault(
-            "collateral_missing", f"the TCB information for PCEID {pce_id.hex()} is missing"
+            "attestation.tdx.collateral_missing",
+            f"the TCB information for PCEID {pce_id.hex()} is missing",
         )
     for document in (tcb_info, qe_identity):
         if not document.issue_date <= now <= document.next_update:
             raise _fault(
-                "collateral_expired",
+                "attestation.tdx.collateral_expired",
                 f"{document.name} is valid from {document.issue_date} to {document.next_update}; "
                 f"the time is {now}",
             )
@@ -185,8 +197,10 @@ def _run_engine(
             claims = verifier.verify_with_policy(quote.unpadded, known, seconds, everything)
     except ValueError as error:
         text = str(error).removeprefix("Verification failed: ")
-        fault = next((fault for start, fault in _FAULTS if text.startswith(start)), "refused")
-        raise _fault(fault, f"the quote is refused: {text}") from error
+        reasons = (reason for start, reason in _REFUSALS if text.startswith(start))
+        raise _fault(
+            next(reasons, "attestation.tdx.refused"), f"the quote is refused: {text}"
+        ) from error
     result: dict[str, Any] = json.loads(claims.to_json())
     return result
 
@@ -199,7 +213,9 @@ def _check_same(quote: Quote, result: dict[str, Any]) -> None:
     ours = {name: value.hex() for name, value in quote.body.items()}
     is_same_kind = (kind == "TD15") == ("mrservicetd" in quote.body)
     if not is_same_kind or result["header"]["version"] != quote.version or theirs != ours:
-        raise _fault("ambiguous", "two parsers read different quotes in the same bytes")
+        raise _fault(
+            "attestation.tdx.ambiguous", "two parsers read different quotes in the same bytes"
+        )
 
 
 def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -> Claims:
@@ -234,5 +250,5 @@ def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -
     )
 
 
-def _fault(fault: str, message: str) -> VerificationError:
-    return VerificationError(f"attestation.{EVIDENCE_TYPE}.{fault}", message)
+def _fault(reason: ReasonId, message: str) -> VerificationError:
+    return VerificationError(reason, message)

@@ -12,6 +12,7 @@ from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import spiffe_id
 from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.verifier import EvidenceVerifier
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.instance import Instance
@@ -120,7 +121,7 @@ async def open_verifier(
             Trusted(collateral=collateral.current, tpm_roots=tpm_roots(config))
         ),
         find=find_verifier,
-        audience=spiffe_id(node, "broker"),
+        audience=spiffe_id(node, Role.BROKER),
         verifier_key_sha256=key_digest(authority.certificate),
     )
 

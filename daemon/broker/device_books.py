@@ -30,6 +30,7 @@ from sealane.daemon.runtime.calls import page_limit
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
+from sealane.protocol.kinds import AnchorKind, DeviceState
 
 # A page token names one of the two tables and the last name of the page.
 _DEVICES: Final = "d"
@@ -44,7 +45,7 @@ class Entry:
     owner: str
     fencing_epoch: int
     anchor: str
-    state: str
+    state: DeviceState
     opened_at: dt.datetime | None
     is_volume: bool = False
 
@@ -159,7 +160,7 @@ class DeviceBooks:
                     "fencing_epoch": record.fencing_epoch + 1,
                     "opening": self._ending(record),
                     # An anchor that is kept by a machine stays with that machine.
-                    "is_initialised": record.is_initialised and record.anchor == "broker",
+                    "is_initialised": record.is_initialised and record.anchor == AnchorKind.BROKER,
                 }
             ),
         )
@@ -296,15 +297,15 @@ def _is_ending(record: DeviceRecord) -> bool:
     return record.opening is not None and record.opening.until is not None
 
 
-def _state(record: DeviceRecord, now: dt.datetime) -> str:
+def _state(record: DeviceRecord, now: dt.datetime) -> DeviceState:
     opening = record.opening
     if record.is_forgotten:
-        return "forgotten"
+        return DeviceState.FORGOTTEN
     if opening is not None and opening.until is not None:
-        return "waiting" if now < opening.until else "closed"
+        return DeviceState.WAITING if now < opening.until else DeviceState.CLOSED
     if not record.is_initialised:
-        return "new"
-    return "closed" if opening is None else "open"
+        return DeviceState.NEW
+    return DeviceState.CLOSED if opening is None else DeviceState.OPEN
 
 
 def _request_entry(node: str, record: DeviceRequestRecord) -> Entry:
@@ -313,6 +314,6 @@ def _request_entry(node: str, record: DeviceRequestRecord) -> Entry:
         owner=node,
         fencing_epoch=0,
         anchor=record.anchor or "",
-        state="authorized" if record.is_next_authorized else "asking",
+        state=DeviceState.AUTHORIZED if record.is_next_authorized else DeviceState.ASKING,
         opened_at=None,
     )

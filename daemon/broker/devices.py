@@ -14,11 +14,12 @@ import hashlib
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import (
@@ -32,14 +33,15 @@ from sealane.daemon.broker.records import (
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
-from sealane.daemon.config import AUTHORIZATION_SECONDS, AnchorKind
+from sealane.daemon.config import AUTHORIZATION_SECONDS
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, check_changes
 from sealane.daemon.device.openings import FENCED, FORGOTTEN, MISMATCH, MOVED, OWNER_REFUSED
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
-from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX, JobKind
+from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX
 from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import AnchorKind, JobKind
 from sealane.protocol.v1 import devices_pb2
 
 DeviceInit = Literal["first-come", "authorized"]
@@ -127,7 +129,7 @@ class Devices:
             if stored.record.is_volume:
                 # The caller that opens the store compares it with the anchor after this.
                 await own_volume(self._registry, caller, name)
-            elif kind == "broker" and stored.record.is_initialised:
+            elif kind == AnchorKind.BROKER and stored.record.is_initialised:
                 compares.append(await self._check_found(device_id, found))
             return await self._opened(stored.record, caller, kind, compares=compares)
 
@@ -247,7 +249,7 @@ class Devices:
     async def _created(
         self, caller: Subject, device_id: uuid.UUID, kind: AnchorKind
     ) -> DeviceRecord | None:
-        if caller.role != "target":
+        if caller.role != Role.TARGET:
             raise UsageError("volume.not_found", f"there is no volume {device_id} with an anchor")
         requests = self._registry.device_requests
         request = await requests.get(caller.node)
@@ -283,7 +285,7 @@ class Devices:
         if (record.is_initialised or record.is_volume) and record.anchor != kind:
             raise VerificationError(
                 MISMATCH,
-                f"device {record.device_id} is anchored by {record.anchor!r}, not by {kind!r}: "
+                f"device {record.device_id} is anchored by {record.anchor}, not by {kind}: "
                 "sealanectl device init --anew changes that",
             )
 
@@ -487,12 +489,12 @@ def _is_of(opening: Opening, caller: Subject, fencing_epoch: int) -> bool:
 
 
 def _kind(anchor: str) -> AnchorKind:
-    for kind in get_args(AnchorKind):
-        if kind == anchor:
-            return kind  # type: ignore[no-any-return]
-    raise UsageError(
-        "device.request", f"anchor {anchor[:80]!r}; allowed: {', '.join(get_args(AnchorKind))}"
-    )
+    try:
+        return AnchorKind(anchor)
+    except ValueError:
+        raise UsageError(
+            "device.request", f"anchor {anchor[:80]!r}; allowed: {', '.join(AnchorKind)}"
+        ) from None
 
 
 def _anchored(stored: Stored[AnchorRecord] | None) -> Anchored | None:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
+from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
@@ -30,15 +31,19 @@ from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import NodeState
 from sealane.protocol.v1 import trust_pb2
 
 REVOKED: Final = "node.revoked"
 SUPERSEDED: Final = "node.superseded"
 EXPIRED: Final = "node.expired"
 UNKNOWN: Final = "node.unknown"
-ROLES: Final = ("target", "gateway", "fabric")
 # For each role, the role of the peers that it may ask about: those that connect to it.
-PEER_ROLES: Final = {"gateway": "target", "target": "gateway", "fabric": "fabric"}
+PEER_ROLES: Final[dict[str, Role]] = {
+    Role.GATEWAY: Role.TARGET,
+    Role.TARGET: Role.GATEWAY,
+    Role.FABRIC: Role.FABRIC,
+}
 PEERS_PER_CALL_MAX: Final = 1024
 NONCE_BYTES: Final = 32
 REASON_CHARACTERS_MAX: Final = 200
@@ -65,7 +70,7 @@ class Member:
     """One role of a node, with its current state."""
 
     record: NodeRecord
-    state: str  # "active", "expired", "revoked"
+    state: NodeState
 
 
 class Membership:
@@ -208,7 +213,7 @@ class Membership:
         if (
             role != PEER_ROLES.get(caller.role)
             or stored is None
-            or _state(stored.record, self._now()) != "active"
+            or _state(stored.record, self._now()) != NodeState.ACTIVE
         ):
             raise UnavailableError(UNATTESTED, f"no attested peer {name} is known")
         kept = (stored.record.leaf, stored.record.previous_leaf)
@@ -342,7 +347,7 @@ class Membership:
             return REVOKED
         if record.incarnation != incarnation:
             return SUPERSEDED
-        if _state(record, self._now()) != "active":
+        if _state(record, self._now()) != NodeState.ACTIVE:
             return EXPIRED
         self._check_policy(record.policy_version, now_ns=monotonic_ns())
         _check_not_refused(record, record.policy_version)
@@ -390,13 +395,13 @@ def _is_uuid(text: str) -> bool:
 
 
 def _roles(node: str, role: str) -> Sequence[str]:
-    if NAME_PATTERN.fullmatch(node) is None or role not in {"", *ROLES}:
+    if NAME_PATTERN.fullmatch(node) is None or role not in {"", *NODE_ROLES}:
         raise UsageError(
             "node.malformed",
             f"role {role[:80]!r} of node {node[:80]!r}; allowed: a node's name, and one of "
-            f"{', '.join(ROLES)} or an empty role for all",
+            f"{', '.join(NODE_ROLES)} or an empty role for all",
         )
-    return (role,) if role else ROLES
+    return (role,) if role else NODE_ROLES
 
 
 def _check_not_revoked(record: NodeRecord | None, *, issued: dt.datetime) -> None:
@@ -418,13 +423,14 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
         )
 
 
-def _state(record: NodeRecord, now: dt.datetime) -> str:
+def _state(record: NodeRecord, now: dt.datetime) -> NodeState:
     if record.revocation is not None:
-        return "revoked"
+        return NodeState.REVOKED
     if not record.leaf:
-        return "expired"
+        return NodeState.EXPIRED
     leaf = x509.load_der_x509_certificate(record.leaf)
     is_old = record.restored_at is not None and (
         leaf.not_valid_before_utc + SKEW <= record.restored_at
     )
-    return "expired" if is_old or leaf.not_valid_after_utc <= now else "active"
+    is_over = is_old or leaf.not_valid_after_utc <= now
+    return NodeState.EXPIRED if is_over else NodeState.ACTIVE

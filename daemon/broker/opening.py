@@ -28,6 +28,7 @@ from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
+from sealane.protocol.kinds import AnchorKind
 
 STORE_NAME: Final = "broker.sqlite"
 AUDIT_NAME: Final = "audit.jsonl"
@@ -56,7 +57,7 @@ async def opened_broker(
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
         tpm = None
-        if config.counters == "tpm2":
+        if config.counters == AnchorKind.TPM2:
             tpm = await asyncio.to_thread(open_tpm, tcti)
             stack.callback(tpm.close)
         store = await _open_store(config, wrapping, node=node, state=state)

@@ -10,6 +10,7 @@ from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
+from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
@@ -60,11 +61,11 @@ def _entry(record: GrantRecord, served: set[tuple[int, int]]) -> operator_pb2.Le
     granted = timestamp_pb2.Timestamp()
     granted.FromDatetime(record.granted_at)
     if record.touched is not None:
-        state = "returned"
+        state = LeaseState.RETURNED
     elif (record.broker_instance, record.start_epoch) in served:
-        state = "out"
+        state = LeaseState.OUT
     else:
-        state = "burned"
+        state = LeaseState.BURNED
     return operator_pb2.LeaseEntry(
         broker_instance=record.broker_instance,
         start_epoch=record.start_epoch,

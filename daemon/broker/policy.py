@@ -27,6 +27,7 @@ from sealane.crypto.attestation.policy import (
 )
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence.software import HARDWARE_SCHEME, SOFTWARE
+from sealane.crypto.roles import Role
 from sealane.daemon.runtime.config_types import NodeName, Section
 from sealane.daemon.runtime.files import read_bounded
 from sealane.daemon.runtime.sections import parse_toml
@@ -42,7 +43,7 @@ _ITEMS_MAX: Final = 4096
 
 OwnerKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 OwnerPrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
-Role = Literal["target", "gateway", "fabric"]
+NodeRole = Literal[Role.TARGET, Role.GATEWAY, Role.FABRIC]
 
 
 def _fingerprint(value: str) -> str:
@@ -80,7 +81,7 @@ def _name(value: str) -> str:
 Digest = Annotated[str, AfterValidator(_digest)]
 HardwareId = Annotated[str, AfterValidator(_hardware_id)]
 Name = Annotated[str, AfterValidator(_name)]
-Roles = Annotated[list[Role], Field(min_length=1)]
+Roles = Annotated[list[NodeRole], Field(min_length=1)]
 Nodes = Annotated[list[NodeName], Field(min_length=1)]
 Number = Annotated[int, AfterValidator(_number)]
 

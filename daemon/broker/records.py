@@ -24,11 +24,11 @@ from sealane.crypto.lease import (
     LEASE_COUNTERS,
     START_EPOCH_MAX,
 )
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
-from sealane.daemon.config import AnchorKind
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
-from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.kinds import AnchorKind, VolumeMode
 
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
@@ -326,7 +326,7 @@ class DeviceRecord(Record):
     @property
     def role(self) -> str:
         """Role of the nodes that open it."""
-        return "gateway" if self.is_volume else "target"
+        return Role.GATEWAY if self.is_volume else Role.TARGET
 
 
 class DeviceRequestRecord(Record):

@@ -38,6 +38,7 @@ from sealane.daemon.broker.store.state import SetHash
 from sealane.daemon.device.anchors.anchor import volume_record
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import AnchorKind
 
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
@@ -324,7 +325,7 @@ class Registry(Tables):
     def _volume_device(self, record: VolumeRecord) -> DeviceRecord:
         """Return the device record of a volume on a third party, never opened yet."""
         return self.new_device(record.volume_id, owner=record.target_node).model_copy(
-            update={"anchor": "broker", "is_volume": True}
+            update={"anchor": AnchorKind.BROKER, "is_volume": True}
         )
 
     def _forgotten(self, device: Stored[DeviceRecord]) -> tuple[dict[str, bytes], list[str]]:

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Final
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
@@ -94,7 +95,7 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
     async def issue(keys: Keys) -> Issued:
         subject = Subject(
             node=node,
-            role="broker",
+            role=Role.BROKER,
             tenant="",
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
@@ -102,7 +103,7 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
         return Issued(leaf=authority.issue(subject, keys.tls.public_key(), now=utc_now()))
 
     return Identity(
-        node=node, role="broker", anchor=authority.certificate, obtain=issue, metrics=metrics
+        node=node, role=Role.BROKER, anchor=authority.certificate, obtain=issue, metrics=metrics
     )
 
 

@@ -8,6 +8,7 @@ from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import SignedSecret, seal_signed
 from sealane.crypto.keys import derive_volume_key
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.key_epochs import KeyEpochs
@@ -26,14 +27,14 @@ from sealane.daemon.runtime.calls import page_limit, parse_uuid
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
-from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.kinds import AnchorKind, VolumeMode
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 
-SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 MODES: Final = {"", VolumeMode.LOCAL, VolumeMode.OFF}
-VOLUME_ANCHORS: Final = {"", "broker", "none"}
+VOLUME_ANCHORS: Final = {"", AnchorKind.BROKER, AnchorKind.NONE}
 
 
 class BrokerService:
@@ -105,7 +106,7 @@ class BrokerService:
             )
         is_sealed = mode == VolumeMode.OFF
         volume_id = uuid.uuid4()
-        is_anchored = mode == VolumeMode.LOCAL and anchor != "none"
+        is_anchored = mode == VolumeMode.LOCAL and anchor != AnchorKind.NONE
         record = VolumeRecord(
             volume_id=volume_id,
             tenant=caller.tenant,
@@ -140,7 +141,7 @@ class BrokerService:
         """Return a page of descriptors and the token of the next one (empty: last page)."""
         after = str(parse_uuid(page_token, what="page token")) if page_token else ""
         limit = page_limit(page_size)
-        is_target = caller.role == "target"
+        is_target = caller.role == Role.TARGET
         records = await self.registry.list_volumes(
             tenant=None if is_target else caller.tenant,
             target_node=caller.node if is_target else None,

@@ -7,6 +7,7 @@ target sees it. For everyone else it does not exist.
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.hpke import Context
 from sealane.crypto.lease import Arena
+from sealane.crypto.roles import Role
 from sealane.daemon.broker.records import Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.calls import parse_uuid
@@ -20,8 +21,8 @@ async def visible_volume(
     """Return a volume that the caller may see; UsageError `volume.not_found`."""
     stored = await registry.volume(parse_uuid(volume_id, what="volume id"))
     record = stored.record
-    is_user = caller.role == "gateway" and record.allows(caller.tenant)
-    is_target = caller.role == "target" and caller.node == record.target_node
+    is_user = caller.role == Role.GATEWAY and record.allows(caller.tenant)
+    is_target = caller.role == Role.TARGET and caller.node == record.target_node
     if not is_user and not is_target:
         # The same answer as for a missing volume: ids of other tenants' volumes stay unknown.
         raise UsageError("volume.not_found", f"there is no volume {record.volume_id}")
@@ -109,7 +110,7 @@ def signed_descriptor(
     told = [
         share
         for share in record.shares
-        if caller.role == "gateway" and caller.tenant in {record.tenant, share.tenant}
+        if caller.role == Role.GATEWAY and caller.tenant in {record.tenant, share.tenant}
     ]
     descriptor = broker_pb2.VolumeDescriptor(
         volume_id=str(record.volume_id),

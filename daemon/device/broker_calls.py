@@ -11,13 +11,14 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
-from sealane.daemon.config import AnchorKind, EnrolmentConfig
+from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.device.anchors.anchor import Anchored, Change
 from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.peers import ServedDevice
 from sealane.daemon.volume.jobs import REASONS_MAX, Job
 from sealane.errors import UsageError, VerificationError
+from sealane.protocol.kinds import AnchorKind
 from sealane.protocol.v1 import devices_pb2
 from sealane.protocol.v1.devices_pb2_grpc import DevicesStub
 

@@ -7,7 +7,7 @@ from typing import Final
 from sealane import _native
 from sealane.daemon.device.anchors.anchor import volume_record
 from sealane.daemon.device.anchors.device_anchors import ANCHOR_SECONDS, DeviceAnchors
-from sealane.errors import Error, VerificationError
+from sealane.errors import Error, VerificationError, foreign_reason
 from sealane.transport.tasks import TaskOwner
 
 _MARGIN_SECONDS: Final = 1.0
@@ -39,7 +39,7 @@ class StoreAnchor:
                 believed=believed,
             )
         except _native.StoreRefusedError as error:
-            reason, text = error.args
+            reason, text = foreign_reason(error.args[0]), error.args[1]
             raise VerificationError(reason, f"{self._name}: {text}") from error
         self._tasks = TaskOwner()
         self._fd = self.native.fd()

@@ -11,7 +11,7 @@ from typing import Final
 from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UsageError
+from sealane.errors import Reason, UsageError
 from sealane.transport.establish import session_secret
 
 NAMES_MAX: Final = 1024
@@ -46,7 +46,7 @@ class Admission:
             self.note_stranger(peer, display_name=display_name, reason="session.peer.refused")
         return is_admitted
 
-    def note_stranger(self, peer: Subject, *, display_name: str, reason: str) -> None:
+    def note_stranger(self, peer: Subject, *, display_name: str, reason: Reason) -> None:
         """Log a refusal: once per peer and reason, at most STRANGERS_LOGGED_MAX in all."""
         stranger = (peer.spiffe_id, reason)
         if stranger in self._strangers or len(self._strangers) >= STRANGERS_LOGGED_MAX:

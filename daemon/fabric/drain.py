@@ -6,12 +6,13 @@ Peers learn of it at once, within the sessions (docs/formats/session-wire.md, DR
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sealane.daemon.fabric.session import OPEN, Session
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
-REASON = "session.closed.draining"
+REASON: Final = "session.closed.draining"
 """Close reason of a session that ran out of time in a drain, or had not begun."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sealane.daemon.config import PATHS_MAX
 from sealane.errors import UsageError
+from sealane.reasons import ReasonId
 
 
 def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:
@@ -22,7 +23,7 @@ def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:
     return named * paths
 
 
-def check_addresses(addresses: Sequence[str], reason: str) -> None:
+def check_addresses(addresses: Sequence[str], reason: ReasonId) -> None:
     """UsageError unless there are 1 to 32 addresses, each of which the engine can parse.
 
     A peer's text must not cause an internal error.
@@ -33,7 +34,7 @@ def check_addresses(addresses: Sequence[str], reason: str) -> None:
         _check_address(address, reason)
 
 
-def _check_address(address: str, reason: str) -> None:
+def _check_address(address: str, reason: ReasonId) -> None:
     host, _, port = address.rpartition(":")
     with contextlib.suppress(ValueError):
         is_bracketed = host.startswith("[") and host.endswith("]")

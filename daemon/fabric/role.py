@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from sealane.crypto.certificates import verify_leaf
+from sealane.crypto.roles import Role
 from sealane.daemon.config import FabricConfig
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
@@ -26,11 +27,11 @@ from sealane.transport.establish import Shown
 
 async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     """Start the role: the session service for jobs of this machine and for peers."""
-    identity, trust = await context.enrolled.enrol("fabric")
+    identity, trust = await context.enrolled.enrol(Role.FABRIC)
 
     @contextlib.asynccontextmanager
     async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
-        async with identity.connection(address, node, "fabric") as connection:
+        async with identity.connection(address, node, Role.FABRIC) as connection:
             subject = verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
             await authorizations.require(peer_of(subject))
             yield PeerChannel(

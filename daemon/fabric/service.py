@@ -40,12 +40,13 @@ from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.reasons import ReasonId
 from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be queried."""
-QUIET_REASONS = frozenset(
+QUIET_REASONS: frozenset[ReasonId] = frozenset(
     {
         "session.closed.cancelled",
         "session.closed.draining",
@@ -57,9 +58,14 @@ QUIET_REASONS = frozenset(
     }
 )
 """Close reasons that are not faults; others are logged as warnings."""
-PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
+PATH_MTU: frozenset[ReasonId] = frozenset(
+    {"session.closed.path_mtu", "session.peer_closed.path_mtu"}
+)
 """Close reasons of a session whose path answers, but not to packets of full size."""
-_PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
+_PEER_ENDS: dict[str, ReasonId] = {
+    "node.revoked": "session.peer.revoked",
+    "authorization.stale": "session.trust.ended",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.errors import UnavailableError
+from sealane.reasons import ReasonId
 from sealane.transport.establish import SessionKeys
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class Session:
         if self._endpoint is not None:
             self._endpoint.drain()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: ReasonId) -> None:
         """End the session; waits at most one turn of the worker's loop.
 
         The job gets the reason id, too. If the session had just ended for another reason, that

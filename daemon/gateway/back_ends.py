@@ -15,6 +15,7 @@ import grpc
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
+from sealane.crypto.roles import Role
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device.anchors.authentic import AuthenticAnchor
 from sealane.daemon.device.anchors.broker import BrokerAnchor
@@ -27,7 +28,7 @@ from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolum
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, UsageError
-from sealane.protocol.kinds import VolumeMode
+from sealane.protocol.kinds import AnchorKind, StoreHealth, VolumeMode
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
@@ -161,7 +162,7 @@ class VolumeBackEnds:
                 storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
                 timeout=CALL_SECONDS,
             )
-        if namespace.status.health == "opening":
+        if namespace.status.health == StoreHealth.OPENING:
             raise UnavailableError(
                 "namespace.opening", f"the target is still opening volume {descriptor.volume_id}"
             )
@@ -199,7 +200,7 @@ class VolumeBackEnds:
     def target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
         """Open a channel to the target's control plane."""
         config = self._config
-        return self._identity.channel(config.target_address, config.target_node, "target")
+        return self._identity.channel(config.target_address, config.target_node, Role.TARGET)
 
     def target_stream(
         self,
@@ -209,7 +210,7 @@ class VolumeBackEnds:
         See `Identity.stream_channel`.
         """
         config = self._config
-        return self._identity.stream_channel(config.target_address, config.target_node, "target")
+        return self._identity.stream_channel(config.target_address, config.target_node, Role.TARGET)
 
     def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
         """Return the function that opens a volume as a device, if brokers keep its anchor."""
@@ -218,7 +219,7 @@ class VolumeBackEnds:
         return partial(self._open_device, uuid.UUID(descriptor.device_id))
 
     async def _open_device(self, device_id: uuid.UUID) -> VolumeDevice:
-        opened = await self._devices.open(device_id, anchor="broker", found=())
+        opened = await self._devices.open(device_id, anchor=AnchorKind.BROKER, found=())
         served = opened.served
         try:
             anchor = AuthenticAnchor(
@@ -228,7 +229,7 @@ class VolumeBackEnds:
                     advance=partial(self._devices.advance, served),
                 ),
                 device_id=device_id,
-                kind="broker",
+                kind=AnchorKind.BROKER,
                 secret=opened.secret,
             )
         finally:
@@ -271,7 +272,7 @@ class VolumeBackEnds:
         """Exchange keys with the target for one secure queue."""
         config, identity = self._config, self._identity
         async with identity.connection(
-            config.target_address, config.target_node, "target"
+            config.target_address, config.target_node, Role.TARGET
         ) as connection:
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),

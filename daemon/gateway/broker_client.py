@@ -14,12 +14,12 @@ from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.volume.descriptors import open_descriptor
 from sealane.errors import LeaseError, VerificationError
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 
 _CALL_SECONDS: Final = 10.0
 _PAGE_SIZE: Final = 1000
-_SECTOR_BYTES: Final = 4096
 
 
 class BrokerClient:
@@ -57,7 +57,7 @@ class BrokerClient:
         is_asked = (descriptor.mode, descriptor.third_party) == (mode, third_party)
         # An earlier call with this request id may have registered it, and others may have grown it
         # since.
-        if not is_asked or descriptor.sector_count * _SECTOR_BYTES < size_bytes:
+        if not is_asked or descriptor.sector_count * SECTOR_BYTES < size_bytes:
             raise _mismatch("the broker described a different volume from the one requested")
         return descriptor, answer
 

@@ -22,10 +22,10 @@ from sealane.daemon.gateway.supply import released_keys
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import EventLog
 from sealane.errors import Error
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
 
-SECTOR_BYTES: Final = 4096
 FILLINGS_MAX: Final = 4
 """Volumes that a gateway fills concurrently; further ones wait."""
 _STEP_SECTORS: Final = 1024

@@ -10,9 +10,9 @@ from sealane import _native
 from sealane.daemon.gateway.back_end import BackEnd, QueueName
 from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES
 from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.transport.nvme.volume_queue import ConnectedQueue, VolumeQueue
 
-BLOCK_BYTES: Final = 4096
 _DEPTH: Final = 8
 # Associations of hosts never have the number 0.
 _NAME: Final = QueueName(association_id=0, queue_id=1)
@@ -62,11 +62,11 @@ async def own_queue(
         )
         queue = VolumeQueue(
             _native.HostQueue(
-                connected.describe(block_bytes=BLOCK_BYTES),
+                connected.describe(block_bytes=SECTOR_BYTES),
                 io_bytes=FRONT_TRANSFER_BYTES,
                 timeout_seconds=command_seconds,
             ),
-            NamespaceIdentity(block_count=block_count, block_bytes=BLOCK_BYTES, metadata_bytes=0),
+            NamespaceIdentity(block_count=block_count, block_bytes=SECTOR_BYTES, metadata_bytes=0),
         )
     try:
         yield queue

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from sealane.crypto.roles import Role
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.gateway.attachments import AttachmentFiles
@@ -27,7 +28,7 @@ _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     """Start the role: restore attachments of an earlier process, then start the volume service."""
-    identity, trust = await context.enrolled.enrol("gateway")
+    identity, trust = await context.enrolled.enrol(Role.GATEWAY)
     traddr, trsvcid = split_address(config.listen)
     ledgers = os.environ.get(_LEDGER_VARIABLE)
     if ledgers:
@@ -65,8 +66,8 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     with listening("gateway.listen", config.listen):
         await gateway.start()
     context.stack.push_async_callback(gateway.stop)
-    context.addresses["gateway"] = join_address(*gateway.address)
-    context.count_faults("gateway", gateway.listener)
+    context.addresses[Role.GATEWAY] = join_address(*gateway.address)
+    context.count_faults(Role.GATEWAY, gateway.listener)
     await context.stack.enter_async_context(third_parties.running())
     # First, so that hosts see that the gateway is barred rather than that a queue was lost.
     identity.on_barred.append(service.bar)

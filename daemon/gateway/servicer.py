@@ -15,10 +15,10 @@ from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.runtime.calls import Context
 from sealane.daemon.volume.events import event_message
 from sealane.errors import Error, UsageError
-from sealane.protocol.kinds import Freshness, VolumeMode
+from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
-SECTOR_BYTES: Final = 4096
 _STORES_ASKED_MAX: Final = 16
 # docs/operate/third-party.md explains why the other claims don't hold there, and the limits of C4.
 _CLAIMS: Final = {
@@ -209,7 +209,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             state=volumes_pb2.Volume.AVAILABLE,
             mode=descriptor.mode or VolumeMode.REMOTE,
             freshness=_FRESHNESS.get(descriptor.mode, ""),
-            anchor=("broker" if is_anchored else "none") if is_local else "",
+            anchor=(AnchorKind.BROKER if is_anchored else AnchorKind.NONE) if is_local else "",
             key_epoch=descriptor.key_epoch,
             third_party=descriptor.third_party,
             claims=_ANCHORED_CLAIMS if is_anchored else claims,

@@ -3,7 +3,6 @@
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final
 
 from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.back_ends import CALL_SECONDS, VolumeBackEnds
@@ -11,9 +10,8 @@ from sealane.daemon.gateway.third_party import ThirdPartyVolume
 from sealane.daemon.volume.job_calls import change_job, start_job
 from sealane.daemon.volume.store_status import store_status
 from sealane.errors import UsageError
+from sealane.protocol.kinds import THIRD_PARTY, AnchorKind
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
-
-THIRD_PARTY: Final = "third party"
 
 
 class VolumeStores:
@@ -59,7 +57,7 @@ class VolumeStores:
             return store_status(
                 kind=THIRD_PARTY,
                 layout=store.layout,
-                anchor="broker" if descriptor.device_id else "none",
+                anchor=AnchorKind.BROKER if descriptor.device_id else AnchorKind.NONE,
                 statistics=store.statistics(),
                 jobs=store.jobs.list(),
             )

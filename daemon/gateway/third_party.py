@@ -28,7 +28,8 @@ from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.volume_subsystem import extended
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.kept_jobs import JOBS_SECONDS, VolumeJobs
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError, foreign_reason
+from sealane.protocol.kinds import StoreKind
 from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
@@ -253,7 +254,7 @@ class ThirdPartyStores:
         self._keep_alive_ms = keep_alive_ms
         self._sleep = sleep
         self.host_nqn = host_nqn
-        self.target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="memory")
+        self.target = Target(traddr="127.0.0.1", trsvcid=0, store_kind=StoreKind.MEMORY)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -497,7 +498,7 @@ def _store_error(name: str, error: OSError) -> Error:
     if isinstance(error, FileExistsError):
         return UsageError("third_party.occupied", f"{name!r}: {error}")
     if isinstance(error, _native.StoreRefusedError):
-        reason, text = error.args
+        reason, text = foreign_reason(error.args[0]), error.args[1]
         if reason != "anchor.unreachable":
             return VerificationError(reason, f"{name!r}: {text}")
         return UnavailableError(reason, f"{name!r}: {text}")

@@ -10,6 +10,7 @@ from typing import Final
 from sealane import _native
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.protocol.sector import METADATA_BYTES, SECTOR_BYTES
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import (
@@ -20,8 +21,6 @@ from sealane.transport.nvme.initiator import (
 )
 
 _QUEUE_ID: Final = 1
-_DATA_BYTES: Final = 4096
-_METADATA_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +131,11 @@ def check_format(party: ThirdParty, namespace: NamespaceIdentity) -> None:
     """Raise UsageError `third_party.format` if the namespace's format can't hold a volume."""
     found = (namespace.block_bytes, namespace.metadata_bytes)
     is_format = namespace.is_extended and namespace.protection_type == 0
-    if namespace.metadata_bytes and not (found == (_DATA_BYTES, _METADATA_BYTES) and is_format):
+    if namespace.metadata_bytes and not (found == (SECTOR_BYTES, METADATA_BYTES) and is_format):
         raise UsageError(
             "third_party.format",
             f"namespace {party.namespace_id} of {party.name!r} has {namespace.metadata_bytes} "
             f"bytes of metadata per block of {namespace.block_bytes}, extended "
             f"{namespace.is_extended}, protection type {namespace.protection_type}; allowed: "
-            f"{_METADATA_BYTES} per {_DATA_BYTES}, extended, none; or no metadata",
+            f"{METADATA_BYTES} per {SECTOR_BYTES}, extended, none; or no metadata",
         )

@@ -26,7 +26,7 @@ from sealane.daemon.config import AUTHORIZATION_SECONDS
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.errors import Error, UnavailableError, VerificationError, foreign_reason
 from sealane.protocol.v1 import trust_pb2
 from sealane.transport.tasks import TaskOwner
 
@@ -287,4 +287,4 @@ class Authorizations:
 
 
 def _refusal(peer: PeerIncarnation, reason: str) -> VerificationError:
-    return VerificationError(reason, f"the broker does not authorize {peer.name}")
+    return VerificationError(foreign_reason(reason), f"the broker does not authorize {peer.name}")

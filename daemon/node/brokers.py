@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import grpc
 
+from sealane.crypto.roles import Role
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.identity import POLICY_CHANGED, Identity
 from sealane.daemon.runtime.calls import ATTEST_AGAIN_KEY
@@ -50,7 +51,9 @@ class Brokers:
             which = (self._preferred + i) % len(self._brokers)
             broker = self._brokers[which]
             try:
-                async with self._identity.channel(broker.address, broker.node, "broker") as channel:
+                async with self._identity.channel(
+                    broker.address, broker.node, Role.BROKER
+                ) as channel:
                     made = call(channel)
                     answer = await made
                     await self._attest_if_due(made)

@@ -20,6 +20,7 @@ from sealane.crypto.evidence.cmw import (
     encode_collection,
     secondary_digests,
 )
+from sealane.crypto.roles import Role
 from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
 from sealane.daemon.node.channels import open_channel
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
@@ -91,12 +92,12 @@ class Enrolment:
 
     async def _attest(self, keys: Keys, broker: BrokerAddresses) -> Issued:
         driver = self._driver
-        audience = spiffe_id(broker.node, "broker")
+        audience = spiffe_id(broker.node, Role.BROKER)
         credentials = grpc.ssl_channel_credentials(
             self.anchor.public_bytes(serialization.Encoding.PEM)
         )
         async with open_channel(
-            broker.attestation_address, server_name(broker.node, "broker"), credentials
+            broker.attestation_address, server_name(broker.node, Role.BROKER), credentials
         ) as channel:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(

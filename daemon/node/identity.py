@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.crypto.roles import Role
 from sealane.daemon.node.call_proofs import CallProofs
 from sealane.daemon.node.channels import Channels, Connection, FindPeer, Own
 from sealane.daemon.node.server_certificates import CertificateFeed
@@ -301,8 +302,8 @@ class Identity:
         return self._own
 
     async def _find_peer(self, node: str, role: str) -> Sequence[x509.Certificate]:
-        # Certificates with the broker's role are all the broker's own.
-        return () if role == "broker" else await self.find_peer(node, role)
+        # All certificates with the broker's role are the broker's own.
+        return () if role == Role.BROKER else await self.find_peer(node, role)
 
     def _has_expired(self) -> bool:
         return self._own is not None and self._own.leaf.not_valid_after_utc <= utc_now()

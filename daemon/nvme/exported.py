@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from sealane.errors import ProtocolError
+from sealane.errors import ProtocolError, Reason
 from sealane.protocol.nvme.admin import AdminController
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect
@@ -17,7 +17,7 @@ from sealane.protocol.nvme.subsystem import ControllerResources, NoResources, Su
 class ConnectRefusedError(ProtocolError):
     """Refuses a Connect command with `status`; `result` is the offset of the field at fault."""
 
-    def __init__(self, reason: str, message: str, *, status: Status, result: int = 0) -> None:
+    def __init__(self, reason: Reason, message: str, *, status: Status, result: int = 0) -> None:
         super().__init__(reason, message)
         self.status = status
         self.result = result
@@ -56,7 +56,7 @@ class Association:
     """Set when the association is closed and no command of its queues can still run."""
     resets: int = 0
     """Controller resets: a queue whose connecting spans one must not start."""
-    end_reason: str = ""
+    end_reason: Reason | None = None
     """Reason id, if this side ended the association."""
 
 

@@ -29,7 +29,14 @@ from sealane.daemon.nvme.exported import (
 )
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import StorageEvent
-from sealane.errors import Error, ProtocolError, UnavailableError, UsageError, VerificationError
+from sealane.errors import (
+    Error,
+    ProtocolError,
+    Reason,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+)
 from sealane.protocol.nvme.admin import AdminController
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
@@ -37,6 +44,7 @@ from sealane.protocol.nvme.constants import (
     DISCOVERY_NQN,
     Status,
 )
+from sealane.reasons import ReasonId
 from sealane.transport.nvme.stream import PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
@@ -174,7 +182,7 @@ class Listener:
             association.exported.queue_closed(association.association_id, event.queue_id)
             ended.set()
 
-    def end_association(self, association_id: int, reason: str = "association.fenced") -> None:
+    def end_association(self, association_id: int, reason: ReasonId = "association.fenced") -> None:
         """Close an association; its own task drains its queues. `reason` is for the log."""
         for association in self.associations:
             mine = association.association_id == association_id
@@ -244,7 +252,7 @@ class Listener:
         task = self._tasks.start(self._serve(connection, source), name="nvme-connection")
         task.add_done_callback(lambda _: self._gone(connection, source))
 
-    def _limit_reached(self, source: str) -> str | None:
+    def _limit_reached(self, source: str) -> ReasonId | None:
         if self._sources.total() >= CONNECTIONS_MAX:
             return "connections.limit"
         if self._sources[source] >= CONNECTIONS_PER_SOURCE_MAX:
@@ -263,7 +271,7 @@ class Listener:
         """Log why an association ended; at level debug for discovery."""
         log = get_logger()
         say = log.debug if association.exported.subsystem.is_discovery else log.info
-        reason = association.end_reason or "listener.stopped"
+        reason: Reason = association.end_reason or "listener.stopped"
         if reason == "connection.lost" and association.admin.is_shut_down:
             reason = "controller.shut_down"
         say(
@@ -516,6 +524,6 @@ class Listener:
 def _as_refusal(error: Error | TimeoutError) -> ConnectRefusedError:
     if isinstance(error, ConnectRefusedError):
         return error
-    reason = error.reason if isinstance(error, Error) else "connect.timeout"
+    reason: Reason = error.reason if isinstance(error, Error) else "connect.timeout"
     detail = str(error.args[0]) if error.args else "preparing the queue took too long"
     return ConnectRefusedError(reason, detail, status=Status.CONNECT_BUSY)

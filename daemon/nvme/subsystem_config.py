@@ -6,12 +6,13 @@ from uuid import UUID, uuid5
 from pydantic import AfterValidator, Field, model_validator
 
 from sealane.daemon.runtime.config_types import AbsolutePath, Section
-from sealane.daemon.volume.store_kinds import STORE_KINDS, StoreName, only_with
+from sealane.daemon.volume.store_kinds import STORE_KINDS, only_with
 from sealane.errors import UsageError
+from sealane.protocol.kinds import StoreKind
 from sealane.protocol.nvme.constants import DISCOVERY_NQN, NAMESPACES_MAX
 from sealane.protocol.nvme.nqn import check_nqn
+from sealane.protocol.sector import SECTOR_BYTES
 
-BLOCK_BYTES: Final = 4096
 _HOSTS_MAX: Final = 256
 _SUBSYSTEMS_MAX: Final = 256
 _NAMES: Final = UUID("5f1c6f0e-6f1b-5c7e-9a55-0d8f3b1f7a42")  # for namespaces without a UUID
@@ -44,8 +45,8 @@ def _eui64(value: str) -> str:
 
 
 def _blocks(value: int) -> int:
-    if value % BLOCK_BYTES:
-        raise ValueError(f"a multiple of {BLOCK_BYTES}")
+    if value % SECTOR_BYTES:
+        raise ValueError(f"a multiple of {SECTOR_BYTES}")
     return value
 
 
@@ -87,8 +88,8 @@ class NamespaceConfig(Section):
     """A namespace: its store, identifiers, hosts, ANA state and limits."""
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
-    store: StoreName
-    size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
+    store: Annotated[StoreKind, Field(strict=False)]
+    size_bytes: Annotated[int, Field(ge=SECTOR_BYTES, le=1 << 50), AfterValidator(_blocks)]
     path: AbsolutePath | None = None
     drive: str | None = None
     in_place: bool = False
@@ -106,7 +107,7 @@ class NamespaceConfig(Section):
             raise ValueError(only_with("a path", lambda kind: kind.is_kept))
         if self.metadata_bytes == 0 and kind.needs_metadata:
             raise ValueError(f"metadata_bytes 64 with the store {self.store}")
-        if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
+        if self.metadata_bytes != 0 and (self.store == StoreKind.FILE or self.in_place):
             raise ValueError("no metadata_bytes with the store file or in_place")
         if (self.drive is not None) != kind.imitates_drive:
             raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
@@ -115,7 +116,7 @@ class NamespaceConfig(Section):
     @property
     def block_count(self) -> int:
         """Size in blocks."""
-        return self.size_bytes // BLOCK_BYTES
+        return self.size_bytes // SECTOR_BYTES
 
     def name(self, subsystem_nqn: str) -> UUID:
         """Return its UUID; if not configured, one derived from its subsystem's NQN and its nsid."""

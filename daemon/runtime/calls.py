@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sealane.crypto.attestation.ear import AttestationResult, verify_result
 from sealane.crypto.call_proof import request_digest
 from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
+from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.runtime.call_keys import CallKeys
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
@@ -33,13 +34,13 @@ from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 
-_GATEWAY: Final = frozenset({"gateway"})
-_TARGET: Final = frozenset({"target"})
-_STORAGE: Final = frozenset({"gateway", "target"})
-_NODES: Final = frozenset({"gateway", "target", "fabric"})
+_GATEWAY: Final = frozenset({Role.GATEWAY})
+_TARGET: Final = frozenset({Role.TARGET})
+_STORAGE: Final = frozenset({Role.GATEWAY, Role.TARGET})
+_NODES: Final = frozenset(NODE_ROLES)
 
 # Methods of the mutual-TLS servers without a row are refused.
-ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
+ALLOWED_ROLES: Final[Mapping[str, frozenset[Role]]] = {
     "/sealane.v1.Broker/RegisterVolume": _GATEWAY,
     "/sealane.v1.Broker/GetVolumeDescriptor": _STORAGE,
     "/sealane.v1.Broker/ListVolumeDescriptors": _STORAGE,
@@ -65,9 +66,9 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/WatchEvents": _GATEWAY,
     "/sealane.v1.Storage/StartJob": _GATEWAY,
     "/sealane.v1.Storage/ChangeJob": _GATEWAY,
-    "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
-    "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
-    "/sealane.v1.Trust/AuthorizePeers": frozenset({"gateway", "target", "fabric"}),
+    "/sealane.v1.SessionPeer/Establish": frozenset({Role.FABRIC}),
+    "/sealane.v1.Trust/GetPeer": frozenset({Role.GATEWAY, Role.FABRIC}),
+    "/sealane.v1.Trust/AuthorizePeers": _NODES,
     "/sealane.v1.CallKeys/GetCallKey": _NODES,
 }
 UNPROVED: Final = frozenset({"/sealane.v1.CallKeys/GetCallKey"})

@@ -5,6 +5,7 @@ The line names the file, the key, the value found and the values allowed.
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded
 from sealane.errors import UsageError
+from sealane.reasons import ReasonId
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -64,10 +66,11 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
         )
     if kind == "missing":
         return UsageError("config.missing", f"{source}: {key}: missing; it has no default")
+    reason: ReasonId = "config.value"
     if kind == "value_error":
-        allowed, reason = str(context["error"]), "config.value"
-    elif kind == "literal_error":
-        allowed, reason = str(context["expected"]), "config.value"
+        allowed = str(context["error"])
+    elif kind in {"enum", "literal_error"}:
+        allowed = _MEMBER.sub(r"\1", str(context["expected"]))
     elif kind in {"greater_than_equal", "less_than_equal"}:
         allowed, reason = _range_of(model, fault["loc"], context), "config.range"
     else:
@@ -75,6 +78,8 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
     return UsageError(reason, f"{source}: {key}: found {found}; allowed: {allowed}")
 
 
+_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
+"""A member of an enum, as pydantic says it."""
 _KINDS: Final = {
     "string_type": "a string",
     "int_type": "an integer",

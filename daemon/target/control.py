@@ -28,7 +28,7 @@ from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.kept_jobs import VolumeJobs
 from sealane.daemon.volume.store_status import opening_status, store_status
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
-from sealane.protocol.kinds import Freshness, VolumeMode
+from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2
 
@@ -45,7 +45,7 @@ class StorageService:
         *,
         node: str,
         store: str,
-        store_anchor: str = "none",
+        store_anchor: str = AnchorKind.NONE,
         anchor: x509.Certificate,
         kem: KemKey,
         authorizations: Authorizations,

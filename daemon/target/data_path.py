@@ -40,13 +40,25 @@ from sealane.daemon.volume.failures import ROLLED_BACK
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
 from sealane.daemon.volume.store_kinds import STORE_KINDS
-from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
+from sealane.errors import (
+    ProtocolError,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+    foreign_reason,
+)
+from sealane.protocol.kinds import StoreKind
 from sealane.protocol.nvme.connect import TICKET_BYTES
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
+from sealane.reasons import ReasonId
 
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
 STORE_FULL: Final = "store.full"
+_NO_STORE: Final[dict[Literal["create", "open"], ReasonId]] = {
+    "create": "store.create",
+    "open": "store.open",
+}
 
 
 def _missing_room(path: Path | None) -> str | None:
@@ -81,7 +93,7 @@ class Target(Provider):
         *,
         traddr: str,
         trsvcid: int,
-        store_kind: str,
+        store_kind: StoreKind,
         drive: str | None = None,
         namespaces: Sequence[Path] = (),
         directory: Path | None = None,
@@ -90,9 +102,13 @@ class Target(Provider):
     ) -> None:
         kind = STORE_KINDS[store_kind]
         if kind.is_kept != (directory is not None):
-            raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
+            raise UsageError(
+                "target.store", f"store {str(store_kind)!r} with directory {directory}"
+            )
         if kind.lies_on_namespaces != bool(namespaces):
-            raise UsageError("target.store", f"store {store_kind!r} with namespaces {namespaces}")
+            raise UsageError(
+                "target.store", f"store {str(store_kind)!r} with namespaces {namespaces}"
+            )
         ipaddress.ip_address(traddr)
         self._store_kind = store_kind
         self._drive = drive
@@ -240,7 +256,7 @@ class Target(Provider):
                 "volume.exists", f"{path} exists already; remove it or use another volume id"
             ) from error
         except _native.StoreRefusedError as error:
-            reason, text = error.args
+            reason, text = foreign_reason(error.args[0]), error.args[1]
             if reason == "anchor.unreachable":
                 raise UnavailableError(reason, f"{path}: {text}") from error
             raise VerificationError(reason, f"{path}: {text}") from error
@@ -252,7 +268,7 @@ class Target(Provider):
                     f"no space for volume {volume_id}: {missing}; target.thin = true creates "
                     "volumes without reserving space",
                 ) from error
-            raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
+            raise UnavailableError(_NO_STORE[exist], f"can't {exist} {path}: {error}") from error
 
     def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
         """Return pages and records processed by its opening, and expected."""

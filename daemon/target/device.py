@@ -30,6 +30,7 @@ from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.finding_reports import Report
 from sealane.daemon.volume.jobs import Job
 from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.kinds import AnchorKind
 
 ANCHORS_NAME: Final = "anchors"
 GIVEN_BACK_SECONDS: Final = 2.0
@@ -67,7 +68,7 @@ async def opened_device(
         )
 
         async def take_up(*, is_initial: bool) -> None:
-            is_believed = is_initial or config.anchor == "none"
+            is_believed = is_initial or config.anchor == AnchorKind.NONE
             await catalogue.adopt(device.anchors, is_believed=is_believed)
             if is_initial:
                 await client.confirm(device.served)
@@ -83,7 +84,7 @@ async def opened_device(
             await asyncio.to_thread(device.file.hold_again)
             async with contextlib.AsyncExitStack() as half:
                 half.callback(device.file.release)
-                found = await catalogue.states() if config.anchor == "broker" else []
+                found = await catalogue.states() if config.anchor == AnchorKind.BROKER else []
                 opened = await client.open(device.device_id, anchor=config.anchor, found=found)
                 half.callback(wipe, opened.secret)
                 anchor = await _anchor(
@@ -221,7 +222,7 @@ async def _open(
         file = await asyncio.to_thread(DeviceFile, directory)
         half.callback(file.release)
         catalogue = AnchoredCatalogue(Catalogue(directory), file=file)
-        found = await catalogue.states() if config.anchor == "broker" else []
+        found = await catalogue.states() if config.anchor == AnchorKind.BROKER else []
         opened = await _opened(
             client, file.device_id, config, found, timeout_seconds=timeout_seconds
         )
@@ -233,7 +234,7 @@ async def _open(
             file=file,
             secret=opened.secret,
             anchor=anchor,
-            anchor_seconds=config.anchor_seconds if config.anchor == "tpm2" else 0,
+            anchor_seconds=config.anchor_seconds if config.anchor == AnchorKind.TPM2 else 0,
             is_believed=opened.is_initial,
         )
         half.pop_all()
@@ -276,7 +277,7 @@ async def _anchor(
 ) -> Anchor:
     """Open the configured anchor, whose records are authenticated under the device's secret."""
     anchor = await _kept(opened, config, state=state, client=client, stack=stack, tcti=tcti)
-    if config.anchor == "none":
+    if config.anchor == AnchorKind.NONE:
         return anchor
     try:
         return AuthenticAnchor(
@@ -297,11 +298,11 @@ async def _kept(
     tcti: str,
 ) -> Anchor:
     """Open the configured anchor's storage; create it for a new device."""
-    if config.anchor == "broker":
+    if config.anchor == AnchorKind.BROKER:
         return BrokerAnchor(
             opened.records, floor=opened.floor, advance=partial(client.advance, opened.served)
         )
-    if config.anchor == "none":
+    if config.anchor == AnchorKind.NONE:
         get_logger().warning(
             "development_device",
             message="no anchor: anybody who can restore an old copy of the target's directory can "
@@ -314,7 +315,7 @@ async def _kept(
     path = directory / str(device_id)
     if opened.is_initial:
         path.unlink(missing_ok=True)
-    if config.anchor == "file":
+    if config.anchor == AnchorKind.FILE:
         make = FileAnchor.initialise if opened.is_initial else FileAnchor.open
         return await asyncio.to_thread(make, path, device_id=device_id)
     tpm = await asyncio.to_thread(open_tpm, tcti)

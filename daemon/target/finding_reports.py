@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.volume.jobs import Job, JobKind
+from sealane.daemon.volume.jobs import Job
 from sealane.errors import Error, UnavailableError
+from sealane.protocol.kinds import JobKind
 
 Report: TypeAlias = Callable[[uuid.UUID, Job], Awaitable[None]]
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sealane.crypto.roles import Role
 from sealane.daemon.config import Config, TargetConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.node.role_context import RoleContext
@@ -18,12 +19,13 @@ from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.volume.store_kinds import STORE_KINDS
+from sealane.protocol.kinds import AnchorKind
 from sealane.protocol.v1 import storage_pb2_grpc, subsystems_pb2_grpc
 
 
 async def start_target(config: TargetConfig, context: RoleContext) -> None:
     """Start the role: the device, its volumes, plain subsystems and the control server."""
-    identity, trust = await context.enrolled.enrol("target")
+    identity, trust = await context.enrolled.enrol(Role.TARGET)
     traddr, trsvcid = split_address(config.listen)
     directory, device, catalogue, reopen = None, None, None, None
     if STORE_KINDS[config.store].is_kept:
@@ -53,7 +55,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     with listening("target.listen", config.listen):
         await target.start()
     context.stack.push_async_callback(target.stop)
-    context.addresses["target"] = join_address(*target.address)
+    context.addresses[Role.TARGET] = join_address(*target.address)
     await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,
@@ -66,7 +68,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         target,
         node=context.config.node.name,
         store=config.store,
-        store_anchor="none" if device is None else config.anchor,
+        store_anchor=AnchorKind.NONE if device is None else config.anchor,
         anchor=identity.anchor,
         kem=identity.keys.kem,
         authorizations=authorizations,
@@ -112,7 +114,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
 
 async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
     """Serve plain subsystems at the target's listener, and discovery if configured."""
-    context.count_faults("target", target.listener)
+    context.count_faults(Role.TARGET, target.listener)
     discovery = []
     if config.discovery_listen is not None:
         traddr, trsvcid = split_address(config.discovery_listen)

@@ -13,6 +13,7 @@ from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import JOBS_SECONDS
 from sealane.errors import Error
+from sealane.protocol.kinds import JobKind, JobState
 
 
 def due_volume(
@@ -23,7 +24,7 @@ def due_volume(
     `scrubs` has each volume's last scrub, or None. A cancelled scrub counts, too, so that no other
     one starts right after it. A paused scrub stays paused.
     """
-    if any(job is not None and job.state == "running" for job in scrubs.values()):
+    if any(job is not None and job.state == JobState.RUNNING for job in scrubs.values()):
         return None
     oldest = dt.datetime.min.replace(tzinfo=dt.UTC)
     ended = {
@@ -57,7 +58,9 @@ async def keep_jobs(
 
 async def _scrub_due(target: Target, volume_ids: Sequence[uuid.UUID], config: ScrubConfig) -> None:
     scrubs = {
-        volume_id: next((job for job in target.jobs(volume_id).list() if job.kind == "scrub"), None)
+        volume_id: next(
+            (job for job in target.jobs(volume_id).list() if job.kind == JobKind.SCRUB), None
+        )
         for volume_id in volume_ids
         if target.layout(volume_id)
     }
@@ -66,7 +69,7 @@ async def _scrub_due(target: Target, volume_ids: Sequence[uuid.UUID], config: Sc
     if volume_id is None:
         return
     try:
-        await target.jobs(volume_id).start("scrub", bytes_per_second=config.bytes_per_second)
+        await target.jobs(volume_id).start(JobKind.SCRUB, bytes_per_second=config.bytes_per_second)
     except Error as error:
         get_logger().warning(
             "scrub_not_started", volume_id=str(volume_id), reason=error.reason, detail=str(error)

@@ -23,7 +23,7 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError, foreign_reason
 from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
@@ -33,11 +33,11 @@ from sealane.protocol.nvme.constants import (
 )
 from sealane.protocol.nvme.nqn import volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
+from sealane.protocol.sector import METADATA_BYTES
 
 GATEWAYS_MAX = 128
 """Largest number of gateways of one volume whose association epochs are kept."""
 _EPOCH_OF_FORGOTTEN = 1 << 64
-_METADATA_BYTES = 64
 _NAMESPACE_ID = 1
 
 
@@ -376,7 +376,7 @@ def sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsyst
         volume_id=volume_id,
         serial=volume_id.hex[:20],
         block_count=native.block_count,
-        metadata_bytes=_METADATA_BYTES,
+        metadata_bytes=METADATA_BYTES,
         transfer_max=SECURE_TRANSFER_BYTES,
     )
 
@@ -392,7 +392,7 @@ async def extended(native: _native.Namespace, sector_count: int) -> None:
     except ValueError as error:
         raise UsageError("volume.resize.refused", str(error)) from error
     except _native.StoreRefusedError as error:
-        reason, text = error.args
+        reason, text = foreign_reason(error.args[0]), error.args[1]
         if reason == "anchor.unreachable":
             raise UnavailableError(reason, text) from error
         raise VerificationError(reason, text) from error

@@ -1,19 +1,14 @@
 """Background jobs of a volume, which survive restarts of its store."""
 
 import datetime as dt
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from sealane.errors import UsageError
+from sealane.protocol.kinds import JobKind, JobOrder, JobState
 from sealane.protocol.v1 import storage_pb2
 
-JobKind = Literal["scrub", "refresh"]
-JobOrder = Literal["pause", "resume", "cancel"]
-JobState = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
-
-KINDS: Final[tuple[JobKind, ...]] = ("scrub", "refresh")
-ORDERS: Final[tuple[JobOrder, ...]] = ("pause", "resume", "cancel")
 RATE_MAX: Final = 1 << 40
 FINDINGS_MAX: Final = 64
 REASONS_MAX: Final = 16
@@ -46,8 +41,8 @@ class Finding(_Record):
 class Job(_Record):
     """The progress of a job; `position` and counts are in sectors, rates in bytes per second."""
 
-    kind: JobKind
-    state: JobState
+    kind: Annotated[JobKind, Field(strict=False)]
+    state: Annotated[JobState, Field(strict=False)]
     detail: _Text = ""
     position: _Count = 0
     sector_count: _Count = 0
@@ -71,7 +66,7 @@ class Job(_Record):
     @property
     def is_over(self) -> bool:
         """True if the job has ended."""
-        return self.state not in {"running", "paused"}
+        return self.state not in {JobState.RUNNING, JobState.PAUSED}
 
 
 def clipped(text: str) -> str:
@@ -81,20 +76,24 @@ def clipped(text: str) -> str:
 
 def job_kind(text: str) -> JobKind:
     """Return the kind of that name; UsageError `volume.job.kind`."""
-    for kind in KINDS:
-        if text == kind:
-            return kind
-    raise UsageError("volume.job.kind", f"job {text[:80]!r}; allowed: scrub, refresh")
+    try:
+        return JobKind(text)
+    except ValueError:
+        raise UsageError(
+            "volume.job.kind", f"job {text[:80]!r}; allowed: {', '.join(JobKind)}"
+        ) from None
 
 
 def job_order(text: str) -> JobOrder | None:
     """Return the order of that name, None for none; UsageError `volume.job.order`."""
-    for order in ORDERS:
-        if text == order:
-            return order
-    if text:
-        raise UsageError("volume.job.order", f"order {text[:80]!r}; allowed: pause, resume, cancel")
-    return None
+    if not text:
+        return None
+    try:
+        return JobOrder(text)
+    except ValueError:
+        raise UsageError(
+            "volume.job.order", f"order {text[:80]!r}; allowed: {', '.join(JobOrder)}"
+        ) from None
 
 
 def job_rate(bytes_per_second: int) -> int:

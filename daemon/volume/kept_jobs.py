@@ -18,8 +18,9 @@ from sealane import _native
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import read_bounded, write_durably
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.volume.jobs import FINDINGS_MAX, Finding, Job, JobKind, JobOrder, clipped
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.daemon.volume.jobs import FINDINGS_MAX, Finding, Job, clipped
+from sealane.errors import Error, UnavailableError, UsageError, foreign_reason
+from sealane.protocol.kinds import JobKind, JobOrder, JobState
 
 JOBS_SECONDS: Final = 1.0
 """Interval at which jobs are observed."""
@@ -63,11 +64,11 @@ class VolumeJobs:
         """Resume unfinished jobs on a store that was just opened."""
         self._native = native
         for kind, job in self._kept.items():
-            if job.state not in {"running", "paused", "failed"}:
+            if job.state not in {JobState.RUNNING, JobState.PAUSED, JobState.FAILED}:
                 continue
             resumed = job.model_copy(
                 update={
-                    "state": "paused" if job.state == "paused" else "running",
+                    "state": JobState.PAUSED if job.state == JobState.PAUSED else JobState.RUNNING,
                     "detail": "",
                     "ended": None,
                     "interruptions": job.interruptions + 1,
@@ -78,7 +79,7 @@ class VolumeJobs:
                 self._begin(native, resumed)
             except Error as error:
                 self._kept[kind] = job.model_copy(
-                    update={"state": "interrupted", "detail": clipped(str(error))}
+                    update={"state": JobState.INTERRUPTED, "detail": clipped(str(error))}
                 )
 
     async def start(self, kind: JobKind, *, bytes_per_second: int) -> Job:
@@ -87,7 +88,9 @@ class VolumeJobs:
         UsageError `volume.job.running`, `volume.job.unsupported`; UnavailableError `store.failed`,
         `volume.job.closed`.
         """
-        job = Job(kind=kind, state="running", bytes_per_second=bytes_per_second, started=utc_now())
+        job = Job(
+            kind=kind, state=JobState.RUNNING, bytes_per_second=bytes_per_second, started=utc_now()
+        )
         self._begin(self._opened(), job)
         await self._save()
         return self._job(kind)
@@ -137,7 +140,7 @@ class VolumeJobs:
         await asyncio.to_thread(native.end_jobs)
         for kind, was in before.items():
             job = self._job(kind)
-            if job.state == "interrupted":
+            if job.state == JobState.INTERRUPTED:
                 job = job.model_copy(update={"state": was.state})
             self._settle(kind, job)
         self._running.clear()
@@ -150,7 +153,7 @@ class VolumeJobs:
         figures: dict[str, int] = {}
         for job in self.list():
             figures |= {
-                f"{job.kind}_running": int(job.state == "running"),
+                f"{job.kind}_running": int(job.state == JobState.RUNNING),
                 f"{job.kind}_position": job.position,
                 f"{job.kind}_checked": job.checked,
                 f"{job.kind}_found": job.found,
@@ -166,7 +169,7 @@ class VolumeJobs:
                 job.kind,
                 position=job.position,
                 bytes_per_second=job.bytes_per_second,
-                paused=job.state == "paused",
+                paused=job.state == JobState.PAUSED,
             )
         self._kept[job.kind] = job
         self._running.add(job.kind)
@@ -219,7 +222,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except _native.JobRefusedError as error:
-        reason, text = error.args
+        reason, text = foreign_reason(error.args[0]), error.args[1]
         if reason == "store.failed":
             raise UnavailableError(reason, text) from error
         raise UsageError(reason, text) from error
@@ -233,7 +236,7 @@ def _added(job: Job, done: "_native.JobStatus") -> Job:
     ]
     return job.model_copy(
         update={
-            "state": done["state"],
+            "state": JobState(done["state"]),
             "detail": clipped(done["detail"]),
             "position": done["position"],
             "sector_count": done["total"],

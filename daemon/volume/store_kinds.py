@@ -6,9 +6,9 @@ The engine's half of a kind is a `BlockStore` (`native/engine/src/storage/stores
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import AfterValidator
+from sealane.protocol.kinds import StoreKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,12 @@ class StoreTraits:
         return self.is_kept and (freshness or self.needs_secret_in_mode_off)
 
 
-STORE_KINDS: Final[Mapping[str, StoreTraits]] = {
-    "emulated": StoreTraits(imitates_drive=True),
-    "file": StoreTraits(is_kept=True, needs_secret_in_mode_off=True),
-    "inline": StoreTraits(is_kept=True, needs_metadata=True),
-    "memory": StoreTraits(),
-    "nvme": StoreTraits(is_kept=True, lies_on_namespaces=True),
+STORE_KINDS: Final[Mapping[StoreKind, StoreTraits]] = {
+    StoreKind.EMULATED: StoreTraits(imitates_drive=True),
+    StoreKind.FILE: StoreTraits(is_kept=True, needs_secret_in_mode_off=True),
+    StoreKind.INLINE: StoreTraits(is_kept=True, needs_metadata=True),
+    StoreKind.MEMORY: StoreTraits(),
+    StoreKind.NVME: StoreTraits(is_kept=True, lies_on_namespaces=True),
 }
 
 
@@ -45,14 +45,3 @@ def only_with(what: str, has: Callable[[StoreTraits], bool]) -> str:
     names = [name for name, kind in STORE_KINDS.items() if has(kind)]
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return f"{what} with the store{'s' if len(names) > 1 else ''} {listed}, none with the others"
-
-
-def _known(name: str) -> str:
-    if name not in STORE_KINDS:
-        *others, last = map(repr, STORE_KINDS)
-        raise ValueError(f"{', '.join(others)} or {last}")
-    return name
-
-
-StoreName = Annotated[str, AfterValidator(_known)]
-"""The name of a kind, in a configuration."""

@@ -1,12 +1,12 @@
 """The status of a volume's store, for operators."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 from sealane.daemon.volume.jobs import Job, job_message
+from sealane.protocol.kinds import JobKind, JobState, StoreHealth
 from sealane.protocol.v1 import storage_pb2
 
-Health = Literal["good", "unknown", "damaged", "failed", "opening"]
 _FIGURES: Final = {
     "anchor_number": "anchor_number",
     "anchor_age_ms": "anchor_age_ms",
@@ -50,16 +50,17 @@ def store_status(
 def opening_status(kind: str, *, done: int, expected: int) -> storage_pb2.StoreStatus:
     """Return the status of a store being opened: pages and records processed, and expected."""
     return storage_pb2.StoreStatus(
-        kind=kind, health="opening", opening_done=done, opening_expected=expected
+        kind=kind, health=StoreHealth.OPENING, opening_done=done, opening_expected=expected
     )
 
 
-def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> Health:
+def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> StoreHealth:
     if statistics.get("failed"):
-        return "failed"
-    scrub = next((job for job in jobs if job.kind == "scrub"), None)
+        return StoreHealth.FAILED
+    scrub = next((job for job in jobs if job.kind == JobKind.SCRUB), None)
     if statistics.get("orphaned_sets") or any(job.found > job.repaired for job in jobs):
         # Faults found by reads only fail those reads. A later scrub that doesn't find a fault shows
         # that the sector was rewritten since.
-        return "damaged"
-    return "good" if scrub is not None and scrub.state == "finished" else "unknown"
+        return StoreHealth.DAMAGED
+    is_whole = scrub is not None and scrub.state == JobState.FINISHED
+    return StoreHealth.GOOD if is_whole else StoreHealth.UNKNOWN

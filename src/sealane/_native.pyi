@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Literal, Self, TypeAlias, TypedDict, final
+from typing import Any, Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
+
+from sealane.protocol.kinds import JobKind, JobOrder, StoreKind
 
 __version__: str
 
@@ -550,7 +552,7 @@ class Namespace:
     def __new__(
         cls,
         *,
-        store: str,
+        store: StoreKind,
         block_count: int,
         sealed: bool,
         path: str | os.PathLike[str] | None = None,
@@ -677,10 +679,6 @@ class StoreOpening:
     # Pages and records processed, and the total as far as it is known.
     def progress(self) -> tuple[int, int]: ...
 
-JobKind: TypeAlias = Literal["scrub", "refresh"]
-JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]
-JobState: TypeAlias = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
-
 class JobRefusedError(Exception):
     """A background job was refused. Arguments: (reason id, text)."""
 
@@ -693,8 +691,8 @@ class JobStatus(TypedDict):
     `yields`: times it paused because host commands took long.
     """
 
-    kind: JobKind
-    state: JobState
+    kind: str
+    state: str
     detail: str
     position: int
     total: int

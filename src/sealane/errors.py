@@ -4,7 +4,31 @@ An error names the thing, what was found and what is allowed, and carries a stab
 (`noun.noun.fault`) that logs, metrics and gRPC status details share. It never holds a secret.
 """
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final, NewType
+
+from sealane.reasons import ReasonId
+
+ForeignReason = NewType("ForeignReason", str)
+"""A reason id that another process, a peer or the engine gave; only `foreign_reason` makes one."""
+Reason = ReasonId | ForeignReason
+
+_FORM: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
+
+
+def is_reason(text: str) -> bool:
+    """Return whether `text` has the form of a reason id."""
+    return _FORM.fullmatch(text) is not None
+
+
+def foreign_reason(text: str) -> Reason:
+    """Return `text` as the reason of an error; `peer.reason.malformed` if it can't be one.
+
+    Reasons become labels of metrics: a peer must not invent what doesn't look like one.
+    """
+    if is_reason(text):
+        return ForeignReason(text)
+    return "peer.reason.malformed"
 
 
 class Error(Exception):
@@ -15,9 +39,9 @@ class Error(Exception):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason: Reason = reason
 
     def __str__(self) -> str:
         return f"{self.args[0]} [{self.reason}]"
@@ -38,7 +62,7 @@ class VerificationError(Error):
 class SectorVerificationError(VerificationError):
     """A volume's sector is not what was written last. `lba` is its address (4096-byte sectors)."""
 
-    def __init__(self, reason: str, message: str, *, lba: int) -> None:
+    def __init__(self, reason: Reason, message: str, *, lba: int) -> None:
         super().__init__(reason, message)
         self.lba = lba
 

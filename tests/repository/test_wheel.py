@@ -22,7 +22,7 @@ def sources() -> set[str]:
                 and "__pycache__" not in path.parts
             ):
                 names.add(f"sealane/{path.relative_to(ROOT)}")
-    for name in ("__init__.py", "errors.py", "py.typed", "_native.pyi"):
+    for name in ("__init__.py", "errors.py", "reasons.py", "py.typed", "_native.pyi"):
         names.add(f"sealane/{name}")
     return names
 

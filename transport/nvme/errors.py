@@ -1,7 +1,7 @@
 """Errors that a controller returns."""
 
 from sealane import _native
-from sealane.errors import Error
+from sealane.errors import Error, foreign_reason
 
 _VERIFICATION_STATUSES = {0x282, 0x283, 0x284}
 
@@ -18,7 +18,7 @@ class NvmeStatusError(Error):
     def __init__(self, status: int, *, lba: int | None = None, is_final: bool = True) -> None:
         name = _native.status_name(status) or "unknown status"
         place = "" if lba is None else f" at LBA {lba}"
-        super().__init__(f"nvme.status.{status:03x}", f"{name}{place}")
+        super().__init__(foreign_reason(f"nvme.status.{status:03x}"), f"{name}{place}")
         self.status = status
         self.lba = lba
         self.is_final = is_final

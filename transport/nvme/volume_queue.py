@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ParamSpec
 
 from sealane import _native
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, foreign_reason
 from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, NAMESPACE_ID
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.errors import NvmeStatusError
@@ -176,7 +176,7 @@ def _translated(error: BaseException) -> BaseException:
     if isinstance(error, _native.StatusError):
         return NvmeStatusError(error.args[0], lba=error.args[1], is_final=error.args[3])
     if isinstance(error, _native.QueueError):
-        return UnavailableError(error.args[0], error.args[1])
+        return UnavailableError(foreign_reason(error.args[0]), error.args[1])
     return error
 
 

@@ -9,16 +9,17 @@ make no record, and can restore an older one only under its own number, which is
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_anchor_key
-from sealane.daemon.config import AnchorKind
 from sealane.daemon.device.anchors.anchor import Anchor, Anchored, Change
 from sealane.errors import VerificationError
+from sealane.protocol.kinds import AnchorKind
 
-FORGED = "anchor.forged"
+FORGED: Final = "anchor.forged"
 _LABEL = "sealane anchor record v1"
 
 

@@ -24,6 +24,7 @@ from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE
 from sealane.daemon.config import SecondaryEvidenceConfig
 from sealane.daemon.node.evidence.driver import SecondarySource
 from sealane.errors import UnavailableError
+from sealane.reasons import ReasonId
 
 OUTPUT_BYTES_MAX: Final = 128 << 10
 """Twice the size of the largest report, which base64 makes a third larger, plus its
@@ -49,7 +50,9 @@ class CommandSource:
             async with asyncio.timeout(self._seconds):
                 output = await self._run(nonce.hex())
         except TimeoutError as error:
-            raise self._error("timeout", f"no answer within {self._seconds} s") from error
+            raise self._error(
+                "evidence.secondary.timeout", f"no answer within {self._seconds} s"
+            ) from error
         return Item(NVIDIA_EVIDENCE, self._parse(output))
 
     async def _run(self, argument: str) -> bytes:
@@ -64,7 +67,7 @@ class CommandSource:
                 start_new_session=True,
             )
         except OSError as error:
-            raise self._error("failed", str(error.strerror)) from error
+            raise self._error("evidence.secondary.failed", str(error.strerror)) from error
         try:
             output, complaint = await asyncio.gather(
                 self._read(cast("asyncio.StreamReader", process.stdout), OUTPUT_BYTES_MAX),
@@ -78,9 +81,9 @@ class CommandSource:
             await process.wait()
         if status != 0:
             text = complaint[:_COMPLAINT_BYTES_MAX].decode("ascii", "replace").strip()
-            raise self._error("failed", f"status {status}: {text}")
+            raise self._error("evidence.secondary.failed", f"status {status}: {text}")
         if len(output) > OUTPUT_BYTES_MAX:
-            raise self._error("size", f"more than {OUTPUT_BYTES_MAX} bytes")
+            raise self._error("evidence.secondary.size", f"more than {OUTPUT_BYTES_MAX} bytes")
         return output
 
     @staticmethod
@@ -107,12 +110,13 @@ class CommandSource:
             binascii.Error,
         ) as error:
             raise self._error(
-                "malformed", "not a JSON object with report (base64) and certificates (PEM)"
+                "evidence.secondary.malformed",
+                "not a JSON object with report (base64) and certificates (PEM)",
             ) from error
 
-    def _error(self, fault: str, message: str) -> UnavailableError:
+    def _error(self, reason: ReasonId, message: str) -> UnavailableError:
         return UnavailableError(
-            f"evidence.secondary.{fault}",
+            reason,
             f"enrolment.secondary {self.label}, {self._command[0]}: {message}",
         )
 

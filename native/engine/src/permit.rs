@@ -19,7 +19,7 @@ pub const STALE: &str = "authorization.stale";
 pub const LOST: &str = "authorization.lost";
 
 /// Reason ids of refusals that are reported unchanged.
-const REASONS: [&str; 10] = [
+const REASONS: [&str; 9] = [
     "node.revoked",
     "node.superseded",
     "node.expired",
@@ -28,7 +28,6 @@ const REASONS: [&str; 10] = [
     "device.fenced",
     "device.owner.refused",
     "device.forgotten",
-    "device.anchor.failed",
     "volume.not_found",
 ];
 

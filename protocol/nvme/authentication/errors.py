@@ -1,8 +1,10 @@
 """Authentication failures: the codes in AUTH_Failure, and the error for logs."""
 
 from enum import IntEnum
+from typing import Final
 
 from sealane.errors import VerificationError
+from sealane.reasons import ReasonId
 
 
 class Explanation(IntEnum):
@@ -17,7 +19,7 @@ class Explanation(IntEnum):
     INCORRECT_MESSAGE = 0x07
 
 
-_REASONS = {
+_REASONS: Final[dict[Explanation, ReasonId]] = {
     Explanation.FAILED: "authentication.failed",
     Explanation.PROTOCOL_NOT_USABLE: "authentication.protocol",
     Explanation.CONCATENATION_MISMATCH: "authentication.concatenation",
@@ -26,14 +28,14 @@ _REASONS = {
     Explanation.INCORRECT_PAYLOAD: "authentication.payload",
     Explanation.INCORRECT_MESSAGE: "authentication.message",
 }
-REFUSED_BY_PEER = "authentication.refused"
+REFUSED_BY_PEER: Final = "authentication.refused"
 
 
 class AuthenticationError(VerificationError):
     """An authentication failed; `explanation` is what the peer is sent, or has sent."""
 
     def __init__(
-        self, explanation: Explanation, message: str, *, reason: str | None = None
+        self, explanation: Explanation, message: str, *, reason: ReasonId | None = None
     ) -> None:
         super().__init__(reason or _REASONS[explanation], message)
         self.explanation = explanation

@@ -259,7 +259,7 @@ def test_a_list_that_the_issuer_did_not_sign_is_refused(genoa: Amd) -> None:
 def test_a_list_is_of_the_issuer_it_names(genoa: Amd) -> None:
     renamed = root("ARK-Other", genoa.ark.key)
     with pytest.raises(VerificationError, match="is not signed by"):
-        verify_revocation_list(genoa.ark.revoke(), issuer=renamed.certificate, kind="collateral")
+        verify_revocation_list(genoa.ark.revoke(), issuer=renamed.certificate)
 
 
 def test_the_newest_of_several_counts(vendor: Intel) -> None:

@@ -37,17 +37,25 @@ pub(super) fn close_code(reason: &str, is_draining: bool) -> CloseReason {
 
 /// The reason id for a close reason of the session machine.
 pub(super) fn reason_of(reason: CloseReason, by_peer: bool) -> String {
-    let name = match reason {
-        CloseReason::Requested => "requested",
-        CloseReason::IdleTimeout => "idle_timeout",
-        CloseReason::PacketLimit => "packet_limit",
-        CloseReason::ForgeryLimit => "forgery_limit",
-        CloseReason::Revoked => "revoked",
-        CloseReason::PathOverloaded => "path_overloaded",
-        CloseReason::PathMtu => "path_mtu",
-        CloseReason::Draining => "draining",
-        CloseReason::Barred => "barred",
-        CloseReason::Other(_) => "unknown",
+    let (here, there) = match reason {
+        CloseReason::Requested => ("session.closed.requested", "session.peer_closed.requested"),
+        CloseReason::IdleTimeout => {
+            ("session.closed.idle_timeout", "session.peer_closed.idle_timeout")
+        }
+        CloseReason::PacketLimit => {
+            ("session.closed.packet_limit", "session.peer_closed.packet_limit")
+        }
+        CloseReason::ForgeryLimit => {
+            ("session.closed.forgery_limit", "session.peer_closed.forgery_limit")
+        }
+        CloseReason::Revoked => ("session.closed.revoked", "session.peer_closed.revoked"),
+        CloseReason::PathOverloaded => {
+            ("session.closed.path_overloaded", "session.peer_closed.path_overloaded")
+        }
+        CloseReason::PathMtu => ("session.closed.path_mtu", "session.peer_closed.path_mtu"),
+        CloseReason::Draining => ("session.closed.draining", "session.peer_closed.draining"),
+        CloseReason::Barred => (REASON_BARRED, "session.peer_closed.barred"),
+        CloseReason::Other(_) => ("session.closed.unknown", "session.peer_closed.unknown"),
     };
-    format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })
+    String::from(if by_peer { there } else { here })
 }
