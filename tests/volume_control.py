@@ -45,8 +45,9 @@ from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK
-from sealane.daemon.volume.jobs import Job, JobKind, JobOrder
+from sealane.daemon.volume.jobs import Job
 from sealane.errors import Error, UsageError, VerificationError
+from sealane.protocol.kinds import JobKind, JobOrder, JobState
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.v1 import (
     broker_pb2_grpc,
@@ -86,7 +87,7 @@ class RecordedJobs:
     ) -> Job:
         job = self.known[kind]
         if order == "pause":
-            job = job.model_copy(update={"state": "paused"})
+            job = job.model_copy(update={"state": JobState.PAUSED})
         if bytes_per_second is not None:
             job = job.model_copy(update={"bytes_per_second": bytes_per_second})
         self.known[kind] = job

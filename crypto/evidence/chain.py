@@ -278,7 +278,10 @@ def check_current(
 
 
 def parse_revocation_list(encoded: bytes) -> x509.CertificateRevocationList:
-    """Parse a revocation list in DER; VerificationError `attestation.collateral.revocation_list`."""
+    """Parse a revocation list in DER.
+
+    VerificationError `attestation.collateral.revocation_list`.
+    """
     try:
         revocation_list = x509.load_der_x509_crl(encoded)
         _ = revocation_list.extensions, revocation_list.issuer

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from device.memory_anchor import MemoryAnchor
-from sealane.daemon.config import AnchorKind
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.daemon.device.anchors.authentic import AuthenticAnchor
 from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.errors import VerificationError
+from sealane.protocol.kinds import AnchorKind
 
 DEVICE = UUID(int=7)
 SECRET = bytes(range(32))

@@ -19,10 +19,11 @@ from sealane.daemon.runtime.files import RESERVE_NAME
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.openings import Openings
 from sealane.daemon.target.scrub_schedule import due_volume, keep_jobs
-from sealane.daemon.volume.jobs import Job, JobKind
+from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
 from sealane.daemon.volume.store_status import store_status
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.kinds import JobKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.tasks import TaskOwner
 from target.pair import World, make_world

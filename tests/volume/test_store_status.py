@@ -4,8 +4,9 @@ import datetime as dt
 
 import pytest
 
-from sealane.daemon.volume.jobs import Job, JobKind, JobState
+from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.store_status import store_status
+from sealane.protocol.kinds import JobKind, JobState
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 
