@@ -117,7 +117,7 @@ fn store_pages(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::Resu
     let superblock = Superblock { uuid: [1; 16], seed: [7; 32], geometry };
     // Epoch, number and key are those that the target parses with.
     fn log<F: LeafFormat>(keys: &StoreKeys, entry: F::Entry) -> Page {
-        let entry = Record::Entry { lba: 5, entry };
+        let entry = Record::written(5, entry);
         let records = vec![entry, Record::Void { lba: 7, blocks: 9 }];
         let (flushed, sequence, previous) = (1, 8, [4; 16]);
         let page = LogPage { epoch: 1, number: 2, flushed, sequence, previous, records };
@@ -173,8 +173,8 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
         put("session_packet", name.into(), &bytes)?;
     }
     let (mut lengths, mut runs) = (Vec::new(), Vec::new());
-    [5000, 1 << 39].map(|length| push_credit_length(&mut lengths, length));
-    [(3, 2), (9, 1)].map(|run| push_lost_run(&mut runs, run));
+    [5000, 1 << 39].into_iter().for_each(|length| push_credit_length(&mut lengths, length));
+    [(3, 2), (9, 1)].into_iter().for_each(|run| push_lost_run(&mut runs, run));
     let (path, message, reason) = (PathId(1), 3, AbortReason::Cancelled);
     let losses = LossCounts { lost: 4, runs: 2, found: 1, duplicates: 1 };
     let counts = PathCounts { received: 9, ect0: 8, ect1: 0, ce: 1 };
