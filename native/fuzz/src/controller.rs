@@ -237,8 +237,14 @@ impl Run {
         };
         let command = self.handed_out.swap_remove(index);
         match (choice >> 3, command.operation) {
-            (0..16, Operation::Read | Operation::FlushMilestone | Operation::Outcomes { .. }) => {
-                // A milestone or a list of outcomes has its own block.
+            (
+                0..16,
+                Operation::Read
+                | Operation::FlushMilestone
+                | Operation::Outcomes { .. }
+                | Operation::Openings,
+            ) => {
+                // A milestone, or a list, comes in a block of its own.
                 let bytes = command.blocks.max(1) as usize * block_bytes(self.key.is_some());
                 let data = self.queue.buffer(bytes);
                 self.queue.complete_read(command.slot, data);

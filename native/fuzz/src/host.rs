@@ -196,6 +196,7 @@ impl Run {
                 start_lba: command.start_lba.get(),
                 block_count: if counts { command.block_count() } else { 0 },
                 status,
+                mark: 0,
             };
             entry.result = key.completion_mac(*number, &outcome);
             if choice & 0x40 != 0 {

@@ -79,6 +79,8 @@ pub struct Outcome {
     pub block_count: u32,
     /// Status.
     pub status: Status,
+    /// Of a change that succeeded: its mark, where the store keeps marks. Else 0.
+    pub mark: u64,
 }
 
 /// The keys of one secure queue; the same on both sides.
@@ -103,8 +105,6 @@ fn list_digest(entry: &SubmissionEntry, list: &[u8]) -> [u8; SHA256_OUTPUT_LEN] 
     }
     bytes
 }
-/// Number of the root commit a completion reports; roots don't exist yet.
-const NO_COMMIT: u64 = 0;
 
 impl SecureQueue {
     /// Derives the four keys from the queue's secret.
@@ -114,13 +114,13 @@ impl SecureQueue {
         let key = |label: &str| MacKey::new(&secret.derive(label, &bytes));
         // As many bytes as CDW10-11 hold, of what a key of its own makes of nothing.
         let [n0, n1, n2, n3, n4, n5, n6, n7, ..] =
-            key("sealane secure queue v1 name").mac(nonce(0, 0), &[]);
+            key("sealane secure queue v2 name").mac(nonce(0, 0), &[]);
         let name = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
         Self {
-            command: key("sealane secure queue v1 command"),
-            completion: key("sealane secure queue v1 completion"),
-            write_sector: key("sealane secure queue v1 write sector"),
-            read_sector: key("sealane secure queue v1 read sector"),
+            command: key("sealane secure queue v2 command"),
+            completion: key("sealane secure queue v2 completion"),
+            write_sector: key("sealane secure queue v2 write sector"),
+            read_sector: key("sealane secure queue v2 read sector"),
             association_epoch: context.association_epoch,
             incarnation: context.incarnation,
             name,
@@ -229,7 +229,7 @@ impl SecureQueue {
         message[18..22].copy_from_slice(&outcome.block_count.to_le_bytes());
         message[22..24].copy_from_slice(&outcome.status.field().to_le_bytes());
         message[24..32].copy_from_slice(&self.incarnation.to_le_bytes());
-        message[32..].copy_from_slice(&NO_COMMIT.to_le_bytes());
+        message[32..].copy_from_slice(&outcome.mark.to_le_bytes());
         message
     }
 
@@ -352,6 +352,7 @@ mod tests {
             start_lba: 3,
             block_count: 8,
             status: Status::SUCCESS,
+            mark: 5,
         };
         let mac = queue.completion_mac(3, &outcome);
         queue.verify_completion(3, &outcome, &mac).unwrap();
@@ -362,6 +363,7 @@ mod tests {
             Outcome { start_lba: 4, ..outcome },
             Outcome { block_count: 7, ..outcome },
             Outcome { status: Status::SUCCESS.final_(), ..outcome },
+            Outcome { mark: 5 + (1 << 32), ..outcome },
         ] {
             queue.verify_completion(3, &other, &mac).unwrap_err();
         }

@@ -265,7 +265,7 @@ impl Port for QueuePort {
     fn next_end(&mut self) -> Result<Option<u64>, TransferError> {
         match self.queue.next_event() {
             None => Ok(None),
-            Some(HostEvent::Completed { tag, status, data }) => {
+            Some(HostEvent::Completed { tag, status, data, .. }) => {
                 self.queue.recycle(data);
                 if status.is_success() {
                     Ok(Some(tag))

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::Openings;
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
@@ -45,6 +46,18 @@ pub trait BlockStore: Debug + Send + Sync {
     /// Whether the store, as it was opened, has everything that was flushed when this was told.
     fn contains(&self, _told: &Milestone) -> bool {
         false
+    }
+    /// The mark of a change that has ended and whose blocks nobody changes now: behind all that it
+    /// wrote to the log. A store keeps it for what [`BlockStore::openings`] tells later. 0: it keeps
+    /// none.
+    fn mark(&self) -> u64 {
+        0
+    }
+    /// This opening, and how far those before it had come, in marks: what was made with a mark up to
+    /// that is contained. What a flush has that began when the mark was known is found always. None:
+    /// the store keeps no freshness, so there is nothing that marks could order.
+    fn openings(&self) -> Option<Openings> {
+        None
     }
     /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
     /// that could be checked.

@@ -10,6 +10,7 @@ pub mod fast_path;
 pub mod leaf;
 pub mod milestone;
 pub mod node;
+pub mod openings;
 pub mod pending;
 pub mod tree;
 

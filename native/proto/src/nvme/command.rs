@@ -37,6 +37,8 @@ pub const WRITE_IF: u8 = 0x81;
 pub const FLUSH_MILESTONE: u8 = 0x82;
 /// Opcode, vendor specific, secure queues only: tell how the changes of a queue ended that is over.
 pub const OUTCOMES: u8 = 0x86;
+/// Opcode, vendor specific, secure queues only: tell how far the store's openings have come.
+pub const OPENINGS: u8 = 0x8a;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
@@ -163,7 +165,13 @@ impl SubmissionEntry {
     /// Whether it is answered with blocks.
     #[must_use]
     pub fn reads_blocks(&self) -> bool {
-        matches!(self.opcode, READ | FLUSH_MILESTONE | OUTCOMES)
+        matches!(self.opcode, READ | FLUSH_MILESTONE | OUTCOMES | OPENINGS)
+    }
+
+    /// Whether it changes blocks, so that its completion on a secure queue says when it did.
+    #[must_use]
+    pub fn changes_blocks(&self) -> bool {
+        matches!(self.opcode, WRITE | WRITE_ZEROES | DATASET_MANAGEMENT | WRITE_IF)
     }
 
     /// Blocks of a command with a range.
@@ -191,9 +199,9 @@ impl SubmissionEntry {
 pub struct CompletionEntry {
     /// Command-specific dwords; the completion MAC on a secure queue.
     pub result: [u8; 8],
-    /// Head of the submission queue.
+    /// Head of the submission queue; on a secure queue bits 15:0 of a change's mark.
     pub sq_head: U16,
-    /// Unused on fabrics.
+    /// Unused on fabrics; on a secure queue bits 31:16 of a change's mark.
     pub sq_id: U16,
     /// Command id.
     pub cid: U16,

@@ -382,7 +382,7 @@ fn a_flush_with_milestone_is_answered_with_an_authentic_block() {
     world.controller.complete_read(slot, block.clone());
     let bytes = world.controller.transmit().take();
     feed(&mut world.host, &bytes);
-    let Some(HostEvent::Completed { tag: 1, status: Status::SUCCESS, data }) =
+    let Some(HostEvent::Completed { tag: 1, status: Status::SUCCESS, data, .. }) =
         world.host.next_event()
     else {
         panic!("no answer")

@@ -3,7 +3,7 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLAGS_SGL, FLUSH,
-    FLUSH_MILESTONE, FUSED, OUTCOMES, PROTECTION_INFORMATION, RANGE_BYTES, READ,
+    FLUSH_MILESTONE, FUSED, OPENINGS, OUTCOMES, PROTECTION_INFORMATION, RANGE_BYTES, READ,
     RESERVATION_ACQUIRE, RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT,
     SGL_IN_CAPSULE, SGL_TRANSPORT, SubmissionEntry, Transfer, VERIFY, WRITE, WRITE_IF,
     WRITE_ZEROES,
@@ -78,7 +78,7 @@ impl Rules<'_> {
     fn needed(&self, entry: &SubmissionEntry) -> Option<CommandSet> {
         Some(match entry.opcode {
             FLUSH | READ | WRITE => CommandSet::NONE,
-            FLUSH_MILESTONE | OUTCOMES if self.is_secure => CommandSet::NONE,
+            FLUSH_MILESTONE | OUTCOMES | OPENINGS if self.is_secure => CommandSet::NONE,
             COMPARE => CommandSet::COMPARE,
             WRITE_ZEROES => CommandSet::WRITE_ZEROES,
             DATASET_MANAGEMENT => CommandSet::DEALLOCATE,
@@ -138,7 +138,7 @@ impl Rules<'_> {
             READ | WRITE | COMPARE | WRITE_IF => {
                 exactly(u64::from(entry.block_count()) * of.block_bytes as u64)
             }
-            FLUSH_MILESTONE | OUTCOMES => exactly(of.block_bytes as u64),
+            FLUSH_MILESTONE | OUTCOMES | OPENINGS => exactly(of.block_bytes as u64),
             _ => exactly(0),
         }
     }
@@ -197,6 +197,7 @@ impl Rules<'_> {
             VERIFY => Operation::Verify,
             FLUSH => Operation::Flush,
             FLUSH_MILESTONE => Operation::FlushMilestone,
+            OPENINGS => Operation::Openings,
             OUTCOMES => Operation::Outcomes {
                 queue: entry.start_lba.get(),
                 epoch: u64::from(entry.cdw13.get()) << 32 | u64::from(entry.cdw12.get()),

@@ -212,10 +212,15 @@ impl ControllerQueue {
     /// entries of a fused pair are answered: the one at fault with `status`, the other with
     /// Command Aborted due to Failed Fused Command.
     pub fn complete(&mut self, slot: u16, status: Status, buffer: Vec<u8>) {
+        self.complete_change(slot, status, 0, buffer);
+    }
+
+    /// The same; on a secure queue a change that succeeded has this mark.
+    pub fn complete_change(&mut self, slot: u16, status: Status, mark: u64, buffer: Vec<u8>) {
         self.transmit.recycle(buffer);
         let Some(done) = self.take_executing(slot) else { return };
         let Some(second) = done.partner.and_then(|partner| self.take(partner)) else {
-            self.respond(&done.entry, done.number, status);
+            self.respond_marked(&done.entry, done.number, status, mark);
             self.ask();
             return;
         };
@@ -226,8 +231,8 @@ impl ControllerQueue {
         } else {
             (Status::ABORTED_FAILED_FUSED, status)
         };
-        self.respond(&done.entry, done.number, first_status);
-        self.respond(&second.entry, second.number, second_status);
+        self.respond_marked(&done.entry, done.number, first_status, mark);
+        self.respond_marked(&second.entry, second.number, second_status, mark);
         self.ask();
     }
 
@@ -362,6 +367,10 @@ impl ControllerQueue {
     }
 
     fn respond(&mut self, entry: &SubmissionEntry, number: u64, status: Status) {
+        self.respond_marked(entry, number, status, 0);
+    }
+
+    fn respond_marked(&mut self, entry: &SubmissionEntry, number: u64, status: Status, mark: u64) {
         if !status.is_success() {
             if self.errors.len() == ERRORS_MAX {
                 self.errors.pop_front();
@@ -376,7 +385,10 @@ impl ControllerQueue {
             ..CompletionEntry::default()
         };
         if let Some(secure) = &self.secure {
-            completion.result = secure.completion_mac(number, &outcome_of(entry, status));
+            let outcome = outcome_of(entry, status, mark);
+            completion.result = secure.completion_mac(number, &outcome);
+            completion.sq_head = (outcome.mark as u16).into();
+            completion.sq_id = ((outcome.mark >> 16) as u16).into();
         }
         let common = CommonHeader::new(kind::CAPSULE_RESP, 0, 0, self.limits.digests);
         let response = CapsuleResp { common, entry: completion };
@@ -453,8 +465,9 @@ fn is_of_compare(status: Status) -> bool {
     .any(|of_compare| of_compare.code() == status.code())
 }
 
-/// What a completion of `entry` with `status` says; both sides compute it from what they know.
-pub(super) fn outcome_of(entry: &SubmissionEntry, status: Status) -> Outcome {
+/// What a completion of `entry` with `status` says; both sides compute it from what they know. Only
+/// that of a change that succeeded has a mark.
+pub(super) fn outcome_of(entry: &SubmissionEntry, status: Status, mark: u64) -> Outcome {
     Outcome {
         opcode: entry.opcode,
         flags: entry.flags,
@@ -465,6 +478,7 @@ pub(super) fn outcome_of(entry: &SubmissionEntry, status: Status) -> Outcome {
             0
         },
         status,
+        mark: if entry.changes_blocks() && status.is_success() { mark } else { 0 },
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE,
-    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OUTCOMES, RANGE_BYTES, READ, SENT_AGAIN, VERIFY,
-    WRITE, WRITE_IF, WRITE_ZEROES,
+    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OPENINGS, OUTCOMES, RANGE_BYTES, READ,
+    SENT_AGAIN, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
@@ -50,6 +50,9 @@ pub enum HostCommand {
         /// Its association epoch.
         epoch: u64,
     },
+    /// Secure queues only: ask for a block that says how far the store's openings have come
+    /// ([`crate::freshness::openings`]). Marks of later completions are counted from there.
+    Openings,
     /// Make blocks read as zeros.
     WriteZeroes {
         /// First LBA.
@@ -132,7 +135,7 @@ impl HostCommand {
             | Self::WriteAgain { data, .. }
             | Self::Compare { data, .. }
             | Self::WriteIf { data, .. } => whole(data.len()),
-            Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } => true,
+            Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } | Self::Openings => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
             }
@@ -188,6 +191,7 @@ impl HostCommand {
             Self::FlushMilestone => {
                 Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
             }
+            Self::Openings => Entry { opcode: OPENINGS, bytes: block_bytes, ..Entry::default() },
             Self::Outcomes { queue, epoch } => Entry {
                 opcode: OUTCOMES,
                 cdw10_11: queue,

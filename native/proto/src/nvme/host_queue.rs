@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLAGS_SGL, RANGE_BYTES, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl, SubmissionEntry,
-    Transfer,
+    CompletionEntry, FLAGS_SGL, OPENINGS, RANGE_BYTES, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
+    SubmissionEntry, Transfer,
 };
 use super::controller_queue::{blocks_of, outcome_of};
 use super::host_command::{Entry, HostCommand};
@@ -23,6 +23,7 @@ use super::reader::{PduReader, Piece, StreamSink};
 use super::slots::Slots;
 use super::status::Status;
 use super::transmit::{Data, TransmitQueue};
+use crate::freshness::openings::Openings;
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
 
 /// What was negotiated for the queue.
@@ -68,6 +69,8 @@ pub enum HostEvent {
         tag: u64,
         /// How.
         status: Status,
+        /// When it was made, if it is a change that succeeded and the store keeps marks; else 0.
+        mark: u64,
         /// Blocks of a successful read or flush with milestone; the buffer of any other command,
         /// for reuse.
         data: Vec<u8>,
@@ -100,8 +103,8 @@ struct Slot {
 #[derive(Debug, Clone, Copy)]
 struct Fused {
     partner: u16,
-    /// How the other one ended, once it did.
-    status: Option<Status>,
+    /// How the other one ended, and its mark, once it did.
+    ended: Option<(Status, u64)>,
 }
 
 /// The host's side of one I/O queue.
@@ -117,6 +120,8 @@ pub struct HostQueue {
     sink: Option<(u16, u8)>,
     transmit: TransmitQueue,
     events: VecDeque<HostEvent>,
+    /// The mark that was told last: the next ones are nearer to it than 2³¹.
+    mark: u64,
     is_failed: bool,
 }
 
@@ -137,6 +142,7 @@ impl HostQueue {
             sink: None,
             transmit: TransmitQueue::default(),
             events: VecDeque::new(),
+            mark: 0,
             is_failed: false,
         }
     }
@@ -158,7 +164,7 @@ impl HostQueue {
             let other = self.put(tag, second);
             for (cid, partner) in [(cid, other), (other, cid)] {
                 if let Ok(slot) = self.slot(cid) {
-                    slot.fused = Some(Fused { partner, status: None });
+                    slot.fused = Some(Fused { partner, ended: None });
                 }
             }
         }
@@ -392,7 +398,7 @@ impl HostQueue {
         let Ok(slot) = self.slot(cid) else { return };
         slot.is_damaged |= !is_intact;
         if flags & FLAG_SUCCESS != 0 {
-            self.finish(cid, Status::SUCCESS);
+            self.finish(cid, Status::SUCCESS, 0);
         }
     }
 
@@ -401,19 +407,23 @@ impl HostQueue {
         let status = Status::from_field(completion.status.get());
         let slot = self.slot(cid).map_err(|error| PduError { offset: 20, ..error })?;
         let (entry, number) = (slot.entry, slot.number);
+        let mut mark = 0;
         if let Some(secure) = &self.secure {
-            let outcome = outcome_of(&entry, status);
+            let low = u32::from(completion.sq_id.get()) << 16 | u32::from(completion.sq_head.get());
+            let outcome = outcome_of(&entry, status, nearest(self.mark, low));
+            mark = outcome.mark;
             if secure.verify_completion(number, &outcome, &completion.result).is_err() {
                 let detail = format!("command {number}, {status}");
                 self.fail(Reason::CompletionMac, Some(entry.start_lba.get()), detail);
                 return Ok(());
             }
         }
-        self.finish(cid, status);
+        self.mark = self.mark.max(mark);
+        self.finish(cid, status, mark);
         Ok(())
     }
 
-    fn finish(&mut self, cid: u16, mut status: Status) {
+    fn finish(&mut self, cid: u16, mut status: Status, mut mark: u64) {
         let Some(mut slot) = self.slots.take(cid) else { return };
         let lba = slot.entry.start_lba.get();
         let number = slot.number;
@@ -449,18 +459,24 @@ impl HostQueue {
             self.fail(Reason::PduMalformed, Some(lba), detail);
             return;
         }
-        if let Some(Fused { partner, status: other }) = slot.fused {
-            let Some(other) = other else {
+        if slot.entry.opcode == OPENINGS
+            && let Some(openings) = Openings::decode(&slot.buffer)
+        {
+            self.mark = openings.now.log_flushed;
+        }
+        if let Some(Fused { partner, ended: other }) = slot.fused {
+            let Some((other, other_mark)) = other else {
                 if let Ok(Slot { fused: Some(fused), .. }) = self.slot(partner) {
-                    fused.status = Some(status);
+                    fused.ended = Some((status, mark));
                 }
                 self.transmit.recycle(slot.buffer);
                 return;
             };
             status = outcome_of_pair(status, other);
+            mark = mark.max(other_mark);
         }
         let data = slot.buffer;
-        self.events.push_back(HostEvent::Completed { tag: slot.tag, status, data });
+        self.events.push_back(HostEvent::Completed { tag: slot.tag, status, mark, data });
     }
 
     fn fail(&mut self, reason: Reason, lba: Option<u64>, detail: String) {
@@ -511,6 +527,12 @@ impl StreamSink for HostQueue {
             }
         }
     }
+}
+
+/// The number with these low bits that is nearest to `known`.
+fn nearest(known: u64, low: u32) -> u64 {
+    let distance = low.wrapping_sub(known as u32) as i32;
+    known.wrapping_add_signed(distance.into())
 }
 
 /// How a fused pair ended: as the command that failed by itself did.

@@ -122,6 +122,9 @@ pub enum Operation {
         /// Its association epoch.
         epoch: u64,
     },
+    /// Secure queues only: hand a block that begins with how far the store's openings have come
+    /// ([`crate::freshness::openings`]), or is zeros, to the queue's `complete_read`.
+    Openings,
     /// Make the blocks read as zeros.
     WriteZeroes {
         /// The blocks may be deallocated.

@@ -7,7 +7,7 @@ use crate::sector::{BLOCK_BYTES, Block, DATA_BYTES};
 /// Bytes in front of the list.
 const HEADER_BYTES: usize = 8;
 /// Bytes of one change.
-const ENDED_BYTES: usize = 12;
+const ENDED_BYTES: usize = 20;
 /// Most changes that one answer lists: more than a queue's depth.
 pub const ENDED_MAX: usize = (DATA_BYTES - HEADER_BYTES) / ENDED_BYTES;
 
@@ -20,6 +20,8 @@ pub struct Ended {
     pub status: Status,
     /// Ranges of a deallocation that are done, from the first on; 0 for every other command.
     pub ranges: u16,
+    /// When it was made, if it succeeded and the store keeps marks; else 0.
+    pub mark: u64,
 }
 
 /// An answer's block: the changes of the queue, or that they aren't known (also if they are more
@@ -33,7 +35,8 @@ pub fn encode(known: Option<&[Ended]>, block: &mut Block) {
     for (place, ended) in places.iter_mut().zip(changes) {
         place[..8].copy_from_slice(&ended.number.to_le_bytes());
         place[8..10].copy_from_slice(&ended.status.field().to_le_bytes());
-        place[10..].copy_from_slice(&ended.ranges.to_le_bytes());
+        place[10..12].copy_from_slice(&ended.ranges.to_le_bytes());
+        place[12..].copy_from_slice(&ended.mark.to_le_bytes());
     }
 }
 
@@ -47,11 +50,12 @@ pub fn decode(block: &[u8]) -> Option<Vec<Ended>> {
     }
     let places = block[HEADER_BYTES..DATA_BYTES].as_chunks::<ENDED_BYTES>().0;
     let ended = |place: &[u8; ENDED_BYTES]| {
-        let [n0, n1, n2, n3, n4, n5, n6, n7, s0, s1, r0, r1] = *place;
+        let [n0, n1, n2, n3, n4, n5, n6, n7, s0, s1, r0, r1, mark @ ..] = *place;
         Ended {
             number: u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
             status: Status::from_field(u16::from_le_bytes([s0, s1])),
             ranges: u16::from_le_bytes([r0, r1]),
+            mark: u64::from_le_bytes(mark),
         }
     };
     Some(places.iter().take(count).map(ended).collect())
@@ -66,6 +70,7 @@ mod tests {
             number: number << 40,
             status: if number.is_multiple_of(2) { Status::SUCCESS } else { Status::ABORTED },
             ranges: number as u16,
+            mark: number << 33,
         };
         (1..=count as u64).map(ended).collect()
     }
@@ -73,7 +78,7 @@ mod tests {
     #[test]
     fn an_answer_comes_back_from_its_bytes() {
         let mut block = [9; BLOCK_BYTES];
-        for count in [0, 1, 127, ENDED_MAX] {
+        for count in [0, 1, 128, ENDED_MAX] {
             encode(Some(&changes(count)), &mut block);
             assert_eq!(decode(&block), Some(changes(count)));
         }

@@ -8,6 +8,8 @@ use super::super::controller_queue::{
 use super::super::operation::{Access, CommandSet, NamespaceFormat};
 use super::*;
 use crate::aead::Secret;
+use crate::freshness::milestone::Milestone;
+use crate::freshness::openings::{OPENINGS_BYTES, Openings};
 use crate::nvme::command::{READ, WRITE};
 use crate::nvme::pdu::COMMON_BYTES;
 use crate::sector::{
@@ -67,6 +69,8 @@ pub(super) struct World {
     pub(super) host: HostQueue,
     pub(super) controller: ControllerQueue,
     store: Vec<Option<Vec<u8>>>,
+    /// Mark of the next change.
+    mark: u64,
     block_bytes: usize,
     done: Vec<HostEvent>,
     ended: Vec<ControllerEvent>,
@@ -106,6 +110,7 @@ impl World {
             host: HostQueue::new(host, queue_id.map(secure)),
             controller: ControllerQueue::new(controller, vec![namespace], queue_id.map(secure)),
             store: vec![None; BLOCKS as usize],
+            mark: 0,
             block_bytes,
             done: Vec::new(),
             ended: Vec::new(),
@@ -120,7 +125,14 @@ impl World {
                 for (index, block) in data.chunks(self.block_bytes).enumerate() {
                     self.store[start + index] = Some(block.to_vec());
                 }
-                self.controller.complete(command.slot, Status::SUCCESS, data);
+                self.controller.complete_change(command.slot, Status::SUCCESS, self.mark, data);
+            }
+            Operation::Openings => {
+                let now = Milestone { opening: [1; 16], checkpoint: 1, log_flushed: self.mark };
+                let openings = Openings { now, earlier: Vec::new() };
+                let mut data = vec![0; BLOCK_BYTES];
+                data[..OPENINGS_BYTES].copy_from_slice(&openings.encode());
+                self.controller.complete_read(command.slot, data);
             }
             Operation::Read => {
                 let bytes = command.blocks as usize * self.block_bytes;
@@ -191,12 +203,50 @@ impl World {
 
     fn completed(&self, wanted: u64) -> Option<(Status, &[u8])> {
         self.done.iter().find_map(|event| match event {
-            HostEvent::Completed { tag, status, data } if *tag == wanted => {
+            HostEvent::Completed { tag, status, data, .. } if *tag == wanted => {
                 Some((*status, &data[..]))
             }
             _ => None,
         })
     }
+}
+
+#[test]
+fn marks_are_whole_and_authentic_however_far_a_store_has_come() {
+    let written = |world: &mut World, tag| {
+        world.host.submit(tag, write(0, sealed(1, 0))).unwrap();
+        world.run();
+        world.done.iter().find_map(|event| match event {
+            HostEvent::Completed { tag: ended, mark, .. } if *ended == tag => Some(*mark),
+            _ => None,
+        })
+    };
+    let mut world = World::new(Some(1), false);
+    world.mark = 0x12_ffff_fff0;
+    world.host.submit(1, HostCommand::Openings).unwrap();
+    world.run();
+    assert_eq!(written(&mut world, 2), Some(0x12_ffff_fff0));
+    world.mark = 0x13_0000_0010;
+    assert_eq!(written(&mut world, 3), Some(0x13_0000_0010));
+    world.mark -= 1;
+    assert_eq!(written(&mut world, 4), Some(0x13_0000_000f), "an answer that was overtaken");
+    // Low and high half of what is sent.
+    for place in [16, 18] {
+        let mut world = World::new(Some(1), false);
+        world.mark = 7;
+        world.host.submit(1, write(0, sealed(1, 0))).unwrap();
+        let bytes = world.sent_by_host();
+        world.feed_controller(&bytes);
+        let mut bytes = world.sent_by_controller();
+        bytes[place] ^= 1;
+        world.feed_host(&bytes);
+        assert_eq!(world.host_refusal(), Some(Reason::CompletionMac));
+    }
+    // A queue that never heard how far the store has come can't know the rest of a mark.
+    let mut world = World::new(Some(1), false);
+    world.mark = 1 << 32;
+    assert_eq!(written(&mut world, 1), None);
+    assert_eq!(world.host_refusal(), Some(Reason::CompletionMac));
 }
 
 fn write(lba: u64, data: Vec<u8>) -> HostCommand {

@@ -1,6 +1,6 @@
-//! One block, two gateways that live, a target that restarts (`docs/understand/crash-consistency.md` §4): which
-//! orders are kept between the two, and which are not. What the store keeps by itself (§3) is the
-//! other model's matter and taken for granted here.
+//! One block, two gateways that live, a target that restarts (`docs/understand/crash-consistency.md` §4): the order
+//! of what the two wrote, over restarts. What the store keeps by itself (§3) is the other model's matter
+//! and taken for granted here.
 
 use super::device::Version;
 use super::search::{Found, Step, search};
@@ -24,32 +24,89 @@ enum Claim {
     OwnFlushed,
 }
 
+/// The rules that order what two gateways wrote, each of which a search leaves out.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    /// What is sent again leaves a block alone that was changed in this life of the target.
+    spares_changed: bool,
+    /// The store is flushed before a gateway changes a block whose last change, another gateway's,
+    /// no flush has yet.
+    flushes_between: bool,
+    /// Each change has a mark, and isn't sent again if its life is known to have come that far.
+    compares_marks: bool,
+    /// What was sent again has a mark of the life that answered it.
+    marks_again: bool,
+    /// A block that is spared is flushed before that is answered.
+    flushes_spared: bool,
+    /// A gateway fails if others changed something in a life in which it sent nothing.
+    fails_if_absent: bool,
+    /// A flush empties the journal of who asked for it.
+    empties_journal: bool,
+}
+
+const ALL: Rules = Rules {
+    spares_changed: true,
+    flushes_between: true,
+    compares_marks: true,
+    marks_again: true,
+    flushes_spared: true,
+    fails_if_absent: true,
+    empties_journal: true,
+};
+
+/// Of a store that has no marks.
+const UNMARKED: Rules = Rules {
+    flushes_between: false,
+    compares_marks: false,
+    marks_again: false,
+    flushes_spared: false,
+    fails_if_absent: false,
+    ..ALL
+};
+
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     claim: Claim,
     /// Each host flushes before the other one uses the block.
     hands_over: bool,
-    /// A flush empties the journal of who asked for it.
-    empties_journal: bool,
-    /// What is sent again leaves a block alone that was changed in this life of the target.
-    spares_changed: bool,
+    rules: Rules,
+}
+
+/// When a change was made: in which life, and how many changes that life had made by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Mark {
+    life: u8,
+    count: u8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Gateway {
-    /// Versions not flushed by itself, oldest first.
-    journal: Vec<Version>,
-    /// The last of the journal has no answer yet.
-    is_in_flight: bool,
+    /// The newest version that was answered and not flushed by itself.
+    journal: Option<(Version, Mark)>,
+    /// A version without an answer.
+    flight: Option<Version>,
     is_connected: bool,
-    /// How many of the journal, the last ones, this life of the target is still to be sent.
-    to_send: usize,
+    /// This life of the target is still to be sent the journal.
+    must_send: bool,
+    /// The life in which it sent a change last.
+    sent_in: Option<u8>,
+    /// It can't tell what is newer, and has told its host so.
+    is_failed: bool,
 }
 
 impl Gateway {
     fn is_ready(&self) -> bool {
-        self.is_connected && self.to_send == 0 && !self.is_in_flight
+        self.is_connected && !self.must_send && self.flight.is_none() && !self.is_failed
     }
+}
+
+/// How far a life that is over had come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Past {
+    /// Of its changes so many, from the first on, are known to have been found.
+    found: u8,
+    /// It made some.
+    has_changes: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -60,11 +117,19 @@ struct World {
     /// What the last flush found, and what was given to the store since: either may be left (§3).
     flushed: Version,
     issued: Versions,
+    /// Versions that this life has made, in order, and how many of them are flushed.
+    made: Vec<Version>,
+    flushed_count: u8,
+    /// Who made the last one, if it isn't flushed.
+    unflushed: Option<usize>,
+    pasts: Vec<Past>,
     gateways: [Gateway; 2],
     /// The last that was given out.
     version: Version,
     /// The last that was acknowledged when it was new.
     latest: Version,
+    /// All of these, in order.
+    answers: Vec<Version>,
     /// Versions that the claim says are gone.
     gone: Versions,
     /// Versions of the second gateway.
@@ -79,7 +144,12 @@ impl World {
         let mut add = |what: String, outcome| steps.push(Step { what, outcome });
         for (number, name) in NAMES.iter().enumerate() {
             let gateway = &self.gateways[number];
-            let is_others = setting.hands_over && !self.gateways[1 - number].journal.is_empty();
+            let others = &self.gateways[1 - number];
+            let is_others =
+                setting.hands_over && (others.journal.is_some() || others.flight.is_some());
+            if gateway.is_failed {
+                continue;
+            }
             if gateway.is_ready() && !is_others {
                 add(format!("{name} reads version {}", self.block), self.read(setting.claim));
                 if self.version < WRITES {
@@ -92,20 +162,24 @@ impl World {
             }
             if !gateway.is_connected {
                 add(format!("{name} connects"), Ok(self.connected(number)));
-            } else if gateway.to_send > 0 {
-                let version = gateway.journal[gateway.journal.len() - gateway.to_send];
-                let what = format!("{name} sends version {version} again");
-                add(what, Ok(self.sent_again(number, version, setting)));
-            } else if gateway.is_in_flight {
+            } else if gateway.must_send {
+                let version = gateway.journal.map_or(0, |(version, _)| version);
+                let what = format!("{name} looks at version {version}, which it may send again");
+                add(what, Ok(self.sent_again(number, setting.rules)));
+            } else if gateway.flight.is_some() {
                 let what = format!("{name}'s write is answered");
-                add(what, Ok(self.answered(number, setting.claim)));
+                add(what, Ok(self.answered(number, setting)));
             }
         }
         if self.crashes < CRASHES {
             let left = self.issued | one(self.flushed);
             for version in (0..=self.version).filter(|version| left & one(*version) != 0) {
-                let what = format!("the target restarts, the block is version {version}");
-                add(what, Ok(self.restarted(version, setting.claim)));
+                for found in self.flushed_count..=self.place_of(version) {
+                    let what = format!(
+                        "the target restarts, the block is version {version}, {found} changes are found"
+                    );
+                    add(what, Ok(self.restarted(version, found, setting.claim)));
+                }
             }
         }
         steps
@@ -121,23 +195,47 @@ impl World {
         holds.then(|| self.clone()).ok_or_else(|| format!("VIOLATION: {claim:?}"))
     }
 
+    fn is_in_flight(&self, version: Version) -> bool {
+        self.gateways.iter().any(|gateway| gateway.flight == Some(version))
+    }
+
+    /// How many changes a life has made with this version, at most: as many as may be found.
+    fn place_of(&self, version: Version) -> u8 {
+        let place = self.made.iter().rposition(|made| *made == version).map(|place| place + 1);
+        let is_unmade = self.made.is_empty() || self.issued & one(version) != 0;
+        let unmade = if is_unmade { self.made.len() } else { self.flushed_count.into() };
+        place.unwrap_or(unmade) as u8
+    }
+
     /// Versions that are in the block no more and on no way to it.
     fn overwritten(&self) -> Versions {
-        let in_flight = self.gateways.iter().filter(|gateway| gateway.is_in_flight);
-        let in_flight = in_flight.filter_map(|gateway| gateway.journal.last());
-        let is_there = in_flight.fold(one(self.block), |there, version| there | one(*version));
+        let in_flight = self.gateways.iter().filter_map(|gateway| gateway.flight);
+        let is_there = in_flight.fold(one(self.block), |there, version| there | one(version));
         (one(self.version + 1) - 1) & !is_there
     }
 
+    /// Versions that were answered before the block's, and overwritten.
     fn older(&self) -> Versions {
-        self.overwritten() & (one(self.block) - 1)
+        let place = self.answers.iter().position(|version| *version == self.block);
+        let before = place.map(|place| &self.answers[..place]);
+        let before =
+            before.map(|before| before.iter().fold(one(0), |all, version| all | one(*version)));
+        self.overwritten() & before.unwrap_or_default()
+    }
+
+    fn life(&self) -> u8 {
+        self.pasts.len() as u8
+    }
+
+    fn mark(&self) -> Mark {
+        Mark { life: self.life(), count: self.made.len() as u8 }
     }
 
     fn connected(&self, number: usize) -> Self {
         let mut world = self.clone();
         let gateway = &mut world.gateways[number];
         gateway.is_connected = true;
-        gateway.to_send = gateway.journal.len();
+        gateway.must_send = gateway.journal.is_some();
         world
     }
 
@@ -148,52 +246,94 @@ impl World {
         if number == 1 {
             world.seconds |= one(world.version);
         }
-        world.gateways[number].journal.push(world.version);
-        world.gateways[number].is_in_flight = true;
+        world.gateways[number].flight = Some(world.version);
+        world.gateways[number].sent_in = Some(world.life());
         world
     }
 
-    fn answered(&self, number: usize, claim: Claim) -> Self {
+    /// The target makes a version.
+    fn makes(&mut self, number: usize, version: Version, rules: Rules) -> Mark {
+        self.flush_between(number, rules);
+        self.block = version;
+        self.issued |= one(version);
+        self.made.push(version);
+        self.unflushed = Some(number);
+        self.gateways[number].sent_in = Some(self.life());
+        self.mark()
+    }
+
+    fn flush_between(&mut self, number: usize, rules: Rules) {
+        if rules.flushes_between && self.unflushed == Some(1 - number) {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.flushed = self.block;
+        self.issued &= !self.overwritten();
+        self.flushed_count = self.made.len() as u8;
+        self.unflushed = None;
+    }
+
+    fn answered(&self, number: usize, setting: Setting) -> Self {
         let mut world = self.clone();
-        let gateway = &mut world.gateways[number];
-        gateway.is_in_flight = false;
-        world.block = gateway.journal.last().copied().unwrap_or_default();
-        world.latest = world.block;
+        let Some(version) = world.gateways[number].flight.take() else { return world };
+        let mark = world.makes(number, version, setting.rules);
+        world.gateways[number].journal = Some((version, mark));
+        world.latest = version;
+        world.answers.push(version);
         world.is_changed = true;
-        if claim == Claim::New {
+        if setting.claim == Claim::New {
             world.gone |= world.older();
         }
         world
     }
 
-    fn sent_again(&self, number: usize, version: Version, setting: Setting) -> Self {
+    fn sent_again(&self, number: usize, rules: Rules) -> Self {
         let mut world = self.clone();
-        let gateway = &mut world.gateways[number];
-        gateway.to_send -= 1;
-        let is_first_answer = gateway.to_send == 0 && std::mem::take(&mut gateway.is_in_flight);
-        if is_first_answer {
-            // Nobody was told of it before: it is a change of this life.
-            world.latest = version;
-            world.is_changed = true;
-        } else if setting.spares_changed && world.is_changed {
-            return world;
+        let life = world.life();
+        world.gateways[number].must_send = false;
+        let Some((version, mark)) = world.gateways[number].journal else { return world };
+        if rules.compares_marks {
+            let since = self.pasts.get(usize::from(mark.life)..).unwrap_or_default();
+            if since.first().is_some_and(|past| past.found >= mark.count) {
+                return world;
+            }
+            let is_others = since.iter().skip(1).any(|past| past.has_changes);
+            let sent_nothing = world.gateways[number].sent_in == Some(mark.life);
+            if rules.fails_if_absent && is_others && sent_nothing {
+                world.gateways[number].is_failed = true;
+                return world;
+            }
         }
-        world.block = version;
-        world.issued |= one(version);
+        let made = if rules.spares_changed && world.is_changed {
+            let made = world.mark();
+            if rules.flushes_spared {
+                world.flush();
+            }
+            world.gateways[number].sent_in = Some(life);
+            made
+        } else {
+            world.makes(number, version, rules)
+        };
+        if rules.marks_again {
+            world.gateways[number].journal = Some((version, made));
+        }
         world
     }
 
     fn flushed_by(&self, number: usize, setting: Setting) -> Self {
         let mut world = self.clone();
         world.flushes += 1;
-        world.flushed = world.block;
         let overwritten = world.overwritten();
-        world.issued &= !overwritten;
-        if setting.empties_journal {
-            world.gateways[number].journal.clear();
+        world.flush();
+        if setting.rules.empties_journal {
+            world.gateways[number].journal = None;
         }
         let own = if number == 1 { world.seconds } else { !world.seconds };
         match setting.claim {
+            // One without an answer may be made a second time: its host still waits for it.
+            Claim::Flushed if self.is_in_flight(self.block) => {}
             Claim::Flushed => world.gone |= world.older(),
             Claim::OwnFlushed => world.gone |= overwritten & own,
             Claim::Latest | Claim::New => {}
@@ -201,57 +341,98 @@ impl World {
         world
     }
 
-    fn restarted(&self, version: Version, claim: Claim) -> Self {
+    fn restarted(&self, version: Version, found: u8, claim: Claim) -> Self {
         let mut world = self.clone();
         world.crashes += 1;
         world.block = version;
         world.flushed = version;
         world.issued = 0;
         world.is_changed = false;
+        world.pasts.push(Past { found, has_changes: !world.made.is_empty() });
+        world.made.clear();
+        world.flushed_count = 0;
+        world.unflushed = None;
         if claim == Claim::New {
             world.gone = 0;
         }
         for gateway in &mut world.gateways {
             gateway.is_connected = false;
-            gateway.to_send = 0;
+            gateway.must_send = false;
         }
         world
     }
 }
 
 fn look(setting: Setting) -> Found {
-    search(World::default(), 4_000_000, |world: &World| world.steps(setting))
+    search(World::default(), 8_000_000, |world: &World| world.steps(setting))
+}
+
+fn holds(setting: Setting) {
+    match look(setting) {
+        Found::Nothing { states } => println!("{setting:?}: {states} states"),
+        Found::Violation { trace, .. } => panic!("{setting:?}:\n{}", trace.join("\n")),
+    }
+}
+
+fn goes_wrong(why: &str, setting: Setting) {
+    let Found::Violation { trace, .. } = look(setting) else { panic!("{why}: {setting:?} holds") };
+    println!("{why}, {:?}:", setting.claim);
+    for line in trace {
+        println!("    {line}");
+    }
+}
+
+const fn apart(claim: Claim, rules: Rules) -> Setting {
+    Setting { claim, hands_over: false, rules }
 }
 
 #[test]
-fn two_gateways_have_an_order_over_restarts_as_far_as_they_flush() {
-    let alone =
-        |claim| Setting { claim, hands_over: false, empties_journal: true, spares_changed: true };
-    let holds = |setting| matches!(look(setting), Found::Nothing { .. });
+fn two_gateways_have_one_order_over_restarts() {
+    for claim in [Claim::Latest, Claim::Flushed, Claim::New, Claim::OwnFlushed] {
+        holds(apart(claim, ALL));
+    }
+}
+
+#[test]
+fn without_marks_two_gateways_have_an_order_as_far_as_they_flush() {
     for claim in [Claim::Latest, Claim::Flushed] {
-        let Found::Violation { trace, .. } = look(alone(claim)) else {
-            panic!("{claim:?} holds without a flush before each change of hands")
-        };
-        println!("{claim:?} does not hold between two gateways:");
-        for line in trace {
-            println!("    {line}");
-        }
-        assert!(holds(Setting { hands_over: true, ..alone(claim) }), "{claim:?}");
+        goes_wrong("without marks", apart(claim, UNMARKED));
+        holds(Setting { hands_over: true, ..apart(claim, UNMARKED) });
     }
     for claim in [Claim::New, Claim::OwnFlushed] {
-        assert!(holds(alone(claim)), "{claim:?}");
+        holds(apart(claim, UNMARKED));
     }
 }
 
 #[test]
 fn each_of_these_rules_is_needed() {
-    let keeps =
-        |claim| Setting { claim, hands_over: false, empties_journal: true, spares_changed: true };
-    for setting in [
-        Setting { spares_changed: false, ..keeps(Claim::New) },
-        Setting { empties_journal: false, ..keeps(Claim::OwnFlushed) },
+    for (why, setting) in [
+        (
+            "blocks that were changed are not spared",
+            apart(Claim::New, Rules { spares_changed: false, ..UNMARKED }),
+        ),
+        (
+            "a flush leaves the journal as it is",
+            apart(Claim::OwnFlushed, Rules { empties_journal: false, ..UNMARKED }),
+        ),
+        (
+            "no flush between two gateways",
+            apart(Claim::Flushed, Rules { flushes_between: false, ..ALL }),
+        ),
+        ("marks are not compared", apart(Claim::Flushed, Rules { compares_marks: false, ..ALL })),
+        (
+            "what is sent again keeps its mark",
+            apart(Claim::Flushed, Rules { marks_again: false, ..ALL }),
+        ),
+        (
+            "what is spared is not flushed",
+            apart(Claim::Latest, Rules { flushes_spared: false, ..ALL }),
+        ),
+        (
+            "an absent gateway goes on",
+            apart(Claim::Flushed, Rules { fails_if_absent: false, ..ALL }),
+        ),
     ] {
-        let found = look(setting);
-        assert!(matches!(found, Found::Violation { .. }), "{:?}: {found:?}", setting.claim);
+        goes_wrong(why, setting);
     }
 }

@@ -1,5 +1,6 @@
 //! One back-end queue: its connection, its machine and how far its keys are used up.
 
+use sealane_proto::freshness::openings::{Made, Openings};
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::{HostQueue, SubmitError};
 use sealane_proto::sector::BLOCK_BYTES;
@@ -17,6 +18,11 @@ pub(super) struct Back {
     pub(super) incarnation: u64,
     /// Most blocks of one command.
     pub(super) blocks_max: u32,
+    /// How far the openings of its target's store had come, once it has said so; None inside: it
+    /// keeps no marks.
+    pub(super) openings: Option<Option<Openings>>,
+    /// It was sent a change.
+    pub(super) has_sent: bool,
     /// Commands submitted under its keys.
     commands: u64,
     is_rekey_asked: bool,
@@ -30,8 +36,22 @@ impl Back {
         transfer_max: usize,
     ) -> Self {
         let blocks_max = (transfer_max / BLOCK_BYTES).max(1) as u32;
-        let (commands, is_rekey_asked) = (0, false);
-        Self { connection, queue, epoch, incarnation, blocks_max, commands, is_rekey_asked }
+        Self {
+            connection,
+            queue,
+            epoch,
+            incarnation,
+            blocks_max,
+            openings: None,
+            has_sent: false,
+            commands: 0,
+            is_rekey_asked: false,
+        }
+    }
+
+    /// When a change with this mark was made; None: the target's store keeps no marks.
+    pub(super) fn made(&self, mark: u64) -> Option<Made> {
+        self.openings.as_ref()?.as_ref().map(|openings| openings.made(mark))
     }
 
     /// Whether one more command may be submitted under its keys.

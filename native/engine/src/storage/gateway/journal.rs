@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use sealane_proto::freshness::openings::Made;
 use sealane_proto::nvme::operation::RANGES_MAX;
 use sealane_proto::sector::BLOCK_BYTES;
 
@@ -62,9 +63,35 @@ impl Change {
     }
 }
 
+/// A change that was acknowledged, or what of it nothing newer in the journal replaces.
+#[derive(Debug)]
+struct Entry {
+    change: Change,
+    /// Of a write: the first of these blocks, and how many they are; else 0.
+    lba: u64,
+    blocks: u32,
+    /// When it was made, if its target keeps marks.
+    made: Option<Made>,
+    /// What it counts against the bound.
+    cost: usize,
+}
+
+impl Entry {
+    fn ranges(&self) -> BlockRanges {
+        match &self.change {
+            Change::Write { .. } => BlockRanges::one(self.lba, self.blocks.into()),
+            Change::Deallocate(ranges) => ranges.clone(),
+        }
+    }
+}
+
 /// A part of a change that is sent again: blocks of which the journal has nothing newer.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
+    /// Its place in the journal.
+    pub(super) place: u64,
+    /// When it was made.
+    pub(super) made: Option<Made>,
     /// A write in whole, or a deallocation of these blocks only.
     pub(super) change: Change,
     /// Of a write: the first of the blocks, and how many they are; else 0.
@@ -83,7 +110,7 @@ pub(super) struct Mark(u64);
 /// Changes acknowledged since the last flush, bounded in bytes.
 #[derive(Debug)]
 pub(super) struct Journal {
-    entries: VecDeque<Change>,
+    entries: VecDeque<Entry>,
     /// Position of the first entry.
     first: u64,
     bytes: usize,
@@ -179,12 +206,16 @@ impl Journal {
         self.reserved -= cost;
     }
 
-    /// The change, whose room is reserved, is acknowledged.
-    pub(super) fn push(&mut self, change: Change) {
+    /// The change, whose room is reserved, is acknowledged; `made` says when it was made.
+    pub(super) fn push(&mut self, change: Change, made: Option<Made>) {
         let cost = change.cost();
         self.reserved -= cost;
         self.bytes += cost;
-        self.entries.push_back(change);
+        let (lba, blocks) = match &change {
+            Change::Write { lba, blocks } => (*lba, (blocks.len() / BLOCK_BYTES) as u32),
+            Change::Deallocate(_) => (0, 0),
+        };
+        self.entries.push_back(Entry { change, lba, blocks, made, cost });
         self.trim();
     }
 
@@ -213,11 +244,11 @@ impl Journal {
     /// A flush submitted at `mark` succeeded: exactly what was acknowledged before is durable.
     pub(super) fn flushed(&mut self, mark: Mark) {
         while self.first < mark.0
-            && let Some(change) = self.entries.pop_front()
+            && let Some(entry) = self.entries.pop_front()
         {
             self.first += 1;
-            self.bytes -= change.cost();
-            if let Change::Write { blocks, .. } = change
+            self.bytes -= entry.cost;
+            if let Change::Write { blocks, .. } = entry.change
                 && let Ok(buffer) = Arc::try_unwrap(blocks)
             {
                 self.spares.keep(buffer);
@@ -235,28 +266,59 @@ impl Journal {
         })
     }
 
-    /// What must be sent again to a target that has lost what wasn't flushed: the newest version of
-    /// each block, once.
-    pub(super) fn pieces(&self) -> Vec<Piece> {
+    /// What may have to be sent again to a target that has lost what wasn't flushed: the newest
+    /// version of each block, once. From now on the journal has nothing else.
+    pub(super) fn pieces(&mut self) -> Vec<Piece> {
+        self.leave_newest();
+        let places = self.first..;
+        let piece = |(place, entry): (u64, &Entry)| {
+            let Entry { change, lba, blocks, made, .. } = entry;
+            let (change, sent, ranges_done) = (change.clone(), None, 0);
+            Piece { place, made: *made, change, lba: *lba, blocks: *blocks, sent, ranges_done }
+        };
+        let mut pieces: Vec<Piece> = places.zip(&self.entries).map(piece).collect();
+        pieces.reverse();
+        pieces
+    }
+
+    /// Makes what is newest of each change a change of its own, and drops the rest. A flush that was
+    /// submitted before drops nothing of it.
+    fn leave_newest(&mut self) {
         let mut newer = Cover::default();
-        let mut pieces = Vec::new();
-        for change in self.entries.iter().rev() {
+        self.first += self.entries.len() as u64;
+        for entry in std::mem::take(&mut self.entries).into_iter().rev() {
             let left: Vec<Range<u64>> =
-                change.ranges().iter().flat_map(|range| newer.add(range.clone())).collect();
-            let piece = |change, lba, blocks| {
-                let (sent, ranges_done) = (None, 0);
-                Piece { change, lba, blocks, sent, ranges_done }
+                entry.ranges().iter().flat_map(|range| newer.add(range.clone())).collect();
+            self.bytes -= entry.cost;
+            let parts: Vec<(Change, u64, u32)> = match &entry.change {
+                Change::Write { .. } => left
+                    .into_iter()
+                    .map(|range| {
+                        let blocks = (range.end - range.start) as u32;
+                        (entry.change.clone(), range.start, blocks)
+                    })
+                    .collect(),
+                Change::Deallocate(_) => left
+                    .chunks(RANGES_MAX)
+                    .map(|ranges| (Change::Deallocate(BlockRanges::Many(ranges.into())), 0, 0))
+                    .collect(),
             };
-            match change {
-                Change::Write { .. } => pieces.extend(left.into_iter().map(|range| {
-                    piece(change.clone(), range.start, (range.end - range.start) as u32)
-                })),
-                Change::Deallocate(_) => pieces.extend(left.chunks(RANGES_MAX).map(|ranges| {
-                    piece(Change::Deallocate(BlockRanges::Many(ranges.into())), 0, 0)
-                })),
+            // The sectors are one buffer still.
+            let mut cost = entry.cost;
+            for (change, lba, blocks) in parts {
+                self.bytes += cost;
+                self.entries.push_front(Entry { change, lba, blocks, made: entry.made, cost });
+                cost = ENTRY_BYTES;
             }
         }
-        pieces
+    }
+
+    /// The change at that place was made once more, then.
+    pub(super) fn made_again(&mut self, place: u64, made: Option<Made>) {
+        let index = place.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
+            entry.made = made;
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -288,17 +350,13 @@ mod tests {
     fn add(journal: &mut Journal, change: Change) -> bool {
         let fits = journal.reserve(change.cost());
         if fits {
-            journal.push(change);
+            journal.push(change, None);
         }
         fits
     }
 
     fn lbas(journal: &Journal) -> Vec<u64> {
-        let lba = |change: &Change| {
-            let Change::Write { lba, .. } = change else { panic!("only writes here") };
-            *lba
-        };
-        journal.entries.iter().map(lba).collect()
+        journal.entries.iter().map(|entry| entry.lba).collect()
     }
 
     #[test]
@@ -308,7 +366,7 @@ mod tests {
         let on_its_way = write(3, 10);
         assert!(journal.reserve(on_its_way.cost()));
         let mark = journal.mark();
-        journal.push(on_its_way);
+        journal.push(on_its_way, None);
         journal.flushed(mark);
         assert_eq!(lbas(&journal), [3]);
         journal.flushed(mark);
@@ -327,7 +385,7 @@ mod tests {
         assert!(!journal.reserve(1));
         journal.release(half.cost());
         assert!(journal.reserve(half.cost()));
-        journal.push(half);
+        journal.push(half, None);
         assert!(!journal.reserve(1));
         journal.flushed(journal.mark());
         assert!(journal.reserve(JOURNAL_BYTES_MIN));
@@ -342,7 +400,7 @@ mod tests {
             assert!(journal.reserve(Change::write_cost(bytes)));
             let blocks = journal.buffer(bytes);
             kept.push(blocks.as_ptr());
-            journal.push(Change::Write { lba, blocks: Arc::new(blocks) });
+            journal.push(Change::Write { lba, blocks: Arc::new(blocks) }, None);
         }
         journal.flushed(journal.mark());
         assert_eq!(journal.spares.bytes, 3 * bytes);
@@ -352,6 +410,35 @@ mod tests {
         assert!(journal.reserve(Change::write_cost(3 * bytes)));
         assert_eq!(journal.buffer(3 * bytes).len(), 3 * bytes);
         assert!(journal.spares.bytes + journal.reserved <= JOURNAL_BYTES_MIN);
+    }
+
+    #[test]
+    fn what_is_newest_keeps_its_mark_until_it_is_made_again_and_its_room_until_it_is_flushed() {
+        let made = |mark| Some(Made { opening: [1; 16], before: None, mark });
+        let mut journal = Journal::new(0, JournalPool::default());
+        for (lba, blocks, mark) in [(0, 8, 5), (2, 1, 6), (5, 3, 7), (2, 1, 8)] {
+            let change = write(lba, blocks * BLOCK_BYTES);
+            assert!(journal.reserve(change.cost()));
+            journal.push(change, made(mark));
+        }
+        let before = journal.mark();
+        let held = journal.bytes();
+        let look = |journal: &mut Journal| -> Vec<_> {
+            let piece = |piece: Piece| (piece.lba, piece.blocks, piece.made.map(|made| made.mark));
+            journal.pieces().into_iter().map(piece).collect()
+        };
+        let newest = [(2, 1, Some(8)), (5, 3, Some(7)), (0, 2, Some(5)), (3, 2, Some(5))];
+        assert_eq!(look(&mut journal), newest);
+        // One is gone, one has become two.
+        assert_eq!(journal.bytes(), held - write(2, BLOCK_BYTES).cost() + ENTRY_BYTES);
+        journal.flushed(before);
+        assert_eq!(look(&mut journal), newest, "a flush of before knows nothing of these places");
+        let place = journal.pieces()[0].place;
+        journal.made_again(place, made(99));
+        assert_eq!(look(&mut journal)[0], (2, 1, Some(99)));
+        journal.made_again(0, made(1));
+        journal.flushed(journal.mark());
+        assert_eq!((journal.is_empty(), journal.bytes()), (true, 0));
     }
 
     /// The most that [`JOURNAL_BYTES_MIN`] and the pool let it hold, in writes of a quarter of it.

@@ -15,6 +15,7 @@
 use std::ops::Range;
 
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::{Made, Openings, Verdict};
 use sealane_proto::nvme::status::Status;
 
 use super::QueueName;
@@ -87,6 +88,14 @@ pub(super) struct Link {
     pieces: Vec<Piece>,
     /// Pieces that queues have.
     pieces_out: usize,
+    /// What this incarnation has of the journal was looked at.
+    is_judged: bool,
+    /// The opening that this incarnation has of its store, once it has said so.
+    opening: Option<[u8; 16]>,
+    /// This incarnation was sent changes.
+    has_sent: bool,
+    /// The opening of an earlier one, the last that was sent changes.
+    sent_in: Option<[u8; 16]>,
     pub(super) journal: Journal,
     changing: ChangingRanges,
     is_flushing: bool,
@@ -112,6 +121,10 @@ impl Link {
             replayer: None,
             pieces: Vec::new(),
             pieces_out: 0,
+            is_judged: false,
+            opening: None,
+            has_sent: false,
+            sent_in: None,
             journal: Journal::new(journal_bytes_max, pool),
             changing: ChangingRanges::default(),
             is_flushing: false,
@@ -148,6 +161,11 @@ impl Link {
             self.must_resend = true;
             self.pieces = self.journal.pieces();
             self.pieces_out = 0;
+            self.is_judged = false;
+            if std::mem::take(&mut self.has_sent) {
+                self.sent_in = self.opening;
+            }
+            self.opening = None;
         }
         if !is_same {
             self.milestone = milestone;
@@ -223,6 +241,42 @@ impl Link {
         }
     }
 
+    /// The target said which opening it has of its store.
+    pub(super) fn opened(&mut self, incarnation: u64, openings: &Openings) {
+        if self.incarnation == Some(incarnation) {
+            self.opening = Some(openings.now.opening);
+        }
+    }
+
+    /// A change is sent.
+    pub(super) fn sends(&mut self, incarnation: u64) {
+        self.has_sent |= self.incarnation == Some(incarnation);
+    }
+
+    /// Leaves out of the journal's way what the target's store contains, or has something newer of.
+    /// An error, and the first block: others may have something newer in the store, and nobody can tell.
+    pub(super) fn judge(
+        &mut self,
+        incarnation: u64,
+        openings: Option<&Openings>,
+    ) -> Result<(), u64> {
+        if self.incarnation != Some(incarnation) || std::mem::replace(&mut self.is_judged, true) {
+            return Ok(());
+        }
+        let Some(openings) = openings else { return Ok(()) };
+        let sent_in = self.sent_in;
+        let judge = |made: Made| openings.judge(&made, sent_in == Some(made.opening));
+        let verdict = |piece: &Piece| piece.made.map_or(Verdict::Missing, judge);
+        let unknown = self.pieces.iter().find(|piece| verdict(piece) == Verdict::Unknown);
+        if let Some(unknown) = unknown {
+            let ranges = unknown.change.ranges();
+            let first = ranges.first().map_or(0, |range| range.start);
+            return Err(first.max(unknown.lba));
+        }
+        self.pieces.retain(|piece| verdict(piece) == Verdict::Missing);
+        Ok(())
+    }
+
     /// A piece of the journal that this incarnation of the target is still to be sent.
     pub(super) fn next_piece(&mut self, incarnation: u64) -> Option<Piece> {
         let piece = self.pieces.pop().filter(|_| self.incarnation == Some(incarnation))?;
@@ -239,9 +293,10 @@ impl Link {
         }
     }
 
-    /// A piece is acknowledged.
-    pub(super) fn piece_done(&mut self, incarnation: u64) {
+    /// A piece is acknowledged: it was made again then.
+    pub(super) fn piece_done(&mut self, incarnation: u64, place: u64, made: Option<Made>) {
         if self.incarnation == Some(incarnation) {
+            self.journal.made_again(place, made);
             self.pieces_out -= 1;
             self.wakes |= self.pieces_out == 0 && self.pieces.is_empty();
         }
@@ -292,18 +347,19 @@ impl Link {
         Begin::FlushFirst
     }
 
-    /// The change is acknowledged, in association `epoch`. It is given back if there is a newer one:
+    /// The change is acknowledged, in association `epoch`; `made` says when it was made. It is given back if there is a newer one:
     /// its target may be another incarnation, which lacks the change and was sent the journal without.
     pub(super) fn acknowledge(
         &mut self,
         epoch: u64,
         ranges: &[Range<u64>],
         change: Change,
+        made: Option<Made>,
     ) -> Result<(), Change> {
         if epoch != self.epoch {
             return Err(change);
         }
-        self.journal.push(change);
+        self.journal.push(change, made);
         self.end(ranges);
         Ok(())
     }
@@ -385,6 +441,8 @@ impl Link {
 mod tests {
     use std::sync::Arc;
 
+    use sealane_proto::sector::BLOCK_BYTES;
+
     use super::super::journal::JOURNAL_BYTES_MIN;
     use super::*;
 
@@ -401,10 +459,10 @@ mod tests {
     }
 
     fn acknowledged(link: &mut Link, range: Range<u64>) {
-        let change = change(10);
+        let change = change(BLOCK_BYTES);
         assert_eq!(link.begin(std::slice::from_ref(&range), change.cost()), Begin::Begun);
         let epoch = link.epoch();
-        assert!(link.acknowledge(epoch, &[range], change).is_ok());
+        assert!(link.acknowledge(epoch, &[range], change, None).is_ok());
     }
 
     #[test]
@@ -565,7 +623,7 @@ mod tests {
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
         assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "nothing that a flush would make durable");
-        assert!(link.acknowledge(1, &[0..1], half).is_ok());
+        assert!(link.acknowledge(1, &[0..1], half, None).is_ok());
         assert_eq!(link.begin(&[4..5], 1), Begin::BegunAndFlush);
         assert_eq!(link.begin(&[6..7], 1), Begin::Begun, "one flush at a time");
         link.flush_ended(Status::WRITE_FAULT);

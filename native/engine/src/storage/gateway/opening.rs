@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sealane_proto::digest::are_equal;
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::{Made, Openings};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::Operation;
@@ -27,10 +28,15 @@ impl<F: Front> GatewayQueue<F> {
         while let Some(back) = self.backs.get_mut(index) {
             match back.queue.next_event() {
                 None => index += 1,
-                Some(HostEvent::Completed { tag, status, data }) => {
+                Some(HostEvent::Completed { tag, status, mark, data }) => {
+                    let made = back.made(mark);
                     if let Some(part) = self.parts.take(tag) {
                         self.in_flight -= part.back_bytes();
-                        self.finish(part, status, &data, now);
+                        if matches!(part.work, Work::Openings) {
+                            self.opened(index, status, &data);
+                        } else {
+                            self.finish(part, status, made, &data, now);
+                        }
                     }
                     if let Some(back) = self.backs.get_mut(index) {
                         back.queue.recycle(data);
@@ -48,7 +54,24 @@ impl<F: Front> GatewayQueue<F> {
         self.close_drained();
     }
 
-    fn finish(&mut self, mut part: Part, status: Status, data: &[u8], now: Nanos) {
+    /// A target said how far the openings of its store have come.
+    fn opened(&mut self, index: usize, status: Status, data: &[u8]) {
+        let Some(back) = self.backs.get_mut(index) else { return };
+        let openings = if status.is_success() { Openings::decode(data) } else { None };
+        if let Some(openings) = &openings {
+            self.shared.link(|link| link.opened(back.incarnation, openings));
+        }
+        back.openings = Some(openings);
+    }
+
+    fn finish(
+        &mut self,
+        mut part: Part,
+        status: Status,
+        made: Option<Made>,
+        data: &[u8],
+        now: Nanos,
+    ) {
         let work = std::mem::replace(&mut part.work, Work::Read);
         match work {
             Work::Read => {
@@ -60,7 +83,7 @@ impl<F: Front> GatewayQueue<F> {
                 self.part_done(&part, status);
             }
             Work::Change { change, is_forced } => {
-                self.change_ended(part, change, is_forced, status);
+                self.change_ended(part, change, is_forced, status, made);
             }
             Work::Flush { mark } => {
                 let status = if status.is_success() {
@@ -85,8 +108,9 @@ impl<F: Front> GatewayQueue<F> {
                     self.swap_failed(&part, status);
                 }
             }
-            Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
+            Work::Swap { change, .. } => self.swap_ended(part, change, status, made, now),
             Work::Outcomes { queue, .. } => self.told(queue, status, data),
+            Work::Openings => {}
         }
     }
 
@@ -96,13 +120,14 @@ impl<F: Front> GatewayQueue<F> {
         change: Change,
         is_forced: bool,
         status: Status,
+        made: Option<Made>,
     ) {
         if let Owner::Replay(incarnation) = part.owner {
-            self.replayed(incarnation, part.lba, status);
+            self.replayed(incarnation, (part.place, part.lba), status, made);
             return;
         }
         if status.is_success() {
-            self.acknowledge(part, change, |change| Work::Change { change, is_forced });
+            self.acknowledge(part, change, made, |change| Work::Change { change, is_forced });
         } else {
             let status = self.back_status(&part, status);
             self.give_up(&part);
@@ -112,10 +137,16 @@ impl<F: Front> GatewayQueue<F> {
 
     /// A part's change was made, says an answer: it is acknowledged, or sent again as `work` if the
     /// answer is of an association that is over.
-    fn acknowledge(&mut self, part: Part, change: Change, work: impl FnOnce(Change) -> Work) {
+    fn acknowledge(
+        &mut self,
+        part: Part,
+        change: Change,
+        made: Option<Made>,
+        work: impl FnOnce(Change) -> Work,
+    ) {
         if let Some(claim) = &part.claim
             && let Err(change) =
-                self.shared.link(|link| link.acknowledge(part.epoch, &claim.ranges, change))
+                self.shared.link(|link| link.acknowledge(part.epoch, &claim.ranges, change, made))
         {
             return self.repeat(part, work(change));
         }
@@ -155,7 +186,10 @@ impl<F: Front> GatewayQueue<F> {
         if let Some(change) = sent {
             // An attempt whose outcome was lost: the sectors are ours if it was executed.
             if is_of(&change, &current) {
-                self.acknowledge(part, change, |change| Work::Examine { sent: Some(change) });
+                // This opening began with it.
+                let made = self.backs.last().and_then(|back| back.made(0));
+                let again = |change| Work::Examine { sent: Some(change) };
+                self.acknowledge(part, change, made, again);
                 return None;
             }
             // Not executed, or overwritten since: nobody can tell, so neither answer is true.
@@ -193,10 +227,11 @@ impl<F: Front> GatewayQueue<F> {
         mut part: Part,
         change: Change,
         status: Status,
+        made: Option<Made>,
         now: Nanos,
     ) {
         if status.is_success() {
-            self.acknowledge(part, change, |change| Work::Examine { sent: Some(change) });
+            self.acknowledge(part, change, made, |change| Work::Examine { sent: Some(change) });
         } else if status.code() != Status::COMPARE_FAILURE.code() {
             self.swap_failed(&part, status);
         } else if part.is_unknown {

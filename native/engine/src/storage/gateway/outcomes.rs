@@ -110,7 +110,7 @@ impl<F: Front> GatewayQueue<F> {
                 }
                 Fate::Ended(ended) => {
                     part.epoch = epoch;
-                    self.ended_before(part, ended.status, now);
+                    self.ended_before(part, ended, now);
                 }
                 Fate::Forgotten => {
                     self.give_up(&part);
@@ -124,12 +124,14 @@ impl<F: Front> GatewayQueue<F> {
     }
 
     /// A change ended like this, and the answer was lost.
-    fn ended_before(&mut self, mut part: Part, status: Status, now: Nanos) {
+    fn ended_before(&mut self, mut part: Part, ended: Ended, now: Nanos) {
+        let Ended { status, mark, .. } = ended;
+        let made = self.backs.last().and_then(|back| back.made(mark));
         match std::mem::replace(&mut part.work, Work::Read) {
             Work::Change { change, is_forced } => {
-                self.change_ended(part, change, is_forced, status);
+                self.change_ended(part, change, is_forced, status, made);
             }
-            Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
+            Work::Swap { change, .. } => self.swap_ended(part, change, status, made, now),
             work => self.again.push(Part { work, sent: None, ..part }),
         }
     }

@@ -19,7 +19,7 @@ use super::front::Front;
 use super::link::Phase;
 use super::outcomes::Answer;
 use super::replay::Replay;
-use super::request::{Part, Parts, Request};
+use super::request::{Owner, Part, Parts, Request, Work};
 use super::{QueueName, Shared, add};
 
 /// Bytes of parts that the target may have: a store may have to announce writes before it makes them,
@@ -96,6 +96,8 @@ impl<F: Front> GatewayQueue<F> {
         }
         // The one before it may hold answers that nobody took yet: only who takes them closes it.
         self.backs.push(back);
+        // Its first command: the answer is there before any change is acknowledged.
+        self.send(Part::internal(Owner::Outcomes, Work::Openings), now);
     }
 
     /// Deadlines: of commands at the target, and of commands without one.
@@ -208,6 +210,7 @@ impl<F: Front> GatewayQueue<F> {
             Operation::WriteIf(_)
             | Operation::FlushMilestone
             | Operation::Outcomes { .. }
+            | Operation::Openings
             | Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }
@@ -266,7 +269,7 @@ impl<F: Front> Drop for GatewayQueue<F> {
         // Changes that are on their way have no known end: only a fence makes sure they have one.
         let epoch = self.backs.last().map(|back| back.epoch);
         if let Some(epoch) = epoch
-            && !self.parts.is_empty()
+            && self.parts.iter().any(|part| !matches!(part.work, Work::Openings))
         {
             self.shared.lose(self.name, epoch, "queue.abandoned", "commands were on their way");
         }

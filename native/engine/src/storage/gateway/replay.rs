@@ -1,6 +1,7 @@
 //! What the journal sends on its own behalf: itself, to a target that restarted, and flushes: the one
 //! that ends that, and the one that makes room in it.
 
+use sealane_proto::freshness::openings::Made;
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::status::Status;
@@ -35,7 +36,22 @@ impl<F: Front> GatewayQueue<F> {
         if self.replay.is_none() && self.shared.link(|link| link.claim_replay(name)) {
             self.replay = Some(Replay::default());
         }
-        let Some(incarnation) = self.backs.last().map(|back| back.incarnation) else { return };
+        let Some(back) = self.backs.last() else { return };
+        let incarnation = back.incarnation;
+        // Not before it is known what the target has.
+        let Some(openings) = &back.openings else { return };
+        if self.replay.is_none() {
+            return;
+        }
+        let judged = self.shared.link(|link| link.judge(incarnation, openings.as_ref()));
+        if let Err(lba) = judged {
+            let detail = format!(
+                "the journal, block {lba}: other gateways have changed the volume since the target \
+                 was last reached, nobody can tell what is newer"
+            );
+            self.shared.fail(self.name, "journal.refused", detail);
+            return;
+        }
         while self.replay.is_some()
             && self.has_room()
             && let Some(piece) = self.shared.link(|link| link.next_piece(incarnation))
@@ -60,7 +76,9 @@ impl<F: Front> GatewayQueue<F> {
                     piece.ranges_done += usize::from(ended.ranges);
                 }
                 Fate::Ended(ended) => {
-                    self.replayed(incarnation, piece.lba, ended.status);
+                    let made = self.backs.last().and_then(|back| back.made(ended.mark));
+                    let place = (piece.place, piece.lba);
+                    self.replayed(incarnation, place, ended.status, made);
                     return true;
                 }
                 Fate::Forgotten => {
@@ -70,18 +88,24 @@ impl<F: Front> GatewayQueue<F> {
                 }
             }
         }
-        let Piece { change, lba, blocks, ranges_done, .. } = piece;
+        let Piece { place, change, lba, blocks, ranges_done, .. } = piece;
         let work = Work::Change { change, is_forced: false };
         let owner = Owner::Replay(incarnation);
         add(&self.shared.counters.changes_replayed, 1);
-        self.send(Part { lba, blocks, ranges_done, ..Part::internal(owner, work) }, now);
+        self.send(Part { place, lba, blocks, ranges_done, ..Part::internal(owner, work) }, now);
         true
     }
 
     /// A piece of the journal has an end.
-    pub(super) fn replayed(&mut self, incarnation: u64, lba: u64, status: Status) {
+    pub(super) fn replayed(
+        &mut self,
+        incarnation: u64,
+        (place, lba): (u64, u64),
+        status: Status,
+        made: Option<Made>,
+    ) {
         if status.is_success() {
-            self.shared.link(|link| link.piece_done(incarnation));
+            self.shared.link(|link| link.piece_done(incarnation, place, made));
         } else {
             let detail = format!("the journal, block {lba}: target answered {status}");
             self.shared.fail(self.name, "journal.refused", detail);
@@ -91,9 +115,10 @@ impl<F: Front> GatewayQueue<F> {
     /// A piece has no answer, or couldn't be sent: the journal still has it to send.
     pub(super) fn return_replayed(&mut self, part: Part) {
         let Owner::Replay(incarnation) = part.owner else { return };
-        let Part { lba, blocks, sent, ranges_done, work, .. } = part;
+        let Part { place, lba, blocks, sent, ranges_done, work, .. } = part;
         if let Work::Change { change, .. } = work {
-            let piece = Piece { change, lba, blocks, sent, ranges_done };
+            let made = None;
+            let piece = Piece { place, made, change, lba, blocks, sent, ranges_done };
             self.shared.link(|link| link.return_piece(incarnation, piece, true));
         }
     }

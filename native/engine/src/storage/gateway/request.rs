@@ -58,7 +58,7 @@ pub(super) enum Owner {
     Journal,
     /// The journal, which is sent again to this incarnation of the target.
     Replay(u64),
-    /// This queue, which asks how changes of another one ended.
+    /// This queue, which asks its target something.
     Outcomes,
 }
 
@@ -98,6 +98,8 @@ pub(super) enum Work {
     Swap { current: Vec<[u8; IV_BYTES]>, change: Change, is_forced: bool },
     /// Asks how the changes of a queue ended that is over.
     Outcomes { queue: u64, epoch: u64 },
+    /// Asks how far the openings of the target's store have come.
+    Openings,
 }
 
 /// A part of a command that is one command at the target.
@@ -116,6 +118,8 @@ pub(super) struct Part {
     pub(super) attempts: u32,
     /// It was sent before, on an association that was lost.
     pub(super) is_again: bool,
+    /// Of a piece of the journal, its place there.
+    pub(super) place: u64,
     /// Where it was sent last, if it is a change: its target must be asked before it is sent again.
     pub(super) sent: Option<Sent>,
     /// An earlier attempt may have been made by an incarnation of the target that is over.
@@ -141,6 +145,7 @@ impl Part {
             order: 0,
             attempts: 0,
             is_again: false,
+            place: 0,
             sent: None,
             is_unknown: false,
             ranges_done: 0,
@@ -153,7 +158,7 @@ impl Part {
     pub(super) fn back_bytes(&self) -> usize {
         match &self.work {
             Work::Change { change: Change::Deallocate(_), .. } => 0,
-            Work::Flush { .. } | Work::Outcomes { .. } => BLOCK_BYTES,
+            Work::Flush { .. } | Work::Outcomes { .. } | Work::Openings => BLOCK_BYTES,
             _ => self.blocks as usize * BLOCK_BYTES,
         }
     }

@@ -80,6 +80,7 @@ impl<F: Front> GatewayQueue<F> {
             order: 0,
             attempts: 0,
             is_again: false,
+            place: 0,
             sent: None,
             is_unknown: false,
             ranges_done: 0,
@@ -232,6 +233,9 @@ impl<F: Front> GatewayQueue<F> {
         let (incarnation, queue, epoch) = (back.incarnation, back.queue.name(), back.epoch);
         let sent = Sent { incarnation, queue, epoch, number: back.queue.last_number() + 1 };
         part.sent = is_change(&part.work).then_some(sent);
+        if part.sent.is_some() && !std::mem::replace(&mut back.has_sent, true) {
+            self.shared.link(|link| link.sends(incarnation));
+        }
         part.deadline = now.saturating_add(nanos(self.shared.settings.command_timeout));
         self.first_deadline = self.first_deadline.min(part.deadline);
         let bytes = part.back_bytes();
@@ -296,6 +300,7 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             HostCommand::Read { lba: part.lba, blocks: part.blocks }
         }
         Work::Flush { .. } => HostCommand::FlushMilestone,
+        Work::Openings => HostCommand::Openings,
         Work::Outcomes { queue, epoch } => HostCommand::Outcomes { queue: *queue, epoch: *epoch },
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
             // Of a change that is sent again, all but what newer ones replaced.

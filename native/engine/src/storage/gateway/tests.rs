@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::{OPENINGS_BYTES, Openings};
 use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{
@@ -114,6 +115,9 @@ struct Disk {
     sent_again: u64,
     /// Questions about them that were answered.
     asked: u64,
+    /// How far the store's openings have come, if it keeps marks; the mark of each change.
+    openings: Option<Openings>,
+    mark: u64,
 }
 
 impl Disk {
@@ -189,6 +193,13 @@ impl Disk {
                     (lba..lba + u64::from(blocks)).for_each(|lba| drop(self.current.remove(&lba)));
                 }
             }
+            Operation::Openings => {
+                let mut block = vec![0; BLOCK_BYTES];
+                if let Some(openings) = &self.openings {
+                    block[..OPENINGS_BYTES].copy_from_slice(&openings.encode());
+                }
+                return queue.complete_read(slot, block);
+            }
             other => panic!("the gateway doesn't send {other:?}"),
         }
         if is_forced && status.is_success() {
@@ -198,9 +209,14 @@ impl Disk {
             }
         }
         if is_change && status.is_success() {
-            self.ended.entry(name).or_default().push(Ended { number, status, ranges: 0 });
+            self.ended.entry(name).or_default().push(Ended {
+                number,
+                status,
+                ranges: 0,
+                mark: self.mark,
+            });
         }
-        queue.complete(slot, status, Vec::new());
+        queue.complete_change(slot, status, self.mark, Vec::new());
     }
 }
 
@@ -267,9 +283,27 @@ impl Lane {
         self.tag
     }
 
+    /// A queue's first command asks how far the store's openings have come: that is answered.
+    fn greet(&mut self, disk: &mut Disk) {
+        let (Some(target), Some(back)) = (&mut self.target, self.gateway.backs.last_mut()) else {
+            return;
+        };
+        if back.openings.is_none() {
+            target.receive(&back.queue.transmit().take());
+            let Some(ControllerEvent::Received(command)) = target.next_event() else {
+                panic!("a command");
+            };
+            assert_eq!(command.operation, Operation::Openings);
+            disk.execute(back.queue.name(), target, command);
+            back.queue.receive(&target.transmit().take());
+            self.gateway.take_back_events(self.now);
+        }
+    }
+
     /// Moves what is there one step. `cut`: of what goes to and from the target only so many bytes
     /// arrive, and then the connection is gone.
     fn step(&mut self, disk: &mut Disk, cut: Option<(usize, usize)>) -> bool {
+        self.greet(disk);
         let down = self.host.transmit().take();
         self.gateway.front.receive(&down);
         assert_eq!(self.gateway.take_front_events(), None);
@@ -305,7 +339,7 @@ impl Lane {
         let up = self.gateway.front.transmit().take();
         self.host.receive(&up);
         while let Some(event) = self.host.next_event() {
-            let HostEvent::Completed { tag, status, data } = event else {
+            let HostEvent::Completed { tag, status, data, .. } = event else {
                 panic!("the front end failed: {event:?}")
             };
             self.ended.insert(tag, (status, data));
@@ -331,6 +365,7 @@ impl Lane {
     /// Has the target execute the command that was submitted, and lose its association: its answer,
     /// which is still in the socket.
     fn executed(&mut self, disk: &mut Disk) -> Vec<u8> {
+        self.greet(disk);
         let down = self.host.transmit().take();
         self.gateway.front.receive(&down);
         assert_eq!(self.gateway.take_front_events(), None);
@@ -485,7 +520,7 @@ fn a_change_whose_answer_was_lost_is_not_made_twice() {
 
 #[test]
 fn a_change_that_was_not_made_is_sent_again_and_one_that_failed_is_not() {
-    let failed = Ended { number: 1, status: Status::WRITE_FAULT, ranges: 0 };
+    let failed = Ended { number: 2, status: Status::WRITE_FAULT, ranges: 0, mark: 0 };
     for (known, ended) in [(None, Status::SUCCESS), (Some(failed), Status::WRITE_FAULT)] {
         let (mut lane, mut disk) = world();
         let name = lane.gateway.backs[0].queue.name();
@@ -528,7 +563,7 @@ fn a_change_that_its_target_has_forgotten_is_not_claimed_and_not_made_again() {
     lane.connect(2, disk.incarnation);
     lane.gateway.submit(lane.now);
     let asked = lane.gateway.backs[0].queue.outstanding();
-    assert_eq!(asked, 1);
+    assert_eq!(asked, 2, "how far it is, and what became of the write");
     let name = secure(1, 1, 1).name();
     lane.gateway.told(name, Status::SUCCESS, &[0; BLOCK_BYTES]);
     lane.settle(&mut disk);
@@ -546,7 +581,7 @@ fn of_a_deallocation_that_was_made_in_part_the_rest_is_made() {
     let ranges = (0..3).map(|lba| LbaRange { lba, blocks: 1 }).collect();
     let tag = lane.submit(HostCommand::Deallocate(ranges));
     lane.step(&mut disk, Some((0, 0)));
-    let aborted = Ended { number: 4, status: Status::ABORTED, ranges: 2 };
+    let aborted = Ended { number: 5, status: Status::ABORTED, ranges: 2, mark: 0 };
     disk.ended.entry(name).or_default().push(aborted);
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
@@ -671,6 +706,130 @@ fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
     assert_eq!(disk.asked, 1);
 }
 
+/// A gateway, and a target whose store keeps marks, in its first opening.
+fn marked_world() -> (Lane, Disk) {
+    let mut lane = Lane::new(&shared(settings()), 1);
+    let openings = Some(Openings { now: milestone(1, 0), earlier: Vec::new() });
+    let disk = Disk { incarnation: 1, openings, ..Disk::default() };
+    lane.connect(1, 1);
+    (lane, disk)
+}
+
+impl Disk {
+    /// Restarts; the openings before, latest first, had come so far.
+    fn restart_after(&mut self, earlier: &[(u64, u64)]) {
+        self.restart();
+        self.writes.clear();
+        let earlier = earlier.iter().map(|(opening, found)| milestone(*opening, *found)).collect();
+        self.openings = Some(Openings { now: milestone(self.incarnation, 1000), earlier });
+    }
+
+    fn write(&mut self, lane: &mut Lane, lba: u64, mark: u64) {
+        self.mark = mark;
+        assert_eq!(lane.write(self, lba, lba as u8), Status::SUCCESS);
+    }
+
+    fn written(&self) -> Vec<u64> {
+        self.writes.iter().map(|(lba, _)| *lba).collect()
+    }
+}
+
+#[test]
+fn what_the_store_contains_of_a_journal_is_not_sent_again() {
+    let (mut lane, mut disk) = marked_world();
+    for (lba, mark) in [(3, 5), (4, 7), (5, 8)] {
+        disk.write(&mut lane, lba, mark);
+    }
+    lane.lose();
+    disk.restart_after(&[(1, 7)]);
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(disk.written(), [5]);
+    assert_eq!(disk.flushes, 1, "what was left out is flushed as well");
+    assert!(lane.gateway.shared.link(|link| link.journal.is_empty()));
+}
+
+#[test]
+fn marks_are_told_by_answers_to_questions_too() {
+    let (mut lane, mut disk) = marked_world();
+    disk.mark = 5;
+    let write = HostCommand::Write { lba: 3, data: vec![3; DATA_BYTES], is_forced: false };
+    let tag = lane.submit(write);
+    lane.step(&mut disk, Some((usize::MAX, 0)));
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
+    lane.lose();
+    disk.restart_after(&[(1, 5)]);
+    lane.connect(3, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(disk.written(), []);
+}
+
+#[test]
+fn what_was_sent_again_has_the_mark_of_the_life_that_answered_it() {
+    let (mut lane, mut disk) = marked_world();
+    disk.write(&mut lane, 3, 5);
+    lane.lose();
+    disk.restart_after(&[(1, 4)]);
+    disk.fails_flush = true;
+    disk.mark = 1005;
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(disk.written(), [3]);
+    disk.fails_flush = false;
+    disk.restart_after(&[(2, 1005), (1, 4)]);
+    lane.connect(3, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(disk.written(), []);
+    assert_eq!(lane.gateway.shared.link(|link| link.phase()), Phase::Ready);
+}
+
+#[test]
+fn a_gateway_that_was_absent_while_others_changed_something_fails() {
+    // Nothing was changed in opening 2: it isn't listed.
+    for (earlier, phase) in
+        [(&[(2, 1001), (1, 4)][..], Phase::Failed), (&[(1, 4)][..], Phase::Ready)]
+    {
+        let (mut lane, mut disk) = marked_world();
+        disk.write(&mut lane, 3, 5);
+        lane.lose();
+        disk.restart();
+        disk.restart_after(earlier);
+        lane.connect(2, disk.incarnation);
+        let read = lane.submit(HostCommand::Read { lba: 3, blocks: 1 });
+        lane.settle(&mut disk);
+        assert_eq!(lane.gateway.shared.link(|link| link.phase()), phase);
+        let failed = Status::INTERNAL_ERROR.final_();
+        let expected = if phase == Phase::Failed { failed } else { Status::SUCCESS };
+        assert_eq!(lane.ended[&read].0, expected);
+    }
+}
+
+#[test]
+fn a_gateway_that_changed_something_itself_since_goes_on() {
+    let (mut lane, mut disk) = marked_world();
+    for lba in 3..6 {
+        disk.write(&mut lane, lba, 5);
+    }
+    lane.lose();
+    disk.restart_after(&[(1, 4)]);
+    disk.mark = 1001;
+    lane.connect(2, disk.incarnation);
+    // One piece comes through, with its answer; the connection ends.
+    lane.greet(&mut disk);
+    lane.step(&mut disk, Some((BLOCK_BYTES + 72 + 10, usize::MAX)));
+    assert_eq!(disk.written().len(), 1);
+    let first = disk.written()[0];
+    disk.restart_after(&[(2, 1001), (1, 4)]);
+    lane.connect(3, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.gateway.shared.link(|link| link.phase()), Phase::Ready);
+    let mut written = disk.written();
+    written.sort_unstable();
+    assert_eq!(written, (3..6).filter(|lba| *lba != first).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
     for (is_executed, is_restarted) in [(true, false), (false, false), (true, true)] {
@@ -791,7 +950,7 @@ fn a_journal_is_flushed_before_writes_have_to_wait_for_it() {
 #[test]
 fn keys_are_replaced_before_they_are_used_up_and_nothing_is_lost() {
     let mut lane =
-        Lane::new(&shared(GatewaySettings { commands_per_key_max: 16, ..settings() }), 1);
+        Lane::new(&shared(GatewaySettings { commands_per_key_max: 17, ..settings() }), 1);
     let mut disk = Disk { incarnation: 1, ..Disk::default() };
     lane.connect(1, 1);
     for index in 0..14 {
@@ -877,6 +1036,7 @@ fn a_host_that_goes_takes_its_unsent_writes_with_it() {
     lane.step(&mut disk, Some((0, 0)));
     lane.gateway.abandon();
     lane.connect(2, disk.incarnation);
+    lane.greet(&mut disk);
     lane.gateway.submit(lane.now);
     let back = lane.gateway.backs.last_mut().unwrap();
     assert_eq!(back.queue.transmit().pending_bytes(), 0, "something was sent");

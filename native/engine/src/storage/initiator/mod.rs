@@ -384,7 +384,7 @@ impl Inner {
     fn take_events(&mut self) -> Result<(), TransferError> {
         while let Some(event) = self.queue.next_event() {
             match event {
-                HostEvent::Completed { tag, status, data } => {
+                HostEvent::Completed { tag, status, data, .. } => {
                     self.ended(tag, status, &data);
                     self.queue.recycle(data);
                 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::Openings;
 
 use super::super::events::EventLog;
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters};
@@ -160,6 +161,14 @@ impl<P: Place> BlockStore for FreshStore<P> {
 
     fn contains(&self, told: &Milestone) -> bool {
         self.shared.map.contains(told)
+    }
+
+    fn mark(&self) -> u64 {
+        self.shared.map.mark()
+    }
+
+    fn openings(&self) -> Option<Openings> {
+        Some(self.shared.map.openings())
     }
 
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {

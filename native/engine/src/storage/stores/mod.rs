@@ -36,7 +36,7 @@ mod conformance;
 #[cfg(test)]
 mod extend_tests;
 #[cfg(test)]
-mod scratch;
+pub mod scratch;
 #[cfg(test)]
 mod served;
 #[cfg(test)]

@@ -288,7 +288,7 @@ impl<T: Transfer> Mover<T> {
     fn take_events(&mut self) -> Result<(), Gone> {
         while let Some(event) = self.queue.next_event() {
             match event {
-                HostEvent::Completed { tag, status, data } => {
+                HostEvent::Completed { tag, status, data, .. } => {
                     let Some(command) = self.commands.remove(&tag) else { continue };
                     self.in_flight -= command.bytes;
                     if is_of_connection(status) {

@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 
 use sealane_proto::freshness::milestone::MILESTONE_BYTES;
+use sealane_proto::freshness::openings::OPENINGS_BYTES;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
 use sealane_proto::nvme::outcomes::{self, Ended};
@@ -16,6 +17,7 @@ use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, block_iv, take_expected_iv};
 
 use super::mailbox::Waiter;
 use super::namespace::{Namespace, add};
+use super::order::Token;
 use super::outcomes::QueueName;
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
@@ -31,6 +33,17 @@ const VERIFY_BLOCKS: u64 = 32;
 
 /// Namespace id of a flush of all namespaces.
 const ALL_NAMESPACES: u32 = u32::MAX;
+
+/// Why a change has the store flushed, where several gateways use the namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Flushing {
+    #[default]
+    No,
+    /// Before it: another gateway changed its blocks.
+    Before,
+    /// After it: its parts were made at different times, which one mark can't tell.
+    After,
+}
 
 /// A command being executed.
 pub(super) struct Task {
@@ -51,6 +64,16 @@ pub(super) struct Task {
     verified: u64,
     /// A gateway sends it again after a restart: blocks that were changed since are left out.
     is_sent_again: bool,
+    /// A flush that its store operation is, between gateways.
+    flushing: Flushing,
+    /// The flush as others wait for it.
+    token: Option<Token>,
+    /// The range it holds may be changed: what others changed there is flushed.
+    is_ordered: bool,
+    /// Some of its blocks were left out.
+    has_left_out: bool,
+    /// When its change was made, as the store counts.
+    mark: u64,
     /// Number and id of the command, by which its gateway may ask how it ended.
     number: u64,
     cid: u16,
@@ -84,7 +107,8 @@ impl Task {
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }
             | Operation::ReservationReport { .. }
-            | Operation::Outcomes { .. } => None,
+            | Operation::Outcomes { .. }
+            | Operation::Openings => None,
             _ => Some(Group::Write),
         }
     }
@@ -101,7 +125,20 @@ impl Task {
                 status = Status::ABORTED;
             }
         }
-        self.has_changed.then_some(Ended { number: self.number, status, ranges })
+        let mark = if status.is_success() { self.mark } else { 0 };
+        self.has_changed.then_some(Ended { number: self.number, status, ranges, mark })
+    }
+
+    /// The blocks that its next store operation changes; None: it changes none.
+    fn to_change(&self) -> Option<Range<u64>> {
+        match &self.operation {
+            Operation::Write(_)
+            | Operation::WriteIf(_)
+            | Operation::CompareAndWrite { .. }
+            | Operation::WriteZeroes { .. } => Some(self.blocks.clone()),
+            Operation::Deallocate(ranges) => ranges.get(self.ranges_done).map(range_of),
+            _ => None,
+        }
     }
 
     /// Whether its store operation is a read. A write-if that still has its sectors waits for
@@ -170,6 +207,11 @@ impl Worker {
             ranges_done: 0,
             verified: 0,
             is_sent_again,
+            flushing: Flushing::No,
+            token: None,
+            is_ordered: false,
+            has_left_out: false,
+            mark: 0,
             number,
             cid,
             has_changed: false,
@@ -196,6 +238,7 @@ impl Worker {
             Operation::Flush
             | Operation::FlushMilestone
             | Operation::Outcomes { .. }
+            | Operation::Openings
             | Operation::ReservationReport { .. } => None,
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
             // Nothing runs while reservations change: who is preempted has nothing in flight.
@@ -227,6 +270,14 @@ impl Worker {
             task.status = Status::RESERVATION_CONFLICT.final_();
             return self.finish(slot, Vec::new());
         }
+        if self.secure_name.is_some()
+            && !task.is_ordered
+            && let Some(blocks) = task.to_change()
+            && namespace.order().must_flush(attachment.writer, &blocks)
+        {
+            add(&namespace.counters.ordering_flushes, 1);
+            return self.flush_between(slot, Flushing::Before);
+        }
         let lba = task.blocks.start;
         let to_read = task.to_read();
         let bytes = (to_read.end - to_read.start) as usize * namespace.block_bytes();
@@ -250,7 +301,11 @@ impl Worker {
                 let range = ranges.get(task.ranges_done).map(range_of).unwrap_or_default();
                 StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
             }
-            Operation::Flush | Operation::FlushMilestone => StoreRequest::Flush,
+            Operation::Flush | Operation::FlushMilestone => {
+                task.token = namespace.order().begin_flush();
+                StoreRequest::Flush
+            }
+            Operation::Openings => return self.tell_openings(slot),
             Operation::Outcomes { queue, epoch } => {
                 let name = QueueName { name: *queue, epoch: *epoch };
                 return self.tell_outcomes_of(slot, name);
@@ -267,6 +322,34 @@ impl Worker {
         attachment.channel.submit(u64::from(slot), request);
     }
 
+    /// Has the store flushed, before a change or after it; the range stays locked.
+    fn flush_between(&mut self, slot: u16, flushing: Flushing) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        task.flushing = flushing;
+        task.token = attachment.namespace.order().begin_flush();
+        task.stores += 1;
+        attachment.channel.submit(u64::from(slot), StoreRequest::Flush);
+    }
+
+    /// Goes on with a change for which the store was flushed.
+    fn flushed_between(&mut self, slot: u16, flushing: Flushing, buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        if !task.status.is_success() || flushing == Flushing::After {
+            return self.finish(slot, buffer);
+        }
+        if self.is_ending {
+            task.status = Status::ABORTED;
+            return self.finish(slot, buffer);
+        }
+        if let Some(blocks) = task.to_change() {
+            attachment.namespace.order().flushed(&blocks);
+        }
+        task.is_ordered = true;
+        self.start(slot);
+    }
+
     /// Starts a change that is sent again, without the blocks that were changed since.
     fn start_again(&mut self, slot: u16, request: StoreRequest) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
@@ -274,6 +357,7 @@ impl Worker {
         let block_bytes = attachment.namespace.block_bytes();
         let blocks = request.blocks(block_bytes);
         let left = attachment.namespace.not_superseded(blocks.clone());
+        task.has_left_out |= left != std::slice::from_ref(&blocks);
         if left.is_empty() {
             return self.change_done(slot, request.into_buffer());
         }
@@ -299,6 +383,11 @@ impl Worker {
             ranges_done: 0,
             verified: 0,
             is_sent_again: false,
+            flushing: Flushing::No,
+            token: None,
+            is_ordered: false,
+            has_left_out: false,
+            mark: 0,
             number: 0,
             cid: 0,
             has_changed: false,
@@ -329,6 +418,9 @@ impl Worker {
         let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
         let namespace = &attachment.namespace;
         task.stores -= 1;
+        if let Some(token) = task.token.take() {
+            namespace.order().end_flush(token, done.result.is_ok());
+        }
         if let Err(error) = &done.result {
             let is_read = task.mode() == Mode::Shared;
             let reason = reason_of(error);
@@ -355,6 +447,10 @@ impl Worker {
                 self.queue.complete(slot, status, done.buffer);
             }
             return;
+        }
+        let flushing = std::mem::take(&mut task.flushing);
+        if flushing != Flushing::No {
+            return self.flushed_between(slot, flushing, done.buffer);
         }
         let is_read = task.is_reading();
         if is_read {
@@ -454,6 +550,18 @@ impl Worker {
         let namespace = &attachment.namespace;
         let counters = &namespace.counters;
         let blocks = task.blocks.end - task.blocks.start;
+        let mut must_flush = false;
+        if self.secure_name.is_some()
+            && let Some(changed) = task.to_change()
+        {
+            let mut order = namespace.order();
+            order.note(attachment.writer, changed);
+            let is_several =
+                matches!(&task.operation, Operation::Deallocate(ranges) if ranges.len() > 1);
+            must_flush = order.is_shared() && (is_several || task.has_left_out);
+            drop(order);
+            task.mark = namespace.mark();
+        }
         // What is sent again is older than any change since: it supersedes nothing itself.
         let is_noted = self.secure_name.is_some() && !task.is_sent_again;
         let note_changed = |blocks| {
@@ -481,6 +589,7 @@ impl Worker {
                     if self.is_ending {
                         task.status = Status::ABORTED;
                     } else {
+                        task.is_ordered = false;
                         if let Some(id) = task.lock.take() {
                             namespace.release(id);
                         }
@@ -494,7 +603,23 @@ impl Worker {
                 note_changed(task.blocks.clone());
             }
         }
+        if must_flush && task.status.is_success() {
+            return self.flush_between(slot, Flushing::After);
+        }
         self.finish(slot, buffer);
+    }
+
+    /// Answers how far the openings of the store have come.
+    fn tell_openings(&mut self, slot: u16) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let mut data = self.queue.buffer(BLOCK_BYTES);
+        data.fill(0);
+        if let Some(openings) = attachment.namespace.openings() {
+            data[..OPENINGS_BYTES].copy_from_slice(&openings.encode());
+        }
+        self.queue.complete_read(slot, data);
+        self.forget(slot);
     }
 
     /// Answers how the changes of another queue of the same gateway ended.
@@ -557,7 +682,7 @@ impl Worker {
     /// Completes a command with its status.
     fn finish(&mut self, slot: u16, buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get(usize::from(slot)) else { return };
-        self.queue.complete(slot, task.status, buffer);
+        self.queue.complete_change(slot, task.status, task.mark, buffer);
         self.forget(slot);
     }
 

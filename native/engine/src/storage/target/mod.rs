@@ -8,6 +8,7 @@ pub mod jobs;
 mod load;
 mod mailbox;
 pub mod namespace;
+mod order;
 mod outcomes;
 pub mod qos;
 mod range_lock;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::Openings;
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unwritten};
@@ -14,6 +15,7 @@ use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unw
 use super::changed::Changed;
 use super::load::{HostLoad, Load};
 use super::mailbox::{Message, Waiter};
+use super::order::{Order, Writer};
 use super::outcomes::Outcomes;
 use super::qos::{Cost, Qos, QosLimits};
 use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
@@ -44,6 +46,8 @@ pub(super) struct Counters {
     pub contended: AtomicU64,
     /// Blocks that a gateway sent again and that had been changed since: left as they are.
     pub superseded: AtomicU64,
+    /// Flushes that a gateway waited for because another one had changed the same block.
+    pub ordering_flushes: AtomicU64,
 }
 
 pub(super) fn add(counter: &AtomicU64, value: u64) {
@@ -58,6 +62,8 @@ pub struct Namespace {
     pub(super) block_bytes: usize,
     block_count: AtomicU64,
     pub(super) is_sealed: bool,
+    /// Whether the store keeps marks: else nothing orders changes over a restart, and nothing need.
+    has_marks: bool,
     /// Whether the store tells what is unwritten and reads current sectors only.
     pub(super) is_fresh: bool,
     locks: Mutex<RangeLocks<Waiter>>,
@@ -68,6 +74,7 @@ pub struct Namespace {
     pub(super) counters: Counters,
     load: Mutex<Load>,
     changed: Mutex<Changed>,
+    order: Mutex<Order>,
     outcomes: Mutex<Outcomes>,
     events: Arc<EventLog>,
 }
@@ -103,6 +110,7 @@ impl Namespace {
         store.tell_events(&events);
         Ok(Self {
             layout: store.layout(),
+            has_marks: store.openings().is_some(),
             store: RwLock::new(Some(store)),
             block_bytes,
             block_count: block_count.into(),
@@ -116,6 +124,7 @@ impl Namespace {
             counters: Counters::default(),
             load: Mutex::default(),
             changed: Mutex::default(),
+            order: Mutex::default(),
             outcomes: Mutex::default(),
             events,
         })
@@ -226,6 +235,18 @@ impl Namespace {
         store.as_ref().is_some_and(|store| store.contains(told))
     }
 
+    /// The mark of a change that has ended, while its blocks are locked; 0: its store keeps none.
+    pub(super) fn mark(&self) -> u64 {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        store.as_ref().map_or(0, |store| store.mark())
+    }
+
+    /// How far the openings of its store have come; None: it keeps no freshness, or is closed.
+    pub(super) fn openings(&self) -> Option<Openings> {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        store.as_ref().and_then(|store| store.openings())
+    }
+
     /// Events so far and the descriptor that tells of them.
     pub fn events(&self) -> &EventLog {
         &self.events
@@ -255,6 +276,7 @@ impl Namespace {
             ("throttled", read(&counters.throttled)),
             ("contended", read(&counters.contended)),
             ("superseded", read(&counters.superseded)),
+            ("ordering_flushes", read(&counters.ordering_flushes)),
             ("events_dropped", self.events.dropped()),
         ]
         .into();
@@ -386,6 +408,16 @@ impl Namespace {
         let kept: u64 = left.iter().map(|range| range.end - range.start).sum();
         add(&self.counters.superseded, count - kept);
         left
+    }
+
+    /// A queue of a gateway begins; whose it is.
+    pub(super) fn join(&self, gateway: &str) -> Writer {
+        if self.has_marks { self.order().join(gateway) } else { 0 }
+    }
+
+    /// Whose changes no flush has yet.
+    pub(super) fn order(&self) -> MutexGuard<'_, Order> {
+        lock(&self.order)
     }
 
     /// How the changes of its secure queues ended.

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn ended(number: u64) -> Ended {
-        Ended { number, status: Status::SUCCESS, ranges: 0 }
+        Ended { number, status: Status::SUCCESS, ranges: 0, mark: 0 }
     }
 
     /// The queue `number`, in an association of its own.

@@ -18,6 +18,7 @@ use super::controller::Shared;
 use super::execution::Task;
 use super::mailbox::{Mailbox, Message};
 use super::namespace::Namespace;
+use super::order::Writer;
 use super::outcomes::{Changes, QueueName};
 use crate::clock;
 use crate::storage::connection::{Connection, Gone};
@@ -44,6 +45,8 @@ pub(super) struct Attachment {
     pub tasks: usize,
     /// How the changes ended, for a secure queue.
     pub changes: Changes,
+    /// Whose queue a secure one is.
+    pub writer: Writer,
     /// No longer the controller's; goes with its last command.
     is_retired: bool,
 }
@@ -263,12 +266,14 @@ impl Worker {
 
     fn attach(&mut self, entry: &Assigned, channel: Box<dyn StoreChannel>) {
         let (nsid, namespace) = (entry.nsid, Arc::clone(&entry.namespace));
+        let mut writer = 0;
         if let Some((gateway, name)) = &self.secure_name {
             namespace.outcomes().begin(gateway, *name);
+            writer = namespace.join(gateway);
         }
-        let changes = Changes::default();
+        let (tasks, changes, is_retired) = (0, Changes::default(), false);
         let attachment =
-            Some(Attachment { nsid, namespace, channel, tasks: 0, changes, is_retired: false });
+            Some(Attachment { nsid, namespace, channel, tasks, changes, writer, is_retired });
         match self.attachments.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = attachment,
             None => self.attachments.push(attachment),

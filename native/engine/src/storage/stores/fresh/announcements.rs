@@ -219,6 +219,7 @@ impl<F: Layout> Map<F> {
             let is_on_its_way = self.afloat.join(mailbox, name);
             return Ok(if is_on_its_way { Begun::Waiting } else { Begun::Nothing });
         }
+        state.take_pages(log.next, [records.len()], per_page);
         let is_merge_due = self.wants_merge(&log, &state);
         drop(state);
         let pages = self.next_pages(&mut log, &records);

@@ -183,6 +183,7 @@ impl<F: Layout> Map<F> {
         // What became unwritten before a write was announced comes before it in the log.
         let mut records = std::mem::take(&mut state.waiting);
         state.intents.announce_new(&mut records);
+        state.take_pages(log.next, [records.len()], records_per_page::<F>());
         drop(state);
         let run = self.begin_run(&mut log, &records);
         drop(log);
@@ -207,6 +208,8 @@ impl<F: Layout> Map<F> {
         let (records, retired) =
             (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired));
         let carried = state.intents.announce_all();
+        let taken = [records.len(), carried.len()];
+        state.take_pages(log.next, taken, records_per_page::<F>());
         drop(state);
         let mut run = self.begin_run(&mut log, &records);
         let border = (log.next, log.tag);
@@ -272,9 +275,15 @@ impl<F: Layout> Map<F> {
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.settle(writer)?;
         let (mut log, mut state) = (self.log(), self.state());
-        state.waiting.clear();
+        let unlogged = std::mem::take(&mut state.waiting);
+        // The pages that they would have had are left out, by whole rounds of the log, so that no
+        // page comes to another place: marks are the same whether changes are logged or not. Until
+        // the checkpoint is there the log has no room for anybody.
+        let pages = unlogged.len().div_ceil(records_per_page::<F>()) as u64;
+        log.next += pages.next_multiple_of(self.geometry.log_pages);
         let retired = std::mem::take(&mut state.retired);
         let (frozen, carried) = (state.freeze(), state.intents.announce_all());
+        state.take_pages(log.next, [carried.len()], records_per_page::<F>());
         drop(state);
         let mut merge = Merge::new(frozen, (log.next, log.tag));
         // The log that the checkpoint begins must have them; there is room kept for that.

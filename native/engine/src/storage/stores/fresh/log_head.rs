@@ -84,7 +84,12 @@ impl<F: Layout> Map<F> {
 
     /// Writes pages to the log of a store that nobody uses, which a sync must follow.
     pub(super) fn append(&self, records: &[Record<F::Entry>]) -> io::Result<()> {
-        let run = self.begin_run(&mut self.log(), records);
+        let run = {
+            let mut log = self.log();
+            let run = self.begin_run(&mut log, records);
+            self.state().log_taken = log.next;
+            run
+        };
         let written = self.write_run(&run, |place, pages| self.file.write(place, pages));
         self.end_run(&run, written)
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat, LeafPage};
 use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::Openings;
 use sealane_proto::freshness::pending::{Known, Pending};
 use sealane_proto::sector::BLOCK_BYTES;
 
@@ -67,6 +68,9 @@ pub(super) struct State<E> {
     pub intents: Intents<E>,
     /// Changes not yet in the log.
     pub waiting: Vec<Record<E>>,
+    /// All others are in pages of the log before this one, or will be. Whoever takes those that wait
+    /// moves it, holding the log.
+    pub log_taken: u64,
     /// Slots that a change which waits replaced.
     pub retired: Vec<u64>,
     /// What is durable isn't known any more.
@@ -89,6 +93,17 @@ impl<E: Copy + PartialEq> State<E> {
     pub fn freeze(&mut self) -> Arc<Pending<E>> {
         self.frozen = Arc::new(std::mem::take(&mut self.active));
         Arc::clone(&self.frozen)
+    }
+
+    /// Notes that records get the pages of the log from `log_next` on, so many each.
+    pub fn take_pages<const N: usize>(
+        &mut self,
+        log_next: u64,
+        records: [usize; N],
+        per_page: usize,
+    ) {
+        let pages: usize = records.iter().map(|records| records.div_ceil(per_page)).sum();
+        self.log_taken = log_next + pages as u64;
     }
 
     /// Changes that wait to be merged, those on their way among them.
@@ -324,6 +339,23 @@ impl<F: Layout> Map<F> {
     pub fn contains(&self, told: &Milestone) -> bool {
         let state = self.state();
         state.passage.contains(state.reached, told)
+    }
+
+    /// Behind all log pages that changes noted so far have, or will have. A flush that begins from
+    /// here on is flushed up to there at least.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        let state = self.state();
+        state.log_taken + state.waiting.len().div_ceil(records_per_page::<F>()) as u64
+    }
+
+    /// This opening, and how far those before it had come.
+    #[must_use]
+    pub fn openings(&self) -> Openings {
+        let log_flushed = self.mark();
+        let state = self.state();
+        let now = Milestone { log_flushed, ..state.reached };
+        Openings { now, earlier: state.passage.earlier().to_vec() }
     }
 
     // Changes.

@@ -36,10 +36,11 @@ impl Passage {
         milestones
     }
 
-    /// The opening is over; so far of it was found again.
-    pub fn end(&mut self, found: Milestone) {
+    /// The opening is over; so far of it was found again, and its log ended before this page.
+    pub fn end(&mut self, found: Milestone, log_end: u64) {
         // Nobody was told of an opening that changed nothing, if there was another to tell of.
-        if self.start != Some(found) || self.earlier.is_empty() {
+        let has_changes = !self.is_start_of(found.opening, log_end);
+        if has_changes || self.earlier.is_empty() {
             self.earlier.insert(0, found);
             self.earlier.truncate(MILESTONES - 1);
         }
@@ -54,8 +55,21 @@ impl Passage {
     /// So a store that is opened again and again can leave those openings out.
     #[must_use]
     pub fn told(&self, reached: Milestone) -> Milestone {
-        let before = self.earlier.first().filter(|_| self.start == Some(reached));
+        let is_unchanged = self.is_start_of(reached.opening, reached.log_flushed);
+        let before = self.earlier.first().filter(|_| is_unchanged);
         before.copied().unwrap_or(reached)
+    }
+
+    /// How far the openings before this one had come, latest first, of those that wrote to the log.
+    #[must_use]
+    pub fn earlier(&self) -> &[Milestone] {
+        &self.earlier
+    }
+
+    /// Whether an opening began with its log ending there. Each change makes the log longer; a
+    /// checkpoint of what was found is none.
+    fn is_start_of(&self, opening: [u8; 16], log_end: u64) -> bool {
+        self.start.is_some_and(|start| start.opening == opening && start.log_flushed == log_end)
     }
 
     /// Whether an opening that has come so far contains what was told.
@@ -78,7 +92,7 @@ mod tests {
         let mut passage = Passage::default();
         for opening in 1..=openings {
             passage.begin(milestone(opening, 10));
-            passage.end(milestone(opening, 11));
+            passage.end(milestone(opening, 11), 11);
         }
         passage.begin(milestone(openings + 1, 10));
         passage
@@ -123,11 +137,22 @@ mod tests {
             let start = milestone(opening, 10);
             passage.begin(start);
             assert_eq!(passage.told(start), told);
-            passage.end(start);
+            passage.end(start, 10);
             assert!(passage.contains(start, &told));
         }
+        let merged = Milestone { checkpoint: 500, ..milestone(199, 10) };
+        assert_eq!(passage.told(merged), told, "a checkpoint of what was found changes nothing");
         let reached = milestone(199, 11);
         assert_eq!(passage.told(reached), reached, "as soon as something changed");
+    }
+
+    #[test]
+    fn an_opening_of_which_all_was_lost_is_no_opening_that_changed_nothing() {
+        let mut passage = after(1);
+        let start = milestone(2, 10);
+        passage.begin(start);
+        passage.end(start, 11);
+        assert_eq!(passage.earlier(), [start, milestone(1, 11)]);
     }
 
     #[test]
@@ -136,7 +161,7 @@ mod tests {
         let mut passage = Passage::default();
         passage.begin(first);
         assert_eq!(passage.told(first), first);
-        passage.end(first);
+        passage.end(first, 0);
         passage.begin(second);
         assert!(passage.contains(second, &first));
     }

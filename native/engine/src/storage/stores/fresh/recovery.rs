@@ -220,6 +220,7 @@ impl<F: Layout> Map<F> {
             placed: 0,
             intents: Intents::default(),
             waiting: Vec::new(),
+            log_taken: 0,
             retired: Vec::new(),
             failure: None,
             passage: Passage::default(),
@@ -427,7 +428,7 @@ impl<F: Layout> Map<F> {
             let mut state = self.state();
             state.slots = slots;
             state.passage = checkpoint.passage.clone();
-            state.passage.end(recovered.found);
+            state.passage.end(recovered.found, recovered.log_next);
         }
         let mut writer = self.writer();
         writer.checkpoint = checkpoint.number;
@@ -469,6 +470,7 @@ impl<F: Layout> Map<F> {
         let flushed = {
             let mut log = self.log();
             log.flushed = (log.next, log.tag);
+            self.state().log_taken = log.next;
             log.flushed.0
         };
         let start = Milestone { checkpoint: writer.checkpoint + 1, ..writer.reached(flushed) };

@@ -22,9 +22,14 @@ pub const DIGESTS: Digests = Digests { header: true, data: true };
 const TRANSFER_MAX: usize = 256 * 1024;
 
 pub fn secure(queue_id: u16) -> SecureQueue {
+    secure_of("host", queue_id)
+}
+
+/// The keys of a queue of this gateway.
+fn secure_of(gateway: &str, queue_id: u16) -> SecureQueue {
     let context = QueueContext {
         volume_id: [1; 16],
-        host_nqn: "nqn.2026-11.dev.sealane:host".into(),
+        host_nqn: format!("nqn.2026-11.dev.sealane:{gateway}"),
         queue_id,
         association_epoch: 1,
         incarnation: 1,
@@ -63,25 +68,51 @@ pub struct Host {
     queue: HostQueue,
     next_tag: u64,
     ended: HashMap<u64, (Status, Vec<u8>)>,
+    /// Mark of the change that was answered last.
+    pub mark: u64,
+}
+
+/// What a host negotiates.
+pub fn host_limits(is_sealed: bool) -> HostLimits {
+    HostLimits {
+        queue_depth: 32,
+        h2c_data_max: TRANSFER_MAX,
+        transfer_max: TRANSFER_MAX,
+        in_capsule_max: 8192,
+        block_bytes: if is_sealed { BLOCK_BYTES } else { DATA_BYTES },
+        nsid: 1,
+        digests: DIGESTS,
+    }
 }
 
 impl Host {
     /// Connects a queue: secure or plain as the namespace is.
     pub fn connect(controller: &Controller, queue_id: u16, is_sealed: bool) -> Self {
+        let keys = || is_sealed.then(|| secure(queue_id));
+        Self::connect_with(controller, queue_id, keys(), keys())
+    }
+
+    /// Connects a secure queue of a gateway.
+    pub fn gateway(controller: &Controller, gateway: &str) -> Self {
+        let keys = || Some(secure_of(gateway, 1));
+        Self::connect_with(controller, 1, keys(), keys())
+    }
+
+    fn connect_with(
+        controller: &Controller,
+        queue_id: u16,
+        own: Option<SecureQueue>,
+        other: Option<SecureQueue>,
+    ) -> Self {
         let (near, far) = UnixStream::pair().unwrap();
-        let other = is_sealed.then(|| secure(queue_id));
         controller.start_queue(far.into(), queue_id, limits(32), other).unwrap();
-        let limits = HostLimits {
-            queue_depth: 32,
-            h2c_data_max: TRANSFER_MAX,
-            transfer_max: TRANSFER_MAX,
-            in_capsule_max: 8192,
-            block_bytes: if is_sealed { BLOCK_BYTES } else { DATA_BYTES },
-            nsid: 1,
-            digests: DIGESTS,
-        };
-        let queue = HostQueue::new(limits, is_sealed.then(|| secure(queue_id)));
-        Self { stream: near, queue, next_tag: 0, ended: HashMap::new() }
+        let limits = host_limits(own.is_some());
+        Self::over(near, HostQueue::new(limits, own))
+    }
+
+    /// A host that has a connection.
+    pub fn over(stream: UnixStream, queue: HostQueue) -> Self {
+        Self { stream, queue, next_tag: 0, ended: HashMap::new(), mark: 0 }
     }
 
     pub fn submit(&mut self, command: HostCommand) -> u64 {
@@ -103,7 +134,8 @@ impl Host {
             self.stream.write_all(&self.queue.transmit().take()).unwrap();
             while let Some(event) = self.queue.next_event() {
                 match event {
-                    HostEvent::Completed { tag, status, data } => {
+                    HostEvent::Completed { tag, status, mark, data } => {
+                        self.mark = mark.max(self.mark);
                         self.ended.insert(tag, (status, data));
                     }
                     HostEvent::Failed { detail, .. } => panic!("{detail}"),

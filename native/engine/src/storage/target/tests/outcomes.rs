@@ -29,7 +29,7 @@ fn outcomes(namespace: &Arc<Namespace>) -> Option<Vec<Ended>> {
 }
 
 fn made(number: u64) -> Ended {
-    Ended { number, status: Status::SUCCESS, ranges: 0 }
+    Ended { number, status: Status::SUCCESS, ranges: 0, mark: 0 }
 }
 
 #[test]
@@ -122,7 +122,8 @@ fn of_a_deallocation_it_is_told_how_many_ranges_are_done() {
             assert_eq!((told, done), (made(1), 16));
         } else {
             partly += 1;
-            let expected = Ended { number: 1, status: Status::ABORTED, ranges: done as u16 };
+            let expected =
+                Ended { number: 1, status: Status::ABORTED, ranges: done as u16, mark: 0 };
             assert_eq!(told, expected);
         }
         if partly == 3 {

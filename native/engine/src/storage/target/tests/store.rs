@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::freshness::milestone::Milestone;
+use sealane_proto::freshness::openings::Openings;
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use crate::permit::Permit;
@@ -110,6 +112,11 @@ impl BlockStore for ShuffledStore {
         let signal = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let random = ChaCha8Rng::seed_from_u64(self.0.seed + number);
         Ok(Box::new(Channel { store: self.0.clone(), running: Vec::new(), random, signal }))
+    }
+
+    fn openings(&self) -> Option<Openings> {
+        let now = Milestone { opening: [1; 16], checkpoint: 1, log_flushed: 1 };
+        Some(Openings { now, earlier: Vec::new() })
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

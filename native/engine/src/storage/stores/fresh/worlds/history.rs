@@ -23,6 +23,8 @@ struct Block {
     since: Vec<Made>,
     latest: Option<Made>,
     flushed: Option<Made>,
+    /// The last change that was acknowledged, and its mark.
+    marked: Option<(Made, u64)>,
     /// Made by writes that were told to have failed: one of them may be there.
     failed: Vec<Version>,
 }
@@ -48,6 +50,10 @@ pub struct History {
     clock: u64,
     /// Writes of this life and those before that may be sent again, latest last.
     pub sent: VecDeque<Sent>,
+    /// The store's opening that this life has.
+    pub opening: [u8; 16],
+    /// The greatest mark of a change that a flush vouches for.
+    flushed_mark: u64,
     /// Blocks that a growth was told to have ended with; 0: none was.
     pub block_count: u64,
 }
@@ -55,7 +61,8 @@ pub struct History {
 impl Block {
     fn unwritten() -> Self {
         let (since, failed) = (Vec::new(), Vec::new());
-        Self { base: vec![UNWRITTEN], since, latest: None, flushed: None, failed }
+        let base = vec![UNWRITTEN];
+        Self { base, since, latest: None, flushed: None, marked: None, failed }
     }
 
     fn allowed(&self) -> Vec<Version> {
@@ -84,8 +91,8 @@ impl History {
         self.block(lba).since.push(Made { when, version });
     }
 
-    /// A change was acknowledged: the last of that version that was issued.
-    pub fn acknowledged(&mut self, lba: u64, version: Version) {
+    /// A change was acknowledged with this mark: the last of that version that was issued.
+    pub fn acknowledged(&mut self, lba: u64, version: Version, mark: u64) {
         self.clock += 1;
         let when = self.clock;
         let block = self.block(lba);
@@ -93,6 +100,7 @@ impl History {
         block.since.retain(|made| made.version != version || version == UNWRITTEN);
         block.since.push(Made { when, version });
         block.latest = Some(Made { when, version });
+        block.marked = Some((Made { when, version }, mark));
         block.failed.clear();
     }
 
@@ -122,7 +130,24 @@ impl History {
         for block in self.blocks.values_mut() {
             let latest = block.latest.filter(|latest| latest.when <= began);
             block.flushed = latest.or(block.flushed);
+            let marked = block.marked.filter(|(made, _)| made.when <= began);
+            self.flushed_mark = self.flushed_mark.max(marked.map_or(0, |(_, mark)| mark));
         }
+    }
+
+    /// An opening found the log of this life up to there: changes with smaller marks are contained, or
+    /// something newer of their blocks is. False: it should have found more.
+    pub fn found(&mut self, log_flushed: Option<u64>) -> bool {
+        let found = log_flushed.unwrap_or(0);
+        for block in self.blocks.values_mut() {
+            if let Some((made, _)) = block.marked.filter(|(_, mark)| *mark <= found)
+                && block.since.contains(&made)
+            {
+                block.base.clear();
+                block.since.retain(|other| other.when >= made.when);
+            }
+        }
+        found >= self.flushed_mark
     }
 
     /// From now on nothing older than what was flushed may come back.
@@ -166,6 +191,7 @@ impl History {
         };
         let blocks = self.blocks.iter().map(|(lba, block)| (*lba, left(block))).collect();
         let sent = self.sent.clone();
-        Self { blocks, clock: self.clock, sent, block_count: self.block_count }
+        let (clock, block_count) = (self.clock, self.block_count);
+        Self { blocks, clock, sent, block_count, ..Self::default() }
     }
 }

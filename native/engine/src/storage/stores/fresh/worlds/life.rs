@@ -88,12 +88,13 @@ pub struct Life<F: Workload> {
 impl<F: Workload> Life<F> {
     pub fn new(
         map: Map<F>,
-        history: History,
+        mut history: History,
         device: &Arc<Device>,
         anchor: Option<&Arc<PoweredAnchor>>,
         is_honest: bool,
     ) -> Self {
         let told = map.milestone();
+        history.opening = map.openings().now.opening;
         Self {
             told,
             is_told_anew: false,
@@ -345,8 +346,9 @@ impl<F: Workload> Life<F> {
     /// Notes a write that has ended well.
     pub fn acknowledged(&mut self, write: &Write<F::Stage>) {
         self.trace.push(format!("version {} is acknowledged", write.version));
+        let mark = self.map.mark();
         for lba in write.lba..write.lba + write.blocks {
-            self.history.acknowledged(lba, write.version);
+            self.history.acknowledged(lba, write.version, mark);
             self.doubtful.remove(&lba);
         }
     }
@@ -363,8 +365,9 @@ impl<F: Workload> Life<F> {
             Some(false) => self.make_room(),
             Some(true) => {
                 self.trace.push(format!("blocks {lba} to {} are deallocated", lba + blocks - 1));
+                let mark = self.map.mark();
                 for lba in lba..lba + blocks {
-                    self.history.acknowledged(lba, UNWRITTEN);
+                    self.history.acknowledged(lba, UNWRITTEN, mark);
                     self.doubtful.remove(&lba);
                 }
                 Ok(true)

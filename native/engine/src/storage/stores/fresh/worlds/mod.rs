@@ -341,6 +341,12 @@ impl<F: Workload> World<F> {
         mut history: History,
         (told, is_told_anew): (Milestone, bool),
     ) -> Result<Option<History>, Violation> {
+        let openings = map.openings();
+        let mut earlier = openings.earlier.iter();
+        let own = earlier.find(|earlier| earlier.opening == history.opening);
+        if !history.found(own.map(|own| own.log_flushed)) && self.kind.is_honest {
+            return Err(Violation("marks: less is found than was flushed".into()));
+        }
         if map.contains(&told) {
             self.tally.gateways_assured += 1;
             // Whatever the anchor knew: what was flushed stays.

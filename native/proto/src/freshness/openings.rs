@@ -1,0 +1,148 @@
+//! When a change was made, and how far the openings of a store had come: so that a gateway that sends a
+//! change again after a restart leaves out what the store has, or has something newer of
+//! (`docs/understand/crash-consistency.md` §4).
+
+use super::milestone::{MILESTONE_BYTES, Milestone};
+
+/// Openings in an answer: the one that answers, and those before it.
+const OPENINGS: usize = 16;
+/// Bytes of an answer.
+pub const OPENINGS_BYTES: usize = OPENINGS * MILESTONE_BYTES;
+
+/// When a change was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Nonce of the opening that made it.
+    pub opening: [u8; 16],
+    /// Nonce of the opening before that one, if there was any.
+    pub before: Option<[u8; 16]>,
+    /// The change is in log pages before this one.
+    pub mark: u64,
+}
+
+/// What an opening has of a change that an earlier one made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The change, or something newer of the same blocks.
+    Contained,
+    /// Not the change, and nothing newer of the same blocks.
+    Missing,
+    /// Nobody can tell: other gateways have changed something since.
+    Unknown,
+}
+
+/// An opening of a store, and how far those before it had come when the next one began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Openings {
+    /// The opening itself; the log page is its mark as of now.
+    pub now: Milestone,
+    /// Those before it that wrote to the log, latest first, at most 15.
+    pub earlier: Vec<Milestone>,
+}
+
+impl Openings {
+    /// As bytes: one milestone after the other, then zeros.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OPENINGS_BYTES] {
+        let mut bytes = [0; OPENINGS_BYTES];
+        let places = bytes.as_chunks_mut::<MILESTONE_BYTES>().0;
+        let all = std::iter::once(&self.now).chain(&self.earlier);
+        places.iter_mut().zip(all).for_each(|(place, milestone)| *place = milestone.encode());
+        bytes
+    }
+
+    /// From the beginning of these bytes; None: the store keeps no freshness.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (places, _) = bytes.get(..OPENINGS_BYTES)?.as_chunks::<MILESTONE_BYTES>();
+        let mut all = places.iter().map_while(Milestone::decode);
+        Some(Self { now: all.next()?, earlier: all.collect() })
+    }
+
+    /// When a change with this mark was made, in this opening.
+    #[must_use]
+    pub fn made(&self, mark: u64) -> Made {
+        let before = self.earlier.first().map(|before| before.opening);
+        Made { opening: self.now.opening, before, mark }
+    }
+
+    /// What this opening has of a change. `was_absent`: in no opening since has its gateway changed
+    /// anything, so that whatever these wrote to the log is other gateways'.
+    #[must_use]
+    pub fn judge(&self, made: &Made, was_absent: bool) -> Verdict {
+        if made.opening == self.now.opening {
+            return Verdict::Contained;
+        }
+        let place = |nonce| self.earlier.iter().position(|earlier| earlier.opening == nonce);
+        let since = if let Some(own) = place(made.opening) {
+            if self.earlier[own].log_flushed >= made.mark {
+                return Verdict::Contained;
+            }
+            own
+        } else if let Some(before) = made.before.and_then(place) {
+            // Openings that wrote nothing to the log aren't in the list: the change is lost.
+            before
+        } else {
+            return Verdict::Unknown;
+        };
+        if since > 0 && was_absent { Verdict::Unknown } else { Verdict::Missing }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn milestone(opening: u8, log_flushed: u64) -> Milestone {
+        Milestone { opening: [opening; 16], checkpoint: 1, log_flushed }
+    }
+
+    /// Opening 9, after openings 5 and 3, which had come to pages 20 and 10.
+    fn openings() -> Openings {
+        Openings { now: milestone(9, 21), earlier: vec![milestone(5, 20), milestone(3, 10)] }
+    }
+
+    fn made(opening: u8, before: Option<u8>, mark: u64) -> Made {
+        Made { opening: [opening; 16], before: before.map(|before| [before; 16]), mark }
+    }
+
+    #[test]
+    fn they_come_back_from_their_bytes() {
+        let mut openings = openings();
+        for count in [0, 2, 15] {
+            openings.earlier.resize(count, milestone(7, 8));
+            assert_eq!(Openings::decode(&openings.encode()), Some(openings.clone()));
+        }
+        assert_eq!(Openings::decode(&[0; OPENINGS_BYTES]), None);
+        assert_eq!(Openings::decode(&openings.encode()[1..]), None);
+    }
+
+    #[test]
+    fn a_change_is_contained_if_its_opening_had_come_as_far_as_its_mark() {
+        let openings = openings();
+        for was_absent in [false, true] {
+            let judge = |made| openings.judge(&made, was_absent);
+            assert_eq!(judge(made(5, Some(3), 20)), Verdict::Contained);
+            assert_eq!(judge(made(5, Some(3), 21)), Verdict::Missing);
+            assert_eq!(judge(made(3, None, 10)), Verdict::Contained);
+            assert_eq!(judge(made(9, Some(5), 99)), Verdict::Contained, "it never lost it");
+        }
+        assert_eq!(openings.made(30), made(9, Some(5), 30));
+    }
+
+    #[test]
+    fn a_gateway_that_was_absent_while_others_changed_something_cannot_tell() {
+        let openings = openings();
+        assert_eq!(openings.judge(&made(3, None, 11), true), Verdict::Unknown);
+        assert_eq!(openings.judge(&made(3, None, 11), false), Verdict::Missing);
+    }
+
+    #[test]
+    fn an_opening_that_wrote_nothing_is_known_by_the_one_before() {
+        let openings = openings();
+        assert_eq!(openings.judge(&made(6, Some(5), 21), true), Verdict::Missing);
+        assert_eq!(openings.judge(&made(4, Some(3), 11), true), Verdict::Unknown);
+        assert_eq!(openings.judge(&made(2, Some(1), 5), false), Verdict::Unknown, "too long ago");
+        assert_eq!(openings.judge(&made(2, None, 5), false), Verdict::Unknown);
+    }
+}
