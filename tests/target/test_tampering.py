@@ -127,7 +127,8 @@ class Interceptor:
             sent = bytearray(chunk)
             opcode = chunk[8] if requests and chunk[0] == 0x04 else None
             is_write = opcode == 0x01
-            if is_write or (self.forges_outcomes and opcode == 0x86):
+            # A new queue asks how far the store is, and then, perhaps in the same chunk, the other.
+            if is_write or (self.forges_outcomes and opcode in {0x86, 0x8A}):
                 awaited.set()
             if self.forges and not requests and awaited.is_set():
                 self.forges -= 1

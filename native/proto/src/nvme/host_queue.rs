@@ -531,7 +531,7 @@ impl StreamSink for HostQueue {
 
 /// The number with these low bits that is nearest to `known`.
 fn nearest(known: u64, low: u32) -> u64 {
-    let distance = low.wrapping_sub(known as u32) as i32;
+    let distance = low.wrapping_sub(known as u32).cast_signed();
     known.wrapping_add_signed(distance.into())
 }
 

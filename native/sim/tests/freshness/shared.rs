@@ -25,6 +25,7 @@ enum Claim {
 }
 
 /// The rules that order what two gateways wrote, each of which a search leaves out.
+#[allow(clippy::struct_excessive_bools)] // each is left out by itself
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     /// What is sent again leaves a block alone that was changed in this life of the target.

@@ -18,9 +18,10 @@ pub(super) struct Back {
     pub(super) incarnation: u64,
     /// Most blocks of one command.
     pub(super) blocks_max: u32,
-    /// How far the openings of its target's store had come, once it has said so; None inside: it
-    /// keeps no marks.
-    pub(super) openings: Option<Option<Openings>>,
+    /// The target has said how far the openings of its store had come.
+    pub(super) is_told: bool,
+    /// That; None: it keeps no marks.
+    pub(super) openings: Option<Openings>,
     /// It was sent a change.
     pub(super) has_sent: bool,
     /// Commands submitted under its keys.
@@ -42,6 +43,7 @@ impl Back {
             epoch,
             incarnation,
             blocks_max,
+            is_told: false,
             openings: None,
             has_sent: false,
             commands: 0,
@@ -51,7 +53,7 @@ impl Back {
 
     /// When a change with this mark was made; None: the target's store keeps no marks.
     pub(super) fn made(&self, mark: u64) -> Option<Made> {
-        self.openings.as_ref()?.as_ref().map(|openings| openings.made(mark))
+        self.openings.as_ref().map(|openings| openings.made(mark))
     }
 
     /// Whether one more command may be submitted under its keys.

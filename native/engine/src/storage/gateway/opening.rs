@@ -61,7 +61,7 @@ impl<F: Front> GatewayQueue<F> {
         if let Some(openings) = &openings {
             self.shared.link(|link| link.opened(back.incarnation, openings));
         }
-        back.openings = Some(openings);
+        (back.is_told, back.openings) = (true, openings);
     }
 
     fn finish(

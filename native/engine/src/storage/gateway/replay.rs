@@ -39,11 +39,10 @@ impl<F: Front> GatewayQueue<F> {
         let Some(back) = self.backs.last() else { return };
         let incarnation = back.incarnation;
         // Not before it is known what the target has.
-        let Some(openings) = &back.openings else { return };
-        if self.replay.is_none() {
+        if self.replay.is_none() || !back.is_told {
             return;
         }
-        let judged = self.shared.link(|link| link.judge(incarnation, openings.as_ref()));
+        let judged = self.shared.link(|link| link.judge(incarnation, back.openings.as_ref()));
         if let Err(lba) = judged {
             let detail = format!(
                 "the journal, block {lba}: other gateways have changed the volume since the target \
@@ -92,7 +91,7 @@ impl<F: Front> GatewayQueue<F> {
         let work = Work::Change { change, is_forced: false };
         let owner = Owner::Replay(incarnation);
         add(&self.shared.counters.changes_replayed, 1);
-        self.send(Part { place, lba, blocks, ranges_done, ..Part::internal(owner, work) }, now);
+        self.send(Part { lba, blocks, place, ranges_done, ..Part::internal(owner, work) }, now);
         true
     }
 

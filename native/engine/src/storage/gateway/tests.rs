@@ -288,7 +288,7 @@ impl Lane {
         let (Some(target), Some(back)) = (&mut self.target, self.gateway.backs.last_mut()) else {
             return;
         };
-        if back.openings.is_none() {
+        if !back.is_told {
             target.receive(&back.queue.transmit().take());
             let Some(ControllerEvent::Received(command)) = target.next_event() else {
                 panic!("a command");

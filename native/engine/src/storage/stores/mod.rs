@@ -36,7 +36,7 @@ mod conformance;
 #[cfg(test)]
 mod extend_tests;
 #[cfg(test)]
-pub mod scratch;
+pub(super) mod scratch;
 #[cfg(test)]
 mod served;
 #[cfg(test)]

@@ -46,6 +46,7 @@ enum Flushing {
 }
 
 /// A command being executed.
+#[allow(clippy::struct_excessive_bools)] // independent facts
 pub(super) struct Task {
     /// Index of the attachment; of all of them for a flush of all.
     attachment: usize,
