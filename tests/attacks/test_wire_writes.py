@@ -145,8 +145,8 @@ async def test_refused_ciphertext_never_reaches_the_store(world: Attacked) -> No
         world.proxy.add(forged)
         await attempt(queue.write(LBA + 1, pattern(LBA + 1, 2)))
         await world.refusal("sector.mac", origin="s")
-    # The bytes up to the flipped one: any stored copy of the forged sector has them. An honest retry
-    # sends the same ciphertext, so the flipped byte has to be included in the search.
+    # The bytes up to the flipped one: any stored copy of the forged sector has them. An honest
+    # retry sends the same ciphertext, so the flipped byte has to be part of the search.
     good, bad = (bytes(each.copies[0].data) for each in (honest, forged))
     assert _native.find_pieces(world.store, [good[:32]]) != []
     assert _native.find_pieces(world.store, [bad[3990:4010]]) == []
