@@ -1,1 +1,1 @@
-"""Figures of the control plane: what a broker can do in a second."""
+"""Control-plane benchmarks: the rates that a broker sustains."""

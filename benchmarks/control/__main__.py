@@ -1,6 +1,6 @@
-"""`python -m benchmarks.control WHAT`: figures of the control plane.
+"""`python -m benchmarks.control WHAT`: control-plane benchmarks.
 
-Each WHAT prints a table and keeps its samples as JSON in --output.
+Each one prints a table and saves its samples as JSON in --output.
 """
 
 import argparse
@@ -25,17 +25,24 @@ BENCHMARKS: Final[Mapping[str, Callable[[argparse.Namespace], Result]]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the command-line parser."""
     found = argparse.ArgumentParser(
         prog="python -m benchmarks.control",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("what", choices=sorted(BENCHMARKS))
-    found.add_argument("--seconds", type=float, default=2.0, help="time per cell and round (2)")
-    found.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown (3)")
     found.add_argument(
-        "--output", type=Path, default=Path("sealane-control-benchmark"), help="directory"
+        "--seconds", type=float, default=2.0, help="seconds per operation and round (default 2)"
+    )
+    found.add_argument(
+        "--rounds", type=int, default=3, help="rounds; the table shows medians (default 3)"
+    )
+    found.add_argument(
+        "--output",
+        type=Path,
+        default=Path("sealane-control-benchmark"),
+        help="directory for the JSON file",
     )
     return found
 
@@ -44,7 +51,7 @@ def main() -> int:
     """Run one benchmark."""
     arguments = parser().parse_args()
     result = BENCHMARKS[arguments.what](arguments)
-    # Wide enough for the table where nobody says how wide the paper is.
+    # Not a terminal: wide enough for the table.
     Console(width=None if sys.stdout.isatty() else 132).print(result.table)
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"{arguments.what}.json"

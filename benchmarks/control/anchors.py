@@ -1,13 +1,12 @@
-"""Anchors a second of each kind, and what a TPM takes for each of the things that it is asked.
+"""Rate of each kind of anchor, and the cost of each TPM operation.
 
-The broker is a process of its own with SQLite where temporary directories are, asked over mutual
-TLS. "volumes at once" is a flush of each of 32 volumes at the same time: `operation` ends when all
+The broker is a separate process, called over mutual TLS; its SQLite database is in the temporary
+directory. "volumes at once" flushes 32 volumes concurrently: the operation ends when all of them
 are anchored, in one or two calls.
 
-The TPM is swtpm unless SEALANE_TCTI names one: then figures of a real TPM come out, and three NV
-indices of its owner are used and removed. swtpm answers in memory and saves its state to a file,
-so its figures are those of our code and of the disk, not of a chip: those take 5 to 100 ms for
-each of these commands.
+The TPM is swtpm unless SEALANE_TCTI names another one. On a real TPM, three owner NV indices are
+defined and then removed. swtpm answers from memory and saves its state to a file, so its figures
+measure our code and the disk; a chip takes 5 to 100 ms for each of these commands.
 """
 
 import argparse
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Result:
         asyncio.Runner() as runner,
         contextlib.ExitStack() as stack,
     ):
-        # One loop for all: channels live on the loop that made them.
+        # One event loop for everything: a channel is bound to the loop that created it.
         run = runner.run
         broker = open_device(volumes=_AT_ONCE)
         device = run(broker.__aenter__())
@@ -88,8 +87,8 @@ def run(arguments: argparse.Namespace) -> Result:
                 )
         for index in (_ANCHOR_INDEX, _COUNTER_INDEX, _OTHER_INDEX):
             tpm.call(lambda e, i=index: e.nv_undefine_space(e.tr_from_tpmpublic(i)))
-    table = Table(box=box.SIMPLE, title="anchors and TPM, medians of the rounds")
-    for heading in ("operation", "per second", "p50 ms", "p99 ms"):
+    table = Table(box=box.SIMPLE, title="Anchors and TPM, medians over rounds")
+    for heading in ("operation", "operations/s", "p50 ms", "p99 ms"):
         table.add_column(heading, justify="left" if heading == "operation" else "right")
     for name in cells:
         mine = [sample for sample in samples if sample["operation"] == name]
@@ -181,7 +180,7 @@ def _advance(anchor: Anchor, name: str, run: Run) -> None:
 
 
 def _flushes(anchor: Anchor, names: Sequence[str], run: Run) -> Callable[[], None]:
-    """Return what anchors a newer state of each record, all told at once."""
+    """Return a function that advances the anchor of every record concurrently."""
     anchors: list[DeviceAnchors] = []
     numbers = itertools.count(1)
 

@@ -1,8 +1,8 @@
-"""How long an attach takes: at a fresh gateway, again, and many at once.
+"""Latency of attaching a volume: the first time, again, and many volumes at once.
 
-Real daemons of this machine, over their mutual TLS: broker, target, gateway. Cold is the first
-attach of a volume (key, lease, descriptor and namespace are asked for), warm is a later one, which
-has its lease still. Enrolment is over before the first one: it belongs to the daemon's start.
+Broker, target and gateway are real daemons on this machine, connected over mutual TLS. "cold" is
+the first attach of a volume, which fetches key, lease, descriptor and namespace; "warm" is a later
+one, whose lease is still valid. Enrolment happens at the daemon's start and isn't measured.
 """
 
 import argparse
@@ -30,14 +30,14 @@ AT_ONCE: Final = 500
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Measure in `arguments.rounds` rounds, each with volumes of its own."""
+    """Measure for `arguments.rounds` rounds, each with its own volumes."""
     samples = asyncio.run(_measure(arguments.rounds))
     table = Table(
-        title=f"attach over the gateway's Unix socket, {SIZE_BYTES >> 20} MiB volumes; ms",
+        title=f"Attach over the gateway's Unix socket, {SIZE_BYTES >> 20} MiB volumes",
         box=box.SIMPLE_HEAD,
     )
-    for column in ("what", "attaches", "failed", "p50", "p99", "max", "attaches a second"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    for column in ("case", "attached", "failed", "p50 ms", "p99 ms", "max ms", "attaches/s"):
+        table.add_column(column, justify="left" if column == "case" else "right")
     for what in ("cold", "warm", f"{AT_ONCE} at once"):
         rounds = [sample for sample in samples if sample["what"] == what]
         times = sorted(t for sample in rounds for t in sample["milliseconds"])

@@ -1,4 +1,4 @@
-"""A broker of its own process, on SQLite, and an open device of a target of ours."""
+"""A broker in its own process, on SQLite, and an open device of a target in this process."""
 
 import contextlib
 import sys
@@ -29,7 +29,7 @@ _SECTOR_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OpenDevice:
-    """An anchor at the broker, and the names of records that it takes."""
+    """An anchor at the broker, and the names of its records."""
 
     anchor: BrokerAnchor
     names: list[str]
@@ -37,7 +37,7 @@ class OpenDevice:
 
 @contextlib.asynccontextmanager
 async def open_device(*, volumes: int) -> AsyncIterator[OpenDevice]:
-    """Start the broker, enrol as a target and as a gateway, register so many volumes."""
+    """Start a broker, enrol as a target and as a gateway, register `volumes` volumes."""
     with tempfile.TemporaryDirectory(prefix="sl-") as root:
         site = Site(Path(root))
         site.write_policy({"s": ["target"], "g": ["gateway"]})

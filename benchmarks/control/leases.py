@@ -1,8 +1,9 @@
-"""Leases a second, one broker, on SQLite and on etcd: from the service's call to the sealed answer.
+"""Leases granted per second by one broker, on SQLite and on etcd.
 
-SQLite lies where the temporary directory is, etcd is one member with its data beside it; each grant
-is durable before it is answered. Those on their way at once are for volumes of their own, as those
-of many gateways are. `plain` is a commit of the store alone, of the same size.
+A grant is timed from the call of the service to the sealed answer, and is durable before it is
+answered. SQLite and the single etcd member keep their data in the temporary directory. Concurrent
+grants are for different volumes, as they would be with many gateways. `plain` is a commit of the
+same size straight to the store.
 """
 
 import argparse
@@ -56,7 +57,7 @@ async def _opened(kind: str, directory: Path) -> AsyncIterator[Store]:
 
 
 async def _rate(work: Callable[[int], Awaitable[Any]], *, at_once: int, seconds: float) -> float:
-    """Return how often a second `work` ends, with so many of it on their way."""
+    """Return completions of `work` per second with `at_once` calls in flight."""
     done = 0
     end = time.perf_counter() + seconds
 
@@ -111,7 +112,7 @@ async def _measure(kind: str, directory: Path, *, seconds: float) -> dict[str, A
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Measure both stores in turn, that many rounds."""
+    """Measure both stores alternately for `arguments.rounds` rounds."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False
     )
@@ -122,7 +123,11 @@ def run(arguments: argparse.Namespace) -> Result:
             with tempfile.TemporaryDirectory(prefix="sealane-leases-") as name:
                 measured = _measure(kind, Path(name), seconds=arguments.seconds)
                 samples.append(asyncio.run(measured))
-    table = Table("store", box=box.SIMPLE, title="Leases granted a second (commits of the store)")
+    table = Table(
+        "store",
+        box=box.SIMPLE,
+        title="Leases granted per second (in brackets: plain commits per second)",
+    )
     for at_once in AT_ONCE:
         table.add_column(f"{at_once} at once", justify="right")
     for kind in kinds:

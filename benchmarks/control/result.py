@@ -1,4 +1,4 @@
-"""What a benchmark of the control plane comes to."""
+"""Result of a control-plane benchmark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A table to print and the samples it was made from."""
+    """A table to print, and the samples behind it."""
 
     table: Table
     samples: Sequence[dict[str, Any]]

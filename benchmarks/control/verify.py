@@ -1,7 +1,8 @@
-"""Verifications a second by type of evidence, one thread and two, as the verifier service has them.
+"""Verifications per second by type of evidence, on one and on two threads.
 
-The evidence is of made-up vendors (tests/vendors): keys and lengths of the real formats, except
-AMD's RSA, which is half as long and therefore some 30 µs a signature cheaper.
+The verifier service uses threads the same way. The evidence comes from synthetic vendors
+(tests/vendors), with the key types and lengths of the real formats. AMD's RSA keys are the
+exception: they are half as long, which saves some 30 µs per signature.
 """
 
 import argparse
@@ -41,7 +42,7 @@ _BINDING: Final = Binding(
 
 
 def cells() -> dict[str, Callable[[], object]]:
-    """Return a verification of each type."""
+    """Return a verification of each evidence type, by name."""
     genoa, vendor, gpu = amd("Genoa"), intel(), made_up_nvidia()
     roots = VendorRoots(
         amd={"Genoa": genoa.ark.certificate},
@@ -74,7 +75,7 @@ def cells() -> dict[str, Callable[[], object]]:
 
 
 def _tpm2() -> Callable[[], object]:
-    """Return both halves of one attestation: the introduction of a certified TPM, its evidence."""
+    """Return a verification of a certified TPM's introduction and of its evidence."""
     tpm, maker = SyntheticTpm(), Manufacturer(NOW)
     verifier = Tpm2Verifier([maker.root])
     introduction = tpm.introduction(maker.certify(tpm.ek.public_key())).encode()
@@ -94,7 +95,7 @@ def _tpm2() -> Callable[[], object]:
 def measure(
     verify: Callable[[], object], *, threads: int, seconds: float
 ) -> list[tuple[float, float]]:
-    """Verify on `threads` threads for `seconds`; return time and processor time of each, in s."""
+    """Verify on `threads` threads for `seconds`; return wall and processor seconds of each call."""
 
     def work() -> list[tuple[float, float]]:
         taken = []
@@ -111,7 +112,7 @@ def measure(
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Measure every type with each number of threads, round by round."""
+    """Measure every evidence type with each number of threads, round by round."""
     samples = []
     every = cells()
     for verify in every.values():
@@ -132,8 +133,8 @@ def run(arguments: argparse.Namespace) -> Result:
                         "cpu_us": statistics.median(busy for _, busy in both) * 1e6,
                     }
                 )
-    table = Table(box=box.SIMPLE, title="verifications of evidence, medians of the rounds")
-    for heading in ("evidence", "threads", "per second", "p50 µs", "p99 µs", "CPU µs"):
+    table = Table(box=box.SIMPLE, title="Verification of evidence, medians over rounds")
+    for heading in ("evidence", "threads", "verifications/s", "p50 µs", "p99 µs", "CPU µs"):
         table.add_column(heading, justify="left" if heading == "evidence" else "right")
     for evidence_type in every:
         for threads in THREADS:

@@ -1,1 +1,1 @@
-"""What freshness costs: its pieces by themselves, and device operations a write."""
+"""Cost of freshness: its parts in isolation, and device operations per read and write."""

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.freshness [WHAT ...]`: what the pieces of freshness cost.
+"""`python -m benchmarks.freshness [WHAT ...]`: cost of each part of freshness.
 
-A Rust program (src/) measures, this one builds and runs it, prints tables, keeps every sample as
-JSON and draws a plot of each. Rates are per second of *processor* time, so that busy neighbours
-hardly change them; latencies are wall time, and a machine with other work to do shows in them.
+A Rust program (src/) measures. This one builds and runs it, prints tables, saves every sample as
+JSON and draws plots. Rates are per second of *processor* time, so other load on the machine hardly
+changes them; latencies are wall time, and other load raises them.
 """
 
 import argparse
@@ -43,35 +43,40 @@ WHAT: Final[Mapping[str, Callable[[Samples], Table]]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the command-line parser."""
     found = argparse.ArgumentParser(
         prog="python -m benchmarks.freshness",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("what", nargs="*", choices=[[], *WHAT], help="all of them, if none is named")
-    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
-    add("--pool", type=int, default=19, help="log2 of the leaves updated; 0: all, 12 GB (19)")
-    add("--terabytes", type=int, default=10, help="largest tree that is filled; 1000: 12 GB (10)")
-    add("--gibibytes", type=int, default=256, help="largest working set of writes (256)")
-    add("--milliseconds", type=int, default=500, help="of each run on a store (500)")
-    add("--quick", action="store_true", help="one round, small trees and working sets: a minute")
+    add("what", nargs="*", choices=[[], *WHAT], help="measurements to run (default: all)")
+    add("--rounds", type=int, default=5, help="rounds; tables show medians (default 5)")
+    add(
+        "--pool",
+        type=int,
+        default=19,
+        help="log2 of the leaves updated; 0: all, 12 GB (default 19)",
+    )
+    add("--terabytes", type=int, default=10, help="largest tree; 1000 takes 12 GB (default 10)")
+    add("--gibibytes", type=int, default=256, help="largest working set of writes (default 256)")
+    add("--milliseconds", type=int, default=500, help="length of each run on a store (default 500)")
+    add("--quick", action="store_true", help="one round, small trees and working sets: one minute")
     add(
         "--output",
         type=Path,
         default=Path("sealane-freshness"),
-        help="directory; file stores lie in it",
+        help="directory for the JSON files and for file stores",
     )
-    add("--images", type=Path, help="directory of the plots (that of --output)")
+    add("--images", type=Path, help="directory for the plots (default: that of --output)")
     return found
 
 
 def build() -> None:
-    """Build the measuring program where the engine was built."""
+    """Build the measuring program in the engine's target directory."""
     cargo = shutil.which("cargo")
     if cargo is None:
-        raise SystemExit("cargo isn't there: `make build` says what is missing")
+        raise SystemExit("cargo not found: `make build` lists what is missing")
     subprocess.run(
         [cargo, "build", "--quiet", "--release", "--locked"],
         cwd=HERE,
@@ -81,7 +86,7 @@ def build() -> None:
 
 
 def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one measurement."""
+    """Run one measurement and return its samples."""
     options = {
         "functions": [arguments.rounds],
         "updates": [arguments.rounds, arguments.pool],
@@ -100,7 +105,7 @@ def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure; show tables, keep JSON and plot."""
+    """Measure, print tables, save JSON and draw plots."""
     arguments = parser().parse_args()
     arguments.writes, arguments.steps = 1 << 20, 5
     if arguments.quick:

@@ -1,4 +1,4 @@
-"""Tables of what freshness costs."""
+"""Tables of the cost of freshness."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,15 @@ from rich.table import Table
 Sample = Mapping[str, Any]
 Samples = Sequence[Sample]
 
-# Medians of the paper's figures 6 and 7 (arXiv:2510.18756): microseconds by writers, of waiting
-# for the root, and updates per second with five hashers.
+# Medians of the paper's figures 7 and 6 (arXiv:2510.18756): microseconds until the root covers a
+# write, by number of writers; and updates per second with five hashers.
 PAPER_WRITERS: Final = {1: 2.3, 2: 3.7, 4: 3.7, 8: 3.9, 16: 4.0, 32: 4.8, 64: 9.2}
 PAPER_UPDATES_PER_CORE: Final = 1.06e6 / 5
 UPDATES_WANTED: Final = 1e6
 WRITES_WANTED: Final = 1.2
-# Random 4 KiB reads of the paper's figure 9, beside none polluted: by percent polluted.
+# Random 4 KiB reads in the paper's figure 9, relative to no pollution, by percent polluted.
 PAPER_READS: Final = {0: 1.0, 20: 0.445, 40: 0.330, 60: 0.267, 80: 0.224, 100: 0.193}
-# The target for a device-bound volume beside a plain one.
+# Goals for a device-bound volume, relative to a plain one.
 READ_RATIO_WANTED: Final = 0.95
 WRITE_RATIO_WANTED: Final = 0.85
 
@@ -44,8 +44,8 @@ def of(samples: Samples, what: str) -> list[Sample]:
 
 
 def functions(samples: Samples) -> Table:
-    """Show nanoseconds of each function."""
-    found = _table("Functions, one core", ("function", "ns"))
+    """Tabulate the time of each function."""
+    found = _table("Functions, one core", ("function", "ns per call"))
     named = [(name, value) for s in samples for name, value in s.items() if name != "what"]
     for name in dict.fromkeys(name for name, _ in named):
         median = statistics.median(value for other, value in named if other == name)
@@ -58,25 +58,28 @@ def rate(sample: Sample) -> float:
 
 
 def updates(samples: Samples) -> Table:
-    """Show updates a second and core by size of the batch and number of hashers."""
+    """Tabulate updates per core and second by batch size and number of hashers."""
     mine = of(samples, "updates")
     hashers = values(mine, "hashers")
-    title = "Updates per second and core, millions, uniform over 1 PB (wanted: 1)"
-    found = _table(title, ("batch", *(f"{count:.0f} hashers" for count in hashers)))
+    title = "Million updates per core and second, uniform over 1 PB (goal: 1)"
+    found = _table(title, ("updates\nper batch", *(f"{count:.0f} hashers" for count in hashers)))
     for batch in values(mine, "batch"):
         rates = [median(mine, rate, batch=batch, hashers=count) for count in hashers]
         found.add_row(f"{batch:,.0f}", *(f"{rate / 1e6:.2f}" for rate in rates))
     void = statistics.median(s["seconds"] for s in of(samples, "void_petabyte"))
-    found.caption = f"making all of it void took {void * 1e3:.0f} ms"
+    found.caption = f"Deallocating all of it took {void * 1e3:.0f} ms"
     return found
 
 
 def writers(samples: Samples) -> Table:
-    """Show what a writer waits for, by number of writers."""
+    """Tabulate the latency of a write by number of writers."""
     figures = ("p50_nanos", "p95_nanos", "p99_nanos")
-    ways = ("in the table", "in the root")
+    ways = ("table", "root")
     headings = [f"{way}\n{figure.split('_')[0]} µs" for way in ways for figure in figures]
-    found = _table("Latency by writers", ("writers", *headings, "paper\np50 µs"))
+    found = _table(
+        "Latency until a write is in the pending table, and in the root",
+        ("writers", *headings, "paper, root\np50 µs"),
+    )
     for count in values(samples, "writers"):
         medians = [
             median(samples, lambda s, f=figure: s[f], writers=count, waits_for_root=way)
@@ -89,16 +92,16 @@ def writers(samples: Samples) -> Table:
 
 
 def memory_ratio(sample: Sample) -> float:
-    """Bytes of tree and copies beside the formula."""
+    """Return the bytes of tree and copies over the formula's."""
     kept = sample["tree_bytes"] + sample["copies_bytes"]
     return float(kept / sample["formula_bytes"])
 
 
 def memory(samples: Samples) -> Table:
-    """Show bytes of full trees beside the formula."""
-    headings = ("data", "formula MB", "tree MB", "copies MB", "ratio", "resident MB")
+    """Tabulate the memory of full trees and compare it with the formula."""
+    headings = ("data", "formula MB", "tree MB", "copies MB", "measured\n/ formula", "resident MB")
     found = _table(
-        "Memory of full stores, without leaf pages (wanted: 1.05 of the formula)", headings
+        "Memory of full stores, without leaf pages (goal: at most 1.05 of the formula)", headings
     )
     for sample in samples:
         found.add_row(
@@ -113,18 +116,27 @@ def memory(samples: Samples) -> Table:
 
 
 def pending(samples: Samples) -> Table:
-    """Show costs of the table of pending changes."""
+    """Tabulate the cost of operations on the table of pending changes."""
     figures = [name for name in samples[0] if name not in {"what", "entries"}]
-    found = _table("Pending changes, ns", ("", *(f"{s['entries']:,.0f}\nentries" for s in samples)))
+    found = _table(
+        "Table of pending changes",
+        ("operation", *(f"{s['entries']:,.0f}\nentries" for s in samples)),
+    )
     for figure in figures:
         found.add_row(figure.replace("_", " "), *(f"{s[figure]:,.0f}" for s in samples))
     return found
 
 
 def writes(samples: Samples) -> Table:
-    """Show device operations a random write by the size of the working set."""
-    headings = ("working set", "ours", "of them\nreads", "paper, 5000\npages", "paper, our\nmemory")
-    found = _table("Device operations a random 4 KiB write (wanted: 1.2)", headings)
+    """Tabulate device operations per random write by size of the working set."""
+    headings = (
+        "working set",
+        "Sealane",
+        "of which\nreads",
+        "paper, 5000\npages",
+        "paper, same\nmemory",
+    )
+    found = _table("Device operations per random 4 KiB write (goal: 1.2)", headings)
     for sample in samples:
         cells = ("ours", "ours_read", "paper_5000_pages", "paper_same_memory")
         found.add_row(f"{sample['gibibytes']:.0f} GiB", *(f"{sample[c]:.2f}" for c in cells))
@@ -132,9 +144,9 @@ def writes(samples: Samples) -> Table:
 
 
 def reads(samples: Samples) -> Table:
-    """Show device operations a random read by how many sets are polluted."""
-    headings = ("polluted sets", "ours", "paper's scheme", "CPU µs")
-    found = _table("Device operations a random 4 KiB read, working set of 98,304 sets", headings)
+    """Tabulate device operations per random read by share of polluted sets."""
+    headings = ("polluted sets", "Sealane", "paper's scheme", "CPU µs,\nSealane")
+    found = _table("Device operations per random 4 KiB read, working set of 98,304 sets", headings)
     for sample in samples:
         found.add_row(
             f"{sample['polluted_percent']:.0f} %",
@@ -146,13 +158,20 @@ def reads(samples: Samples) -> Table:
 
 
 def ratio(samples: Samples, what: str, way: str) -> float:
-    """Median over rounds of a way's rate beside the plain one's."""
+    """Return the median over rounds of the rate of `way` over the plain rate."""
     return statistics.median(sample[way] / sample["plain"] for sample in of(samples, what))
 
 
 def drive(samples: Samples) -> Table:
-    """Show rates on the emulated drive."""
-    headings = ("", "plain IOPS", "fresh IOPS", "ratio", "wanted", "paper's\n3 I/Os")
+    """Tabulate rates on the emulated drive."""
+    headings = (
+        "workload",
+        "plain IOPS",
+        "fresh IOPS",
+        "fresh\n/ plain",
+        "goal",
+        "paper's 3 I/Os\n/ plain",
+    )
     found = _table("Emulated 870 EVO, random 4 KiB, QD 32, medians", headings)
     for what in values(samples, "what"):
         mine = of(samples, what)
@@ -169,7 +188,7 @@ def drive(samples: Samples) -> Table:
 
 
 def latency(samples: Samples) -> Table:
-    """Show latencies of writes by number of writers."""
+    """Tabulate latencies of writes by number of writers."""
     figures = ("p50_nanos", "p95_nanos", "p99_nanos")
     headings = [
         f"{way}\n{figure.split('_')[0]} µs" for way in ("plain", "fresh") for figure in figures
@@ -186,7 +205,7 @@ def latency(samples: Samples) -> Table:
 
 
 def processor_micros(samples: Samples, way: str, is_write: int) -> tuple[float, float]:
-    """Median processor time an operation: of the queue's thread, and of all others."""
+    """Return median processor time per operation: of the queue's thread, and of all others."""
     mine = of(samples, way)
     own, others = (
         median(mine, lambda s, f=figure: s[f], is_write=is_write)
@@ -199,18 +218,18 @@ PROCESSOR_PAIRS: Final = (("plain_file", "file"), ("memory", "in_place"))
 
 
 def processor(samples: Samples) -> Table:
-    """Show processor time of each store."""
+    """Tabulate processor time of each store."""
     headings = (
         "store",
         "read",
         "read, other\nthreads",
         "write",
         "write, other\nthreads",
-        "added\nread",
-        "added\nwrite",
+        "added,\nread",
+        "added,\nwrite",
     )
     found = _table(
-        "Processor µs an operation, random 4 KiB, QD 32, a flush every 1024 writes", headings
+        "Processor time per operation, µs: random 4 KiB, QD 32, one flush per 1024 writes", headings
     )
     for plain, fresh in PROCESSOR_PAIRS:
         for way in (plain, fresh):
@@ -231,8 +250,8 @@ def processor(samples: Samples) -> Table:
 
 
 def petabyte(samples: Samples) -> Table:
-    """Show how long it takes to make a petabyte void."""
-    found = _table("A petabyte made void (wanted: under 1 s)", ("until", "ms"))
+    """Tabulate how long deallocating a petabyte takes."""
+    found = _table("Deallocation of a petabyte (goal: under 1 s)", ("until", "ms"))
     for figure in ("answered", "flushed", "merged"):
         found.add_row(figure, f"{statistics.median(s[figure] for s in samples) * 1e3:.2f}")
     return found

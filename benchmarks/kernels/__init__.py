@@ -1,1 +1,1 @@
-"""Sealing and erasure coding beside other libraries, one core."""
+"""Sealing and erasure coding compared with other libraries, one core."""

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.kernels`: sealing, tree nodes and erasure coding beside other libraries.
+"""`python -m benchmarks.kernels`: sealing, tree nodes and erasure coding against other libraries.
 
-Builds and runs the Rust program of this folder on one core: every case once a round, in turn, each
-round beginning with another one; symbols stay in the caches. ISA-L is measured where libisal2 is
-installed. Prints medians and spread, keeps every sample as JSON and draws a plot.
+Builds and runs the Rust program in this folder on one core. Each round runs every case once and
+starts with a different one; symbols stay in the caches. ISA-L is measured if libisal2 is installed.
+Prints medians and ranges, saves every sample as JSON and draws a plot.
 """
 
 import argparse
@@ -22,22 +22,27 @@ FOLDER: Final = Path(__file__).parent
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the command-line parser."""
     found = argparse.ArgumentParser(
         prog="python -m benchmarks.kernels",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("what", nargs="*", choices=["aead", "node", "erasure", []], help="only this (all)")
-    add("--rounds", type=int, default=21, help="rounds; medians are shown (21)")
-    add("--core", type=int, default=None, help="run on this core (any)")
-    add("--output", type=Path, default=Path("sealane-kernels"), help="directory")
+    add(
+        "what",
+        nargs="*",
+        choices=["aead", "node", "erasure", []],
+        help="cases to run (default: all)",
+    )
+    add("--rounds", type=int, default=21, help="rounds; tables show medians (default 21)")
+    add("--core", type=int, default=None, help="core to run on (default: any)")
+    add("--output", type=Path, default=Path("sealane-kernels"), help="directory for results")
     return found
 
 
 def run(arguments: argparse.Namespace) -> list[Sample]:
-    """Build the program in release mode, run it, read its samples."""
+    """Build the program in release mode, run it and return its samples."""
     command = ["cargo", "run", "--release", "--quiet", "--locked"]
     command += ["--manifest-path", str(FOLDER / "Cargo.toml"), "--"]
     command += [str(arguments.rounds), *arguments.what]
@@ -48,14 +53,14 @@ def run(arguments: argparse.Namespace) -> list[Sample]:
 
 
 def processor() -> str:
-    """Name the processor."""
+    """Return the name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
 def main() -> int:
-    """Measure, print, keep."""
+    """Measure, print tables, save results."""
     arguments = parser().parse_args()
     console = Console(width=200)
     samples = run(arguments)
@@ -72,7 +77,7 @@ def main() -> int:
     }
     (arguments.output / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     plot(arguments.output / "kernels.png", samples)
-    console.print(f"kept: {arguments.output / 'results.json'}, {arguments.output / 'kernels.png'}")
+    console.print(f"saved: {arguments.output / 'results.json'}, {arguments.output / 'kernels.png'}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Tables and the plot of the kernels' benchmark."""
+"""Tables and the plot of the kernel benchmark."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ DRAWN: Final = (
     ("open", "4096 B"),
 )
 TITLES: Final = {
-    "seal": "AES-256-GCM, sealed in place",
-    "open": "AES-256-GCM, opened",
-    "node": "Node functions of a Merkle tree: GB/s of children or entries",
-    "encode": "Erasure code, encoding: GB/s of data",
-    "decode": "Erasure code, decoding: GB/s of data, the first symbols lost",
+    "seal": "AES-256-GCM, sealing in place: GB/s, median (range)",
+    "open": "AES-256-GCM, opening: GB/s, median (range)",
+    "node": "Node functions of a Merkle tree: GB/s of children or entries, median (range)",
+    "encode": "Erasure code, encoding: GB/s of data, median (range)",
+    "decode": "Erasure code, decoding with the first symbols lost: GB/s of data, median (range)",
 }
 
 
@@ -47,23 +47,23 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Bytes a nanosecond, which is GB/s."""
+        """Bytes per nanosecond, which equals GB/s."""
         return self.bytes / self.nanos
 
 
 def median_rate(samples: Iterable[Sample]) -> float:
-    """GB/s in the middle; 0 of none."""
+    """Return the median in GB/s; 0 without samples."""
     rates = [sample.rate for sample in samples]
     return statistics.median(rates) if rates else 0.0
 
 
 def select(samples: Iterable[Sample], what: str, shape: str, who: str) -> list[Sample]:
-    """Pick the samples of one case."""
+    """Return the samples of one case."""
     return [s for s in samples if (s.what, s.shape, s.who) == (what, shape, who)]
 
 
 def tables(samples: Sequence[Sample]) -> list[Table]:
-    """One table for each kind of work: libraries in columns, medians with the spread below."""
+    """Return a table per kind of work, one column per library."""
     found = []
     for what in dict.fromkeys(sample.what for sample in samples):
         mine = [sample for sample in samples if sample.what == what]
@@ -87,9 +87,13 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
 
 
 def decode_table(samples: Sequence[Sample]) -> Table:
-    """Set decoding of e losses beside the rate that is wanted: encoding times m / (2 e)."""
-    table = Table(title="Decoding beside encoding", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("code", "lost", "decode GB/s", "encode x m / (2 e)", "20 GB/s x m / (2 e)"):
+    """Compare decoding of e losses with the goal: the encoding rate times m / (2 e)."""
+    table = Table(
+        title="Decoding e lost symbols compared with encoding, GB/s",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for heading in ("code", "lost, e", "decode", "encode x m / (2 e)", "20 GB/s x m / (2 e)"):
         table.add_column(heading, justify="right")
     for shape in dict.fromkeys(sample.shape for sample in samples if sample.what == "decode"):
         code, losses = shape.rsplit(", ", 1)
@@ -105,7 +109,7 @@ def decode_table(samples: Sequence[Sample]) -> Table:
 
 
 def plot(path: Path, samples: Sequence[Sample]) -> None:
-    """Bars of the cases that matter most, one library a colour."""
+    """Draw the most important cases as bars, one colour per library."""
     cases = [case for case in DRAWN if any((s.what, s.shape) == case for s in samples)]
     libraries = list(dict.fromkeys(s.who for s in samples if (s.what, s.shape) in cases))
     figure, axes = plt.subplots(

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sessions packets | simulate | allreduce | lab`: cost and reach."""
+"""`python -m benchmarks.sessions packets | simulate | allreduce | lab`: session benchmarks."""
 
 import argparse
 import importlib
@@ -14,7 +14,7 @@ COMMANDS: Final = {
 
 
 def main() -> int:
-    """Hand over to the sub-command."""
+    """Run the subcommand."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=__doc__)
     added = parser.add_subparsers(required=True, metavar="WHAT")
     for name, module in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""All-reduces around rings of real session machines in virtual time, and the model of them."""
+"""All-reduces around rings of real session machines in virtual time, compared with the model."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 from benchmarks.sessions.intervals import Summary, summarize
-from benchmarks.sessions.simulate.cells import BUFFER_BYTES, PARTS, UNIT_BYTES, Scheme
-from benchmarks.sessions.simulate.curves import FACTORS, modelled
+from benchmarks.sessions.simulate.cells import BUFFER_BYTES, PARTS, UNIT_BYTES
+from benchmarks.sessions.simulate.curves import FACTORS, Scheme, modelled
 from benchmarks.sessions.simulate.experiments import MDS, REPEAT, REPEAT_TIMEOUT
 
 from sealane import _native
@@ -32,33 +32,33 @@ RINGS_MIN: Final = 4
 MODEL_RINGS: Final = 20_000
 ERROR_MAX: Final = 0.05
 DEVIATIONS: Final = 4.0
-"""Of a mean of so many rings, allowed for chance."""
+"""Standard errors of a mean that are attributed to chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One ring, one way of cutting the array, one scheme."""
+    """A ring of sites, a way of splitting the array and a scheme."""
 
     sites: int
     loss: float
     scheme: Scheme
     pieces: int
-    """Messages of a segment. One, each acknowledged before the next, are the paper's rounds."""
+    """Messages per segment. One, acknowledged before the next is sent, is the paper's rounds."""
     rings: int
 
     @property
     def depth(self) -> int:
-        """Messages of a site that are unacknowledged, most."""
+        """Maximum number of unacknowledged messages per site."""
         return 1 if self.pieces == 1 else SLOTS
 
     @property
     def way(self) -> str:
-        """For people."""
+        """Readable name of the splitting."""
         return "rounds" if self.pieces == 1 else f"{self.pieces} pieces"
 
     @property
     def path(self) -> Path:
-        """Every link of the ring."""
+        """Model of each link of the ring."""
         return Path(
             rate_bits_per_second=RATE,
             round_trip_seconds=ROUND_TRIP,
@@ -69,31 +69,31 @@ class Cell:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the model is: nothing that is sent again meets the pieces behind it."""
+        """Whether the model is exact: no retransmission delays the pieces after it."""
         segment = ARRAY_BYTES // self.sites
         injection = self.path.units(segment) * self.path.unit_seconds
         return self.pieces == 1 and injection <= FACTORS[self.scheme.detection] * ROUND_TRIP
 
     @property
     def packets(self) -> int:
-        """Data packets of first transmissions, about."""
+        """Approximate number of data packets, without retransmissions."""
         return self.rings * ring_packets(self.sites)
 
     @property
     def key(self) -> str:
-        """Name of exactly this measurement."""
+        """Digest of all parameters."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def seed(self) -> int:
-        """Of this cell and no other."""
+        """Random seed, derived from the parameters."""
         return int(self.key, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A cell and what it showed; times in seconds."""
+    """A cell and its results; times in seconds."""
 
     cell: Cell
     summary: Summary
@@ -106,23 +106,23 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Mean of the stack over the model's."""
+        """Mean of the stack over that of the model."""
         return self.summary.mean / self.model_mean
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the mean is not the model's, chance allowed for, where the model is exact."""
+        """Whether the mean contradicts the model where that is exact, allowing for chance."""
         chance = DEVIATIONS * self.deviation / math.sqrt(self.summary.count)
         error = abs(self.summary.mean - self.model_mean)
         return self.cell.is_exact and error > ERROR_MAX * self.model_mean + chance
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
     @staticmethod
     def from_dict(found: dict[str, Any]) -> "Measured":
-        """Read what `to_dict` wrote."""
+        """Return the object that `to_dict` was called on."""
         cell = found["cell"]
         made = {
             "cell": Cell(**(cell | {"scheme": Scheme(**cell["scheme"])})),
@@ -132,19 +132,19 @@ class Measured:
 
 
 def ring_packets(sites: int) -> int:
-    """Return how many packets one all-reduce has, about, over all links."""
+    """Return the approximate number of packets of one all-reduce, over all links."""
     return 2 * (sites - 1) * ARRAY_BYTES // UNIT_BYTES
 
 
 def cells(packets: int) -> Iterator[Cell]:
-    """Every cell, with so many rings that it has about that many packets."""
+    """Yield every cell, with enough rings for about `packets` packets."""
     for sites, loss, scheme, pieces in product(SITES, LOSSES, SCHEMES, (1, PIECES)):
         rings = max(RINGS_MIN, packets // ring_packets(sites)) if loss else RINGS_MIN
         yield Cell(sites=sites, loss=loss, scheme=scheme, pieces=pieces, rings=rings)
 
 
 def measure(cell: Cell) -> Measured:
-    """Run the rings of a cell, and draw as many of the model as are needed for its mean."""
+    """Run the rings of a cell, and sample the model often enough for its mean."""
     piece = math.ceil(ARRAY_BYTES / (cell.sites * cell.pieces))
     plans = [schedule.all_reduce(n, cell.sites, ARRAY_BYTES, piece) for n in range(cell.sites)]
     started = time.thread_time()

@@ -1,10 +1,11 @@
 """`python -m benchmarks.sessions allreduce`: rings of 2 to 8 sites in virtual time.
 
-Real session machines run the client's schedule of an all-reduce of 128 MiB, 400 Gbit/s, 25 ms:
-`rounds`, a segment at a time, each acknowledged before the next (SDR-RDMA, Fig. 13), and in 16
-pieces that overlap, as the client does it. Runs what is not measured yet until the budget is used
-up; the same command again goes on. Prints a table with the model beside it, keeps JSON and draws
-the plot. Fails if a mean lies beyond 5 % of the model where that is exact.
+Real session machines run the client's schedule of an all-reduce of 128 MiB at 400 Gbit/s with a
+round trip of 25 ms: as `rounds`, a segment at a time, each acknowledged before the next one is sent
+(SDR-RDMA, Fig. 13), and in 16 overlapping pieces, as the client does it. Measures missing cells
+until the time budget is used up; run it again to continue. Prints a table that compares the stack
+with the model, saves JSON and draws a plot. Fails if a mean is more than 5 % off the model where
+the model is exact.
 """
 
 import argparse
@@ -30,25 +31,35 @@ import sealane.client.collectives.schedule
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-SUMMARY: Final = "all-reduces around rings in virtual time, the model beside the stack"
+SUMMARY: Final = "all-reduces around rings in virtual time, stack compared with model"
 PACKETS: Final = 4_000_000
 PACKETS_QUICK: Final = 400_000
 MARKERS: Final = "osD"
 SOURCES: Final = (allreduce, intervals, curves, sealane.client.collectives.schedule)
-"""What decides a result, beside the engine and the model."""
+"""Sources that results depend on, besides the engine and the model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the sub-command."""
+    """Add the options of this subcommand."""
     add = parser.add_argument
     add("--quick", action="store_true", help="a tenth of the rings")
-    add("--minutes", type=float, default=10.0, help="start no cell after this time (10)")
-    add("--jobs", type=int, default=os.cpu_count(), help="cells at once (as many as cores)")
-    add("--output", type=Path, default=Path("sealane-sessions/allreduce"), help="directory")
+    add(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="minutes after which no cell starts (default 10)",
+    )
+    add("--jobs", type=int, default=os.cpu_count(), help="concurrent cells (default: one per core)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("sealane-sessions/allreduce"),
+        help="directory for results",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, keep, draw."""
+    """Measure missing cells; once all are there, print, save and draw the results."""
     wanted = list(cells(PACKETS_QUICK if arguments.quick else PACKETS))
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
@@ -59,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(width=130)
     if len(measured) < len(wanted):
         left = len(wanted) - len(measured)
-        console.print(f"{left} of {len(wanted)} cells left: run again to go on")
+        console.print(f"{left} of {len(wanted)} cells left: run again to continue")
         return 0
     rows = [one.to_dict() | {"ratio": one.ratio, "way": one.cell.way} for one in measured]
     (output / "allreduce.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -67,20 +78,20 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table(measured))
     exact = [one.ratio for one in measured if one.cell.is_exact]
     other = [one.ratio for one in measured if not one.cell.is_exact]
-    for name, ratios in (("exact", exact), ("else", other)):
+    for name, ratios in (("model exact", exact), ("model approximate", other)):
         console.print(
-            f"{name}: {len(ratios)} cells, mean of the stack over the model's from "
+            f"{name}: {len(ratios)} cells, mean of the stack over that of the model from "
             f"{min(ratios):.3f} to {max(ratios):.3f}"
         )
     seconds = sum(one.processor_seconds for one in measured)
     packets = sum(one.packets for one in measured)
     console.print(f"{packets / 1e6:.0f} million packets, {seconds:.0f} s of processor time")
-    console.print(f"kept: {output}")
+    console.print(f"saved in {output}")
     return 1 if any(one.is_beyond for one in measured) else 0
 
 
 def _run_cells(wanted: Sequence[Cell], records: Records, *, minutes: float, jobs: int) -> None:
-    """Measure what is missing, the long cells first, within the budget."""
+    """Measure missing cells within the time budget, long ones first."""
     missing = [cell for cell in wanted if records.get(cell.key) is None]
     missing.sort(key=lambda cell: -cell.packets)
     run_missing(
@@ -93,15 +104,15 @@ def _run_cells(wanted: Sequence[Cell], records: Records, *, minutes: float, jobs
 
 
 def table(measured: Sequence[Measured]) -> Table:
-    """Show each cell."""
+    """Return a table with a row per cell."""
     found = Table(
-        title="All-reduce of 128 MiB around a ring; 400 Gbit/s, 25 ms",
+        title="All-reduce of 128 MiB around a ring; 400 Gbit/s, round trip 25 ms",
         box=box.SIMPLE_HEAD,
         title_justify="left",
     )
-    headings = ("sites", "loss", "scheme", "way", "rings", "ideal ms", "mean ms", "model", "ratio")
-    for heading in (*headings, "p99", "model"):
-        found.add_column(heading, justify="left" if heading in {"scheme", "way"} else "right")
+    headings = ("sites", "loss", "scheme", "schedule", "rings", "ideal ms", "mean ms")
+    for heading in (*headings, "mean ms\n(model)", "ratio", "p99 ms", "p99 ms\n(model)"):
+        found.add_column(heading, justify="left" if heading in {"scheme", "schedule"} else "right")
     for one in measured:
         cell, summary = one.cell, one.summary
         p99 = "" if summary.p99 is None else f"{summary.p99 * 1e3:.1f}"
@@ -114,7 +125,7 @@ def table(measured: Sequence[Measured]) -> Table:
 
 
 def draw(path: Path, measured: Sequence[Measured]) -> None:
-    """Draw means by the number of sites: a panel for each loss and way."""
+    """Draw means by number of sites, a panel for each loss and schedule."""
     ways = list(dict.fromkeys(one.cell.way for one in measured))
     schemes = list(dict.fromkeys(one.cell.scheme for one in measured))
     figure, panels = plt.subplots(
@@ -149,12 +160,14 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
             )
             axes.set_title(f"{way}, P = {loss:g}", fontsize=10)
             axes.set_ylim(bottom=0)
-        row[0].set_ylabel("mean, ms")
+        row[0].set_ylabel("mean completion, ms")
     for axes in panels[-1]:
         axes.set_xlabel("sites")
     panels[0][0].legend(fontsize=8)
-    figure.suptitle("All-reduce of 128 MiB around a ring; 400 Gbit/s, 25 ms")
-    legend = "Points: the stack, bars: 95 % intervals of means; lines: model."
+    figure.suptitle("All-reduce of 128 MiB around a ring; 400 Gbit/s, round trip 25 ms")
+    legend = (
+        "Points: stack; bars: 95 % confidence intervals of the mean; lines: model. P: packet loss"
+    )
     figure.text(0.5, 0.005, legend, ha="center", fontsize=8)
     figure.tight_layout(rect=(0, 0.02, 1, 1))
     figure.savefig(path, dpi=130)

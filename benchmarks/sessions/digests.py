@@ -1,4 +1,4 @@
-"""What a kept result was made by: results of another build are measured again."""
+"""Digests of the code that a result depends on: after a change, cells are measured again."""
 
 import hashlib
 import inspect
@@ -15,7 +15,7 @@ MODEL: Final = sorted(Path(str(sealane.planning.model.__file__)).parent.glob("*.
 
 
 def digest(modules: Iterable[ModuleType] = (), files: Iterable[Path] = ()) -> str:
-    """Digest of the native engine, of modules' sources and of files."""
+    """Return a digest of the native engine, of the modules' sources and of the files."""
     found = hashlib.sha256()
     sources = [Path(str(inspect.getsourcefile(module))) for module in modules]
     for path in [Path(str(_native.__file__)), *sources, *files]:

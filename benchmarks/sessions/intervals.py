@@ -1,4 +1,4 @@
-"""What is said of samples, with intervals; quantiles only where there are enough of them."""
+"""Means and quantiles with confidence intervals; quantiles only where samples suffice."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 RESAMPLES: Final = 200
 EXCEEDANCES_MIN: Final = 10
-"""Samples beyond a quantile that is quoted (reference §9, test 28)."""
+"""Minimum number of samples beyond a quantile that is quoted (reference §9, test 28)."""
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Mean and quantiles with bootstrap intervals of 95 %; None where too few were seen."""
+    """Mean and quantiles with 95 % bootstrap intervals; None where there are too few samples."""
 
     count: int
     mean: float
@@ -28,7 +28,7 @@ class Summary:
 
 
 def summarize(samples: NDArray[np.float64], *, seed: int) -> Summary:
-    """Summarize samples; equal for an equal seed."""
+    """Summarize samples; deterministic for a given seed."""
     count = len(samples)
     draws = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
     drawn = samples[draws]

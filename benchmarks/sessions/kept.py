@@ -1,4 +1,4 @@
-"""Results kept line by line, so that a run can be broken off and goes on when run again."""
+"""Results saved line by line, so that an interrupted run can be continued."""
 
 import json
 import time
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Records:
-    """What was measured by one build, by its key: a file with a line of JSON for each.
+    """Records of one build by key, in a file with a line of JSON for each.
 
-    Lines of other builds stay and are not looked at.
+    Lines of other builds are ignored and stay in the file.
     """
 
     def __init__(self, path: Path, *, made_by: str) -> None:
@@ -26,7 +26,7 @@ class Records:
         for line in text.splitlines():
             self._read(line)
         if text and not text.endswith("\n"):
-            # A killed run has begun this line: the next one is another.
+            # A killed run left an incomplete line: end it.
             with path.open("a") as file:
                 file.write("\n")
 
@@ -34,21 +34,21 @@ class Records:
         try:
             found = json.loads(line)
         except json.JSONDecodeError:
-            # Of a run that was killed.
+            # The incomplete line of a killed run.
             return
         if found.get("made_by") == self._made_by:
             self._known[found["key"]] = found["record"]
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the newest record of that key, if there is one."""
+        """Return the newest record for a key, if there is one."""
         return self._known.get(key)
 
     def all(self) -> Sequence[dict[str, Any]]:
-        """Return all records, by the first time that their keys were measured."""
+        """Return all records, ordered by the first measurement of their keys."""
         return list(self._known.values())
 
     def put(self, key: str, record: dict[str, Any]) -> None:
-        """Keep a record, of what JSON can say; `get` returns it as JSON has it."""
+        """Save a record of JSON values; `get` returns it after a JSON round trip."""
         line = json.dumps({"made_by": self._made_by, "key": key, "record": record})
         with self._path.open("a") as file:
             file.write(line + "\n")
@@ -63,9 +63,9 @@ def run_missing(
     minutes: float,
     jobs: int,
 ) -> None:
-    """Measure what is missing, `jobs` at once, in order, and keep each as it ends.
+    """Run `missing` in order, `jobs` at a time, and pass each result to `keep`.
 
-    None starts after `minutes`. `total` is for the progress bar: with what is kept already.
+    None starts after `minutes`. `total` is for the progress bar and includes earlier results.
     """
     left = list(reversed(missing))
     end = time.monotonic() + 60 * minutes

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.sessions.overload`: TCP beside a session that asks for more than there is.
+"""`python -m benchmarks.sessions.overload`: TCP next to a session that overloads their link.
 
-A lab of two hosts and one link; TCP (the host's default congestion control) for ten seconds alone,
-then beside a session whose rate is a multiple of the link's. Prints TCP's goodput by second: the
-session's circuit breaker is what leaves it any. Needs root.
+A lab of two hosts and one link. TCP (with the host's default congestion control) runs alone for ten
+seconds, then next to a session whose rate is a multiple of the link's. Prints TCP's goodput for
+each second; without the session's circuit breaker TCP would get none. Needs root.
 """
 
 import argparse
@@ -47,7 +47,7 @@ while True:
 
 
 def _topology(rate_bits_per_second: int) -> str:
-    # A buffer of 40 ms: a round trip of 20 ms, twice.
+    # The buffer holds 40 ms, two round trips of 20 ms.
     return f"""
 [[wan]]
 name = "link"
@@ -70,7 +70,7 @@ def _lab(rate_bits_per_second: int) -> Iterator[str]:
     try:
         yield name
     finally:
-        # Everything that runs in it ends with it.
+        # This also ends every process that runs in the lab.
         subprocess.run([*_LAB, "down", name], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -115,11 +115,17 @@ def _start_session(lab: str, addresses: list[str], rate_bits_per_second: int) ->
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print TCP's goodput."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions.overload")
-    parser.add_argument("--link", type=int, default=60_000_000, help="bit/s (60 M)")
-    parser.add_argument("--rate", type=int, default=120_000_000, help="of the session (120 M)")
-    parser.add_argument("--seconds", type=int, default=40, help="side by side (40)")
+    parser.add_argument(
+        "--link", type=int, default=60_000_000, help="rate of the link in bit/s (default 60 M)"
+    )
+    parser.add_argument(
+        "--rate", type=int, default=120_000_000, help="rate of the session in bit/s (default 120 M)"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=40, help="seconds with both running (default 40)"
+    )
     arguments = parser.parse_args()
     goodput: list[tuple[float, float]] = []
     with _lab(arguments.link) as lab:
@@ -130,7 +136,7 @@ def main() -> int:
             goodput.extend((time.monotonic(), float(line)) for line in receiver.lines)
 
         threading.Thread(target=read, daemon=True).start()
-        # Until it listens.
+        # Give it time to listen.
         time.sleep(2)
         _Process(lab, "a", "-c", _SEND, addresses[1])
         time.sleep(ALONE_SECONDS)
@@ -139,10 +145,12 @@ def main() -> int:
         time.sleep(arguments.seconds)
     for what, values in (
         ("alone", [value for at, value in goodput if at < began]),
-        ("beside the session", [value for at, value in goodput if at >= began]),
+        ("with the session", [value for at, value in goodput if at >= began]),
     ):
-        print(f"TCP {what}: median {statistics.median(values):.1f}, least {min(values):.1f} Mbit/s")
-        print("  by second:", " ".join(f"{value:.0f}" for value in values))
+        print(
+            f"TCP {what}: median {statistics.median(values):.1f}, minimum {min(values):.1f} Mbit/s"
+        )
+        print("  Mbit/s in each second:", " ".join(f"{value:.0f}" for value in values))
     return 0
 
 

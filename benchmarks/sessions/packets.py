@@ -1,4 +1,4 @@
-"""Processor time of bulk transfer over a clean cable: sealed sessions, TLS over TCP, QUIC."""
+"""Processor time of bulk transfer over a clean link: sealed sessions, TLS over TCP, QUIC."""
 
 import asyncio
 import json
@@ -18,16 +18,16 @@ from sealane.lab.namespaces import Namespace
 FOLDER: Final = Path(__file__).parent
 PROGRAM: Final = FOLDER / "target/release/sealane-benchmark-sessions"
 OVERHEAD_BYTES: Final = 59 + 28
-"""What a unit costs on the wire beside its payload (docs/formats/session-wire.md)."""
+"""Bytes on the wire per unit in addition to its payload (docs/formats/session-wire.md)."""
 UNIT_GRAIN_BYTES: Final = 64
-"""Whole cache lines, and so whole AES blocks: 22 ns of AEAD a packet less than with 1413 bytes."""
+"""Whole cache lines, and so whole AES blocks: saves 22 ns of AEAD per packet over 1413 bytes."""
 WAYS: Final = ("session", "tls", "quic")
 TIMEOUT_SECONDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One transfer. Processor seconds are of both ends' processes, kernel included."""
+    """One transfer. Processor seconds are those of the ends' processes, including the kernel."""
 
     way: str
     mtu: int
@@ -36,13 +36,13 @@ class Sample:
     processor_sender: float
     processor_receiver: float
     processor_job: float
-    """Of both jobs, in those; of a stream all work is the job's, so nothing is told apart."""
+    """The part used by the jobs of both ends; 0 for streams, which do all work in the job."""
     statistics: dict[str, int]
-    """Of the sending session."""
+    """Statistics of the sending session."""
 
     @property
     def processor_per_gb(self) -> float:
-        """Processor seconds per 10^9 bytes, both ends."""
+        """Processor seconds of both ends per 10^9 bytes."""
         return (self.processor_sender + self.processor_receiver) / self.bytes * 1e9
 
     @property
@@ -52,23 +52,23 @@ class Sample:
         return packets / max(self.processor_sender, self.processor_receiver)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a dictionary for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def unit_bytes(mtu: int) -> int:
-    """Return the largest unit that suits a cable."""
+    """Return the largest unit for a link with this MTU."""
     return (mtu - OVERHEAD_BYTES) // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES
 
 
 def build() -> None:
-    """Build what sessions are measured beside."""
+    """Build the TLS and QUIC peers."""
     command = ["cargo", "build", "--release", "--quiet", "--locked"]
     subprocess.run([*command, "--manifest-path", str(FOLDER / "Cargo.toml")], check=True)
 
 
 class Peer:
-    """A process in one namespace, on one core or any (None); lines in, lines out."""
+    """A process in a namespace, pinned to a core or not (None); it reads and writes lines."""
 
     def __init__(self, namespace: Namespace, core: int | None, *command: str) -> None:
         self._name = " ".join(command)
@@ -79,13 +79,13 @@ class Peer:
             text=True,
             preexec_fn=_placed(namespace, core),  # noqa: PLW1509 - two system calls, no locks
         )
-        # Both are pipes, as asked for.
+        # Both are pipes, as requested.
         self._input = cast("IO[str]", self._process.stdin)
         self._output = cast("IO[str]", self._process.stdout)
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def tell(self, line: str) -> None:
@@ -100,11 +100,11 @@ class Peer:
         return line.strip()
 
     def finish(self) -> None:
-        """Wait for its end."""
+        """Wait until the process ends."""
         self._process.communicate(timeout=TIMEOUT_SECONDS)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the process if it is still running."""
         self._process.kill()
         self._process.communicate()
 
@@ -119,7 +119,7 @@ def _placed(namespace: Namespace, core: int | None) -> Callable[[], None]:
 
 
 def _ends(ends: tuple[Namespace, Namespace], *, mtu: int, size: int, rate: int) -> list[Peer]:
-    """Both ends of a session, which know their parts and not each other."""
+    """Start both ends of a session; they don't know each other's address yet."""
     command = (sys.executable, "-m", "benchmarks.sessions.peer")
     peers = [Peer(end, core, *command) for core, end in enumerate(ends)]
     for index, peer in enumerate(peers):
@@ -148,7 +148,7 @@ def _stream(way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int)
 
 
 async def profile(*, mtu: int, size: int, rate: int) -> dict[str, float]:
-    """Move `size` bytes over a session; what its processor time goes to, as shares."""
+    """Move `size` bytes over a session; return the shares of its processor time by activity."""
     async with veth(mtu) as ends:
         peers = _ends(ends, mtu=mtu, size=size, rate=rate)
         try:
@@ -166,7 +166,7 @@ async def profile(*, mtu: int, size: int, rate: int) -> dict[str, float]:
 
 
 async def transfer(way: str, *, mtu: int, size: int, rate: int) -> Sample:
-    """Move `size` bytes one way and read both ends' counts."""
+    """Move `size` bytes in one direction and return the figures of both ends."""
     async with veth(mtu) as ends:
         if way == "session":
             peers = _ends(ends, mtu=mtu, size=size, rate=rate)

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.sessions packets`: what a packet costs, beside TLS over TCP and QUIC.
+"""`python -m benchmarks.sessions packets`: cost per packet compared with TLS over TCP and QUIC.
 
-Two network namespaces and a veth pair with all its offloads, one process at each end on a core of
-its own, bulk one way; every way once a round. Processor time is of both processes, kernel included;
-with other load on the machine compare within a round only. Prints a table, keeps every sample as
-JSON and draws a plot. Where `perf` is installed, one more transfer at each MTU tells where a
-session's time goes. Needs root (namespaces) and Cargo (the peers).
+Bulk transfer in one direction between two network namespaces, over a veth pair with all offloads.
+Each end is a process with its own core; each round measures every transport once. Processor time is
+that of both processes, including the kernel; if the machine has other load, compare only within a
+round. Prints a table, saves every sample as JSON and draws a plot. If `perf` is installed, one more
+transfer at each MTU shows what a session's time is spent on. Needs root (namespaces) and Cargo (to
+build the peers).
 """
 
 import argparse
@@ -17,21 +18,21 @@ from typing import Final
 from benchmarks.sessions import packets, report
 from rich.console import Console
 
-SUMMARY: Final = "what a packet costs, beside TLS over TCP and QUIC"
+SUMMARY: Final = "cost per packet compared with TLS over TCP and QUIC"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the sub-command."""
+    """Add the options of this subcommand."""
     add = parser.add_argument
-    add("--mtu", type=int, nargs="+", default=[1500, 9000], help="of the cable (1500 9000)")
-    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
-    add("--bytes", type=int, default=1 << 30, help="of one transfer (1 GiB)")
-    add("--rate", type=int, default=40_000_000_000, help="of the session, in bit/s (40 G)")
-    add("--output", type=Path, default=Path("sealane-sessions"), help="directory")
+    add("--mtu", type=int, nargs="+", default=[1500, 9000], help="MTUs (default 1500 9000)")
+    add("--rounds", type=int, default=5, help="rounds; the table shows medians (default 5)")
+    add("--bytes", type=int, default=1 << 30, help="bytes per transfer (default 1 GiB)")
+    add("--rate", type=int, default=40_000_000_000, help="session's rate, bit/s (default 40 G)")
+    add("--output", type=Path, default=Path("sealane-sessions"), help="directory for results")
 
 
 async def _measure(arguments: argparse.Namespace) -> list[packets.Sample]:
-    """Take turns; each round begins with another way."""
+    """Measure all transports in turn; each round starts with another one."""
     samples = []
     for number in range(arguments.rounds):
         for mtu in arguments.mtu:
@@ -50,7 +51,7 @@ async def _profiles(arguments: argparse.Namespace) -> dict[int, dict[str, float]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, keep."""
+    """Measure, print tables, save results."""
     packets.build()
     samples = asyncio.run(_measure(arguments))
     profiles = asyncio.run(_profiles(arguments))

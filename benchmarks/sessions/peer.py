@@ -1,8 +1,8 @@
-"""One end of a session for measuring: `python -m benchmarks.sessions.peer`, a process of its own.
+"""One end of a measured session, as a process: `python -m benchmarks.sessions.peer`.
 
-Reads its part as a line of JSON, prints its data address, reads the peer's, moves the bytes, prints
-what it took. Worker and job run here, so the processor time is of both; that of the job, which
-is this thread, is also told by itself.
+Reads its parameters as a line of JSON, prints its data address, reads the peer's, moves the bytes
+and prints the times. Worker and job both run in this process, so its processor time includes both;
+the time of the job, which is this thread, is also reported separately.
 """
 
 import json
@@ -64,7 +64,7 @@ def _completed(ring: JobRing) -> Iterator[int]:
 
 
 def main() -> int:
-    """Move the bytes."""
+    """Move the bytes and print the times."""
     part = json.loads(sys.stdin.readline())
     endpoint, ring = _end(part)
     print(endpoint.local_addresses[0], flush=True)

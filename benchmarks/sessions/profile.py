@@ -1,6 +1,6 @@
-"""Where the processor time of a session goes: samples of both ends' threads, by what they do.
+"""Profile of a session's processor time: samples of both ends' threads by activity.
 
-`perf record` with the kernel's call chains; without `perf` there is no profile.
+Uses `perf record` with call chains of the kernel; without `perf` there is no profile.
 """
 
 import collections
@@ -17,24 +17,24 @@ from typing import Final
 SAMPLES_PER_SECOND: Final = 1999
 TIMEOUT_SECONDS: Final = 120
 ATTACH_SECONDS: Final = 0.5
-"""What `perf` takes to attach, at most; it does not say when it has."""
+"""Upper bound for the time `perf` takes to attach; it doesn't report when it has."""
 
 PARTS: Final = (
     ("AES-256-GCM", ("sealane_gcm", "aes_gcm", "gcm128", "aead_aes")),
     ("doorbells", ("unix_stream_",)),
     ("sleeping and waking", ("sys_poll", "sys_ppoll", "do_poll")),
     ("receive calls", ("recvmmsg", "recvmsg")),
-    ("send calls, with the other end's interrupt", ("sendmsg", "net_rx_action")),
+    ("send calls, including the other end's interrupt", ("sendmsg", "net_rx_action")),
     ("copies between region and packet", ("memcpy", "memmove", "memset")),
 )
-"""What a sample is, by a name in its chain; the first that fits."""
+"""Activities, and function names in a call chain that identify them; the first match counts."""
 JOBS: Final = "jobs"
 MACHINE: Final = "machine and worker"
 OTHER: Final = "other"
 
 
 def part_of(command: str, frames: Sequence[str]) -> str:
-    """Sort one sample: the name of its thread, and its frames as `perf script` has them."""
+    """Return the activity of a sample, given its thread's name and its `perf script` frames."""
     for part, names in PARTS:
         if any(name in frame for frame in frames for name in names):
             return part
@@ -44,7 +44,7 @@ def part_of(command: str, frames: Sequence[str]) -> str:
 
 
 def shares(text: str) -> dict[str, float]:
-    """Count the samples of `perf script`'s output by part; the shares add up to 1."""
+    """Return the share of each activity in the output of `perf script`; shares add up to 1."""
     counts: collections.Counter[str] = collections.Counter()
     for block in text.split("\n\n"):
         command, *frames = block.strip("\n").split("\n")
@@ -55,7 +55,7 @@ def shares(text: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def profiled(pids: Sequence[int]) -> Iterator[dict[str, float]]:
-    """Sample processes and the threads that they will have; the shares are there at the end."""
+    """Profile processes, including later threads; the shares are filled in at the end."""
     found: dict[str, float] = {}
     if (perf := shutil.which("perf")) is None:
         yield found
@@ -63,7 +63,7 @@ def profiled(pids: Sequence[int]) -> Iterator[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder) / "perf.data")
         options = ["-q", "-g", "-e", "cpu-clock", "-F", str(SAMPLES_PER_SECOND), "-o", data]
-        # All processors: threads that are made later would not be followed.
+        # All processors: with --pid, `perf` wouldn't follow threads created later.
         recording = subprocess.Popen([perf, "record", "-a", *options], stderr=subprocess.PIPE)
         try:
             time.sleep(ATTACH_SECONDS)

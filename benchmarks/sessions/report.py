@@ -1,4 +1,4 @@
-"""Table and plot of what packets cost."""
+"""Tables and plot of the cost per packet."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ NAMES: Final = {
     "quic": "QUIC (quinn)",
 }
 PROCESSOR_WANTED: Final = 0.5
-"""Processor seconds per GB: the target."""
+"""Goal, in processor seconds per GB."""
 
 
 def _of(samples: Sequence[Sample], way: str, mtu: int) -> list[Sample]:
@@ -31,25 +31,29 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _beside(samples: Sequence[Sample], way: str, mtu: int) -> str:
-    """Processor time of `way` over the session's, paired within a round."""
+    """Return processor time of `way` over the session's, paired within a round."""
     pairs = zip(_of(samples, way, mtu), _of(samples, "session", mtu), strict=True)
     return f"{statistics.median(o.processor_per_gb / s.processor_per_gb for o, s in pairs):.2f}"
 
 
 def table(samples: Sequence[Sample]) -> Table:
-    """Show medians, and what the others take for each processor second of a session."""
-    found = Table(title="A clean cable, saturated", box=box.SIMPLE_HEAD, title_justify="left")
+    """Return a table of medians, and of each transport's cost relative to a session's."""
+    found = Table(
+        title="Bulk transfer over a clean, saturated link, medians over rounds",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
     for index, heading in enumerate(
         (
-            "way",
+            "transport",
             "MTU",
             "processor s/GB (range)",
-            "sender",
-            "receiver",
+            "sender s/GB",
+            "receiver s/GB",
             "of which jobs",
             "GB/s",
-            "thousand packets/s a core",
-            "over a session's",
+            "thousand packets/s per core",
+            "cost / session",
         )
     ):
         found.add_column(heading, justify="left" if index == 0 else "right")
@@ -71,9 +75,11 @@ def table(samples: Sequence[Sample]) -> Table:
 
 
 def profile_table(samples: Sequence[Sample], profiles: Mapping[int, Mapping[str, float]]) -> Table:
-    """Show where a session's time goes: shares of a profile, and of the median."""
-    found = Table(title="Where it goes", box=box.SIMPLE_HEAD, title_justify="left")
-    found.add_column("")
+    """Return a table of a session's processor time by activity: shares, and parts of the median."""
+    found = Table(
+        title="Processor time of a session by activity", box=box.SIMPLE_HEAD, title_justify="left"
+    )
+    found.add_column("activity")
     parts: dict[str, None] = {}
     for mtu, shares in sorted(profiles.items()):
         found.add_column(f"MTU {mtu}: s/GB (share)", justify="right")
@@ -89,7 +95,7 @@ def profile_table(samples: Sequence[Sample], profiles: Mapping[int, Mapping[str,
 
 
 def plot(path: Path, samples: Sequence[Sample]) -> None:
-    """Draw processor seconds per GB by MTU, with every sample."""
+    """Draw processor seconds per GB by MTU: medians as bars, samples as points."""
     mtus = sorted({sample.mtu for sample in samples})
     figure, axes = plt.subplots(figsize=(7, 4))
     width = 0.8 / len(WAYS)
@@ -100,7 +106,7 @@ def plot(path: Path, samples: Sequence[Sample]) -> None:
             label = NAMES[way] if place == 0 else None
             axes.bar(x, statistics.median(values), width * 0.9, color=f"C{index}", label=label)
             axes.plot([x] * len(values), values, "k.", markersize=3)
-    axes.axhline(PROCESSOR_WANTED, color="grey", linestyle="--", linewidth=1)
+    axes.axhline(PROCESSOR_WANTED, color="grey", linestyle="--", linewidth=1, label="goal")
     axes.set_xticks(range(len(mtus)), [f"MTU {mtu}" for mtu in mtus])
     axes.set_ylabel("processor seconds per GB, both ends")
     axes.legend()

@@ -1,4 +1,4 @@
-"""Two network namespaces and the cable between them: a clean link, with every offload it has."""
+"""Two network namespaces with a clean link between them: a veth pair with all offloads."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -7,12 +7,12 @@ from typing import Final
 from sealane.lab.namespaces import Namespace
 
 ADDRESSES: Final = ("10.111.0.1", "10.111.0.2")
-"""Of the sending and of the receiving end."""
+"""Addresses of the sending and of the receiving end."""
 
 
 @contextlib.asynccontextmanager
 async def veth(mtu: int) -> AsyncIterator[tuple[Namespace, Namespace]]:
-    """Lay a veth pair with this MTU between two new namespaces; OSError if this process may not."""
+    """Create two namespaces joined by a veth pair; raise OSError without the privilege."""
     async with Namespace.create() as left, Namespace.create() as right:
         await left.route.link(
             "add",

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.storage`: plain and secure volumes side by side, or any target.
+"""`python -m benchmarks.storage`: plain and sealed volumes compared, or any NVMe/TCP target.
 
 Without --target it starts a broker, a target and a gateway, and measures a plain namespace of the
-target beside a sealed volume behind the gateway, alternately, so that a busy machine slows both.
+target and a sealed volume behind the gateway alternately, so that other load slows both.
 """
 
 import argparse
@@ -23,45 +23,56 @@ from rich.progress import Progress
 
 from sealane.errors import Error
 
-# What the table needs where nobody says how wide the paper is.
+# Width of the table when the output isn't a terminal.
 TABLE_COLUMNS = 132
 HOST_NQN = "nqn.2026-11.dev.sealane:benchmark-host"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the command-line parser."""
     found = argparse.ArgumentParser(
         prog="python -m benchmarks.storage",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--target", metavar="HOST:PORT", help="measure this controller instead of our own")
-    add("--subsystem", metavar="NQN", help="subsystem at --target")
-    add("--host-nqn", default=HOST_NQN, metavar="NQN", help="host name to connect with")
-    add("--beside", action="store_true", help="with --target: our own systems too, in one run")
-    add("--store", default="memory", choices=("memory", "file", "emulated"), help="back end")
-    add("--drive", metavar="NAME", help="with --store emulated: which drive (sn655, evo870)")
-    add("--seconds", type=float, default=1.0, help="time per cell, system and round (1)")
-    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
-    add("--depths", default="1,32", help="commands outstanding per queue (1,32)")
-    add("--queues", default="1,2", help="I/O queues (1,2)")
-    add("--span-mib", type=int, default=256, help="MiB of the namespace that are touched (256)")
+    add("--target", metavar="HOST:PORT", help="measure this controller instead of our own systems")
+    add("--subsystem", metavar="NQN", help="subsystem NQN at --target")
+    add("--host-nqn", default=HOST_NQN, metavar="NQN", help="host NQN to connect with")
+    add(
+        "--beside",
+        action="store_true",
+        help="with --target: measure our own systems in the same run",
+    )
+    add(
+        "--store", default="memory", choices=("memory", "file", "emulated"), help="storage back end"
+    )
+    add("--drive", metavar="NAME", help="drive for --store emulated: sn655 or evo870")
+    add("--seconds", type=float, default=1.0, help="seconds per cell, system and round (default 1)")
+    add("--rounds", type=int, default=5, help="rounds; the table shows medians (default 5)")
+    add("--depths", default="1,32", help="commands outstanding per queue (default 1,32)")
+    add("--queues", default="1,2", help="I/O queues (default 1,2)")
+    add("--span-mib", type=int, default=256, help="MiB of the namespace to use (default 256)")
     add("--only", metavar="TEXT", help="only cells whose name contains TEXT")
-    add("--seed", type=int, default=1, help="seed of places and data (1)")
-    add("--output", type=Path, default=Path("sealane-storage-benchmark"), help="directory")
+    add("--seed", type=int, default=1, help="seed of block addresses and data (default 1)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("sealane-storage-benchmark"),
+        help="directory for results",
+    )
     return found
 
 
 async def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Measure every cell on every system, round by round, and write what was found."""
+    """Measure every cell on every system, round by round, and write the results."""
     numbers = [
         tuple(int(part) for part in text.split(","))
         for text in (arguments.depths, arguments.queues)
     ]
     cells = [c for c in all_cells(*numbers) if not arguments.only or arguments.only in c.name]
     if not cells:
-        raise SystemExit(f"--only {arguments.only}: no cell's name contains it")
+        raise SystemExit(f"--only {arguments.only}: no cell name contains it")
     samples: list[Sample] = []
     async with systems_of(arguments) as systems:
         with Progress(console=console, transient=True) as progress:
@@ -70,7 +81,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> None:
             await prefill(systems, arguments)
             for round_ in range(arguments.rounds):
                 for cell in cells:
-                    # Each round starts with another system, so that no order favours one.
+                    # Each round starts with another system, so the order favours none.
                     for turn in range(len(systems)):
                         system = systems[(turn + round_) % len(systems)]
                         progress.update(bar, description=f"{cell.name} {system.name}")
@@ -89,7 +100,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 async def prefill(systems: list[System], arguments: argparse.Namespace) -> None:
-    """Write the whole span once: a read of what was never written is too cheap."""
+    """Write the whole span once: reading unwritten blocks would be too cheap."""
     chunk = secrets.token_bytes(8 << 20)
     for system in systems:
         async with host_of(system) as host:
@@ -108,7 +119,7 @@ def publish(
     cells: list[Cell],
     names: list[str],
 ) -> None:
-    """Show the table; keep JSON and plot."""
+    """Print the table; save JSON and the plot."""
     console.print(table(samples, cells, names))
     arguments.output.mkdir(parents=True, exist_ok=True)
     settings: dict[str, object] = {
@@ -123,7 +134,7 @@ def publish(
 
 @contextlib.asynccontextmanager
 async def systems_of(arguments: argparse.Namespace) -> AsyncIterator[list[System]]:
-    """Give the systems to measure, the one that ratios refer to first."""
+    """Yield the systems to measure; ratios are relative to the first."""
     async with contextlib.AsyncExitStack() as stack:
         systems = []
         if arguments.target is None or arguments.beside:
@@ -152,7 +163,7 @@ async def systems_of(arguments: argparse.Namespace) -> AsyncIterator[list[System
 
 
 def main() -> int:
-    """Run; one line on an error."""
+    """Run the benchmark; print an error as one line."""
     arguments = parser().parse_args()
     console = Console(width=TABLE_COLUMNS) if not sys.stdout.isatty() else Console()
     try:

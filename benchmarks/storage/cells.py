@@ -1,4 +1,4 @@
-"""What is measured: access pattern, operation, depth and queues; and what was found."""
+"""Cells (access pattern, operation, depth, queues) and the samples measured for them."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ RANDOM_BYTES: Final = 4 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One combination; `io_bytes` a command, `depth` commands outstanding on each queue."""
+    """One combination: commands of `io_bytes`, `depth` of them outstanding on each queue."""
 
     pattern: str
     operation: str
@@ -21,18 +21,18 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Short name, for tables and for choosing cells on the command line."""
+        """Short name, used to select cells on the command line."""
         size = f"{self.io_bytes >> 10}k"
         return f"{self.pattern}-{size}-{self.operation}-qd{self.depth}-q{self.queues}"
 
     @property
     def title(self) -> str:
-        """Name for people."""
+        """Readable name."""
         return f"{self.pattern} {self.io_bytes >> 10} KiB {self.operation}"
 
 
 def all_cells(depths: tuple[int, ...], queues: tuple[int, ...]) -> Iterator[Cell]:
-    """Every combination, sequential 128 KiB and random 4 KiB."""
+    """Yield every combination of sequential 128 KiB and random 4 KiB access."""
     patterns = (("sequential", SEQUENTIAL_BYTES), ("random", RANDOM_BYTES))
     for (pattern, io_bytes), operation, depth, count in itertools.product(
         patterns, ("read", "write"), depths, queues
@@ -57,8 +57,8 @@ class Sample:
     latency_p99_us: float
     latency_p999_us: float
     cpu_us_per_command: dict[str, float]
-    """By process: load, target, gateway (those that there are)."""
+    """By process: load, target and gateway, where present."""
 
     def to_json(self) -> dict[str, object]:
-        """Plain values."""
+        """Return the sample as a dictionary."""
         return asdict(self)

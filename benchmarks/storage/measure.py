@@ -1,4 +1,4 @@
-"""Runs one cell against one controller and counts everybody's processor time."""
+"""Measurement of one cell on one system, with the processor time of every process."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ WARM_UP_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A subsystem to measure, and the processes whose time it costs."""
+    """A subsystem to measure, and the processes that serve it."""
 
     name: str
     traddr: str
@@ -28,19 +28,19 @@ class System:
     host_nqn: str
     dhchap_secret: str | None = None
     processes: Mapping[str, int]
-    """Name to process id."""
+    """Process ids by name."""
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far, from its own CPU clock."""
-    cpu_clock = (~pid << 3) | 2  # what clock_getcpuclockid(3) answers
+    """Return the processor time used so far by all threads of a process."""
+    cpu_clock = (~pid << 3) | 2  # as clock_getcpuclockid(3) computes it
     return time.clock_gettime_ns(cpu_clock) / 1e9
 
 
 async def measure(
     system: System, cell: Cell, *, seconds: float, span_bytes: int, round_: int
 ) -> Sample:
-    """Connect, warm up, load for `seconds`, disconnect."""
+    """Connect, warm up, run the load for `seconds`, disconnect."""
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(host_of(system))
         await host.request_queues(cell.queues)
@@ -73,7 +73,7 @@ async def measure(
 
 
 def host_of(system: System) -> HostController:
-    """Make a host of the subsystem."""
+    """Return a host for the subsystem."""
     credentials = None
     if system.dhchap_secret:
         credentials = Credentials(secret=HostSecret.parse(system.dhchap_secret))
@@ -95,7 +95,7 @@ async def load(
     span: int,
     seed: int,
 ) -> "_native.LoadResult":
-    """Run the engine's load on its own threads."""
+    """Run the engine's load generator, which has its own threads."""
     settings: _native.LoadSettings = {
         "is_write": cell.operation == "write",
         "is_random": cell.pattern == "random",

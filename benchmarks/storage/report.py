@@ -1,4 +1,4 @@
-"""Tables, JSON and the plot of a storage benchmark."""
+"""Table, JSON and plot of the storage benchmark."""
 
 import json
 import statistics
@@ -20,14 +20,14 @@ MIB: Final = 1 << 20
 def median_of(
     samples: Sequence[Sample], system: str, cell: Cell, value: Callable[[Sample], float]
 ) -> float:
-    """Median over the rounds."""
+    """Return the median over rounds."""
     return statistics.median(
         value(s) for s in samples if s.system == system and s.cell == cell.name
     )
 
 
 def paired_ratio(samples: Sequence[Sample], over: str, under: str, cell: Cell) -> float:
-    """Median of the ratios of commands per second, each of two runs of one round."""
+    """Return the median ratio of commands per second, paired within rounds."""
     by_round: dict[int, dict[str, float]] = {}
     for sample in samples:
         if sample.cell == cell.name:
@@ -39,8 +39,12 @@ def paired_ratio(samples: Sequence[Sample], over: str, under: str, cell: Cell) -
 
 
 def table(samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[str]) -> Table:
-    """One row a cell and system; the ratio beside the systems after the first."""
-    found = Table(title="NVMe/TCP, medians", box=box.SIMPLE_HEAD, title_justify="left")
+    """Return a table with a row per cell and system; ratios are to the first system."""
+    found = Table(
+        title=f"NVMe/TCP, medians over rounds; ratio: IOPS over those of {systems[0]}",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
     for heading in ("cell", "QD", "queues", "system"):
         found.add_column(heading)
     processes = list(dict.fromkeys(p for system in systems for p in _processes(samples, system)))
@@ -92,7 +96,7 @@ def write_json(
     systems: Sequence[str],
     settings: dict[str, object],
 ) -> None:
-    """Keep every sample and the ratios."""
+    """Write every sample and the ratios."""
     ratios = {
         cell.name: {s: paired_ratio(samples, s, systems[0], cell) for s in systems[1:]}
         for cell in cells
@@ -109,7 +113,7 @@ def write_json(
 def plot(
     path: Path, samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[str]
 ) -> None:
-    """IOPS of the systems side by side, and their CPU per I/O, one bar group a cell."""
+    """Draw IOPS and CPU time per I/O of the systems, a group of bars per cell."""
     figure, (rates, costs) = plt.subplots(2, 1, figsize=(11, 8), sharex=True, layout="constrained")
     width = 0.8 / len(systems)
     for index, system in enumerate(systems):
@@ -119,9 +123,9 @@ def plot(
         costs.bar(
             at, [m(lambda s: sum(s.cpu_us_per_command.values())) for m in of], width, label=system
         )
-    rates.set(yscale="log", ylabel="I/Os per second", title="NVMe/TCP over loopback, medians")
-    costs.set(yscale="log", ylabel="CPU µs per I/O, all processes")
-    names = [f"{c.title}\nQD {c.depth}, {c.queues} q" for c in cells]
+    rates.set(yscale="log", ylabel="I/Os per second", title="NVMe/TCP, medians over rounds")
+    costs.set(yscale="log", ylabel="CPU time per I/O, all processes, µs")
+    names = [f"{c.title}\nQD {c.depth}, queues: {c.queues}" for c in cells]
     middle = [place + 0.4 - width / 2 for place in range(len(cells))]
     costs.set_xticks(middle, names, rotation=60, ha="right", fontsize=8)
     rates.legend()

@@ -1,4 +1,4 @@
-"""Our own systems: a plain namespace of a target, and a sealed volume behind a gateway."""
+"""Our own systems: a plain namespace of a target and a sealed volume behind a gateway."""
 
 import contextlib
 import tempfile
@@ -19,7 +19,7 @@ PLAIN_NQN: Final = "nqn.2026-11.dev.sealane:benchmark-plain"
 async def running_systems(
     *, store: str, drive: str | None, size_bytes: int, host_nqn: str
 ) -> AsyncIterator[list[System]]:
-    """Start daemons and a volume; stop and remove everything afterwards."""
+    """Start daemons and create a volume; stop and remove everything afterwards."""
     with tempfile.TemporaryDirectory(prefix="sealane-benchmark-") as directory:
         scratch = Path(directory)
         namespace = {"nsid": 1, "store": store, "size_bytes": size_bytes}

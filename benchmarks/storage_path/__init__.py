@@ -1,1 +1,1 @@
-"""Benchmark of the storage data path alone: the engine's threads, without daemons."""
+"""Benchmark of the storage data path alone: engine threads without daemons."""

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.storage_path`: what the secure path costs beside the plain one.
+"""`python -m benchmarks.storage_path`: cost of the secure data path compared with the plain one.
 
-Load, gateway and target are threads of this process. Three ways run alternately in each round:
-plain (load, target), secure (load at the gateway's own queue, target: the gateway is the initiator
-as in the sNVMe-oF paper) and through the gateway's front end (load, gateway, target).
+Load, gateway and target are threads of this process. Each round runs three paths alternately:
+plain (load, target), secure (load on the gateway's own queue, target: the gateway is the initiator,
+as in the sNVMe-oF paper) and front end (load, gateway's front end, target).
 
-Two tables. Processor-bound: the store is memory (--files: a file); what the secure path adds in
-processor time an I/O. Device-bound: both namespaces lie on an emulated drive, the paper's WD SN655
-made so slow, in this run and for each cell, that SHARE of one core would do for the plain path
-at what an I/O costs it in memory.
+It prints two tables. Processor-bound: the store is memory (with --files, a file), and the table
+shows the processor time per I/O that the secure path adds. Device-bound: both namespaces are on an
+emulated drive, a WD SN655 as in the paper. For each cell the drive is slowed down until the plain
+path needs SHARE of one core, computed from its processor-bound cost in the same run.
 """
 
 import argparse
@@ -30,26 +30,26 @@ TABLE_COLUMNS: Final = 132
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the command-line parser."""
     found = argparse.ArgumentParser(
         prog="python -m benchmarks.storage_path",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--seconds", type=float, default=0.6, help="time per cell, way and round (0.6)")
-    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
-    add("--depth", type=int, default=32, help="commands outstanding (32)")
-    add("--span-mib", type=int, default=256, help="MiB of the namespace (256)")
-    add("--share", type=float, default=0.6, help="of a core, for the plain path (0.6)")
-    add("--files", type=Path, metavar="DIRECTORY", help="files there, instead of memory")
+    add("--seconds", type=float, default=0.6, help="seconds per cell, path and round (default 0.6)")
+    add("--rounds", type=int, default=5, help="rounds; tables show medians (default 5)")
+    add("--depth", type=int, default=32, help="commands outstanding (default 32)")
+    add("--span-mib", type=int, default=256, help="size of the namespace in MiB (default 256)")
+    add("--share", type=float, default=0.6, help="share of a core for the plain path (default 0.6)")
+    add("--files", type=Path, metavar="DIRECTORY", help="use files there instead of memory")
     add("--only", metavar="TEXT", help="only cells whose name contains TEXT")
-    add("--output", type=Path, default=Path("sealane-storage-path"), help="directory")
+    add("--output", type=Path, default=Path("sealane-storage-path"), help="directory for results")
     return found
 
 
 def rounds(world: World, cell: Cell, arguments: argparse.Namespace) -> list[Sample]:
-    """Measure one cell on every way, round by round, each round starting with another way."""
+    """Measure one cell on every path, round by round; each round starts with another path."""
     return [
         world.measure(
             SYSTEMS[(turn + round_) % len(SYSTEMS)],
@@ -63,7 +63,7 @@ def rounds(world: World, cell: Cell, arguments: argparse.Namespace) -> list[Samp
 
 
 def drive_for(samples: list[Sample], cell: Cell, share: float) -> tuple[int, Drive]:
-    """Operations per second at which the plain path uses `share` of a core, and that drive."""
+    """Return the rate (IOPS) at which the plain path uses `share` of a core, and a drive of it."""
     costs = [sum(s.cpu_us_per_command.values()) for s in samples if s.system == PLAIN]
     rate = int(share * 1e6 / statistics.median(costs))
     return rate, Drive.of_rate(rate, cell)
@@ -72,16 +72,16 @@ def drive_for(samples: list[Sample], cell: Cell, share: float) -> tuple[int, Dri
 def measure_cell(
     cell: Cell, arguments: argparse.Namespace, console: Console
 ) -> tuple[list[Sample], list[Sample], int]:
-    """Processor-bound samples, device-bound samples, and the drive's rate."""
+    """Return processor-bound samples, device-bound samples and the drive's rate."""
     span_bytes = arguments.span_mib << 20
     with contextlib.ExitStack() as stack:
         world = World(stack, span_bytes=span_bytes, directory=arguments.files)
-        # Twice: a file system gives blocks out at their first write.
+        # Files: twice, because a file system allocates blocks at their first write.
         for _ in range(1 if arguments.files is None else 2):
             world.prefill((PLAIN, FRONT_END))
         costs = rounds(world, cell, arguments)
     rate, drive = drive_for(costs, cell, arguments.share)
-    console.print(f"{cell.title}: the plain path uses {arguments.share} of a core at {rate:,} IOPS")
+    console.print(f"{cell.title}: drive of {rate:,} IOPS; plain path: {arguments.share} of a core")
     with contextlib.ExitStack() as stack:
         world = World(stack, span_bytes=span_bytes, drive=drive)
         world.prefill((PLAIN, FRONT_END))
@@ -90,7 +90,7 @@ def measure_cell(
 
 
 def main() -> int:
-    """Run both comparisons; show tables, keep JSON and plot."""
+    """Run both comparisons; print tables, save JSON and the plot."""
     arguments = parser().parse_args()
     console = Console(width=TABLE_COLUMNS) if not sys.stdout.isatty() else Console()
     cells = [
@@ -99,7 +99,7 @@ def main() -> int:
         if not arguments.only or arguments.only in cell.name
     ]
     if not cells:
-        raise SystemExit(f"--only {arguments.only}: no cell's name contains it")
+        raise SystemExit(f"--only {arguments.only}: no cell name contains it")
     costs: list[Sample] = []
     bound: list[Sample] = []
     rates: dict[str, int] = {}

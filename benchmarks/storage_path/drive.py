@@ -11,40 +11,41 @@ _BLOCK_BYTES: Final = 4160
 
 @dataclass(frozen=True)
 class Direction:
-    """What a drive can do in one direction, at most; and how long an operation takes, at least."""
+    """A drive's maximum rates and minimum latency in one direction."""
 
     bytes_per_second: float
     operations_per_second: float
     nanoseconds: int
 
     def operations(self, io_bytes: int) -> float:
-        """Operations of so many bytes per second."""
+        """Return the rate of operations of `io_bytes`, per second."""
         return min(self.operations_per_second, self.bytes_per_second / io_bytes)
 
     def figures(self, scale: float, block_bytes: int) -> str:
-        """Write it down for the engine, as many times as fast as `scale`.
+        """Format the figures for the engine, with rates multiplied by `scale`.
 
-        A drive formatted with metadata moves them along with the data, of which its figures tell.
+        The figures count data only. A drive formatted with metadata moves metadata as well, so the
+        byte rate is raised by its share.
         """
         moved = self.bytes_per_second * scale * block_bytes / _DATA_BYTES
         return f"{moved:.0f},{self.operations_per_second * scale:.0f},{self.nanoseconds}"
 
 
-# WD SN655, 3.84 TB, as the Hazel paper's evaluation saw it.
+# WD SN655, 3.84 TB, as measured in the Hazel paper.
 READ: Final = Direction(6.8e9, 1.2e6, 25_000)
 WRITE: Final = Direction(2.7e9, 0.65e6, 15_000)
 
 
 @dataclass(frozen=True)
 class Drive:
-    """A drive as the engine takes it, without and with 64 bytes of metadata for each block."""
+    """Engine settings of a drive, without and with 64 bytes of metadata per block."""
 
     plain: str
     sealed: str
 
     @classmethod
     def of_rate(cls, rate: int, cell: Cell) -> Self:
-        """Make the SN655 so slow that it does `rate` of the cell's operations a second."""
+        """Return an SN655 scaled to do `rate` of the cell's operations per second."""
 
         def figures(block_bytes: int) -> str:
             scales = {way: rate / way.operations(cell.io_bytes) for way in (READ, WRITE)}

@@ -1,4 +1,4 @@
-"""Tables and the plot of the data path's benchmark."""
+"""Tables and the plot of the data path benchmark."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.table import Table
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-# Secure over plain, as the design wants it: device-bound, by pattern and operation.
+# Goals for secure over plain IOPS, device-bound, by pattern and operation.
 RATIOS_WANTED: Final = {
     ("sequential", "read"): 0.97,
     ("sequential", "write"): 0.97,
@@ -24,12 +24,12 @@ RATIOS_WANTED: Final = {
 
 
 def cpu_of(samples: Sequence[Sample], system: str, cell: Cell, role: str) -> float:
-    """Median processor time of a role in microseconds an I/O; 0 if it has no part."""
+    """Return a role's median processor time per I/O in microseconds; 0 if it has no part."""
     return median_of(samples, system, cell, lambda sample: sample.cpu_us_per_command.get(role, 0.0))
 
 
 def added(samples: Sequence[Sample], system: str, cell: Cell) -> tuple[float, float]:
-    """Microseconds an I/O that initiator and gateway, and the target, cost more than plain."""
+    """Return the processor time per I/O in µs added at the initiator side and at the target."""
     initiator = sum(cpu_of(samples, system, cell, role) for role in ("load", "gateway"))
     return (
         initiator - cpu_of(samples, PLAIN, cell, "load"),
@@ -38,21 +38,24 @@ def added(samples: Sequence[Sample], system: str, cell: Cell) -> tuple[float, fl
 
 
 def busiest(samples: Sequence[Sample], system: str, cell: Cell, rate: int) -> float:
-    """Cores that the busiest thread would use at `rate` operations a second.
+    """Return the share of a core that the busiest thread needs at `rate` operations per second.
 
-    Below 1 the drive is the bound, given a core for each thread; however busy the machine was.
+    Below 1, with a core for each thread, the drive is the bottleneck. The figure is computed from
+    processor time, so other load doesn't change it.
     """
     costs = [cpu_of(samples, system, cell, role) for role in ("load", "gateway", "target")]
     return rate * max(costs) / 1e6
 
 
 def bound_table(samples: Sequence[Sample], cells: Sequence[Cell], rates: dict[str, int]) -> Table:
-    """Rates of the three ways on a drive that leaves the plain path room."""
-    found = Table(title="Device-bound, medians", box=box.SIMPLE_HEAD, title_justify="left")
+    """Return the table of rates on a drive that the plain path isn't too slow for."""
+    found = Table(
+        title="Device-bound, medians over rounds", box=box.SIMPLE_HEAD, title_justify="left"
+    )
     found.add_column("cell")
     headings = ("drive IOPS", *(f"{system} IOPS" for system in SYSTEMS))
-    ratios = ("secure\n/ plain", "wanted", "front end\n/ plain")
-    for heading in (*headings, *ratios, "busiest core,\nsecure", "\nfront end"):
+    ratios = ("secure\n/ plain", "goal", "front end\n/ plain")
+    for heading in (*headings, *ratios, "busiest core,\nsecure", "busiest core,\nfront end"):
         found.add_column(heading, justify="right")
     for cell in cells:
         medians = [
@@ -72,16 +75,16 @@ def bound_table(samples: Sequence[Sample], cells: Sequence[Cell], rates: dict[st
 
 
 def cost_table(samples: Sequence[Sample], cells: Sequence[Cell]) -> Table:
-    """Processor time of each role, and what sealing and freshness add to it."""
+    """Return the table of processor time by role, and of what the secure path adds."""
     found = Table(
-        title="Processor-bound: CPU µs per I/O by role, medians",
+        title="Processor-bound: CPU time per I/O by role in µs, medians over rounds",
         box=box.SIMPLE_HEAD,
         title_justify="left",
     )
-    for heading in ("cell", "way"):
+    for heading in ("cell", "path"):
         found.add_column(heading)
     roles = ("load", "gateway", "target")
-    for heading in ("IOPS", "ratio", *roles, "added at\ngateway", "added at\ntarget"):
+    for heading in ("IOPS", "IOPS\n/ plain", *roles, "added at\ngateway", "added at\ntarget"):
         found.add_column(heading, justify="right")
     for cell in cells:
         for system in SYSTEMS:
@@ -103,7 +106,7 @@ def cost_table(samples: Sequence[Sample], cells: Sequence[Cell]) -> Table:
 def plot(
     path: Path, bound: Sequence[Sample], costs: Sequence[Sample], cells: Sequence[Cell]
 ) -> None:
-    """Device-bound ratios above, processor time by role below."""
+    """Draw device-bound ratios above, processor time by role below."""
     figure, (above, below) = plt.subplots(2, 1, figsize=(9, 8), layout="constrained")
     places = range(len(cells))
     width = 0.38
@@ -116,17 +119,17 @@ def plot(
         [place - width / 2 for place in places],
         [place + width * 1.5 for place in places],
         colors="black",
-        label="wanted (secure)",
+        label="goal (secure)",
     )
     above.axhline(1, color="grey", linewidth=0.8)
     names = [cell.title for cell in cells]
     above.set_xticks([place + width / 2 for place in places], names)
-    above.set(ylabel="IOPS over plain", title="Device-bound, QD 32, one queue, medians")
+    above.set(ylabel="IOPS / plain IOPS", title="Device-bound, one queue, medians over rounds")
     above.legend(loc="upper left", ncols=3)
     bars = [(cell, system) for cell in cells for system in SYSTEMS]
     bottoms = [0.0] * len(bars)
     for role in ("load", "gateway", "target"):
-        # Per 4 KiB, so that both sizes fit one axis.
+        # Per 4 KiB, so that both I/O sizes fit one axis.
         heights = [
             cpu_of(costs, system, cell, role) * 4096 / cell.io_bytes for cell, system in bars
         ]
@@ -134,7 +137,7 @@ def plot(
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
     labels = [f"{cell.pattern} {cell.operation}\n{system}" for cell, system in bars]
     below.set_xticks(range(len(bars)), labels, rotation=60, ha="right", fontsize=8)
-    below.set(ylabel="CPU µs per 4 KiB", title="Processor-bound (memory), medians")
+    below.set(ylabel="CPU time per 4 KiB, µs", title="Processor-bound, medians over rounds")
     below.legend()
     for axes in (above, below):
         axes.grid(axis="y", alpha=0.3)

@@ -1,7 +1,7 @@
-"""The data path of a plain namespace and of a sealed volume, as threads of this process.
+"""The data paths of a plain namespace and of a sealed volume, as threads of this process.
 
-The sealed one can be loaded at a queue of the gateway's own, where the gateway is the initiator as
-in the sNVMe-oF paper, or through its front end, which is one NVMe/TCP hop more.
+The sealed volume can be loaded on the gateway's own queue, where the gateway is the initiator as in
+the sNVMe-oF paper, or through the gateway's front end, which adds an NVMe/TCP hop.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ Load = Callable[["_native.LoadSettings"], "_native.LoadResult"]
 
 @contextlib.contextmanager
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give both ends of a connection over loopback."""
+    """Yield both ends of a loopback connection."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as near,
@@ -58,7 +58,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def queue_over(connection: socket.socket, transfer_max: int) -> "_native.HostQueueDescription":
-    """Describe a queue whose Connect is behind it."""
+    """Describe a queue that is already past its Connect command."""
     return {
         "descriptor": connection.fileno(),
         "queue_depth": QUEUE_DEPTH_MAX,
@@ -73,7 +73,7 @@ def queue_over(connection: socket.socket, transfer_max: int) -> "_native.HostQue
 
 
 def keys_of_queue() -> tuple["_native.SecureQueueParameters", "_native.SecureQueueParameters"]:
-    """Make the keys of a secure queue, for both of its sides."""
+    """Return the parameters of a secure queue with a new key, for each of its sides."""
     secret = secrets.token_bytes(32)
 
     def side() -> _native.SecureQueueParameters:
@@ -90,7 +90,7 @@ def keys_of_queue() -> tuple["_native.SecureQueueParameters", "_native.SecureQue
 
 
 class World:
-    """A plain and a sealed namespace on stores of one kind, and the ways to them."""
+    """A plain and a sealed namespace on the same kind of store, and the paths to them."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class World:
         directory: Path | None = None,
         permitted: bool = True,
     ) -> None:
-        """`permitted`: the target looks at its host's permit, as a real one does."""
+        """`permitted`: the target checks its host's permit, as in production."""
         self._permit: _native.Permit | None = _native.Permit() if permitted else None
         if self._permit is not None:
             self._permit.extend(monotonic_ns() + _LONG_NS)
@@ -125,7 +125,7 @@ class World:
             key=bytearray(secrets.token_bytes(32)),
         )
         stack.callback(self._volume.close_queues)
-        # The whole arena of a key that nobody else ever has.
+        # Nobody else has this key, so all of its counters are free to use.
         self._volume.add_counters(broker_instance=1, start_epoch=1, start=1 << 20, end=1 << 55)
         self._loads: Mapping[str, Load] = {
             PLAIN: self._over(self._plain_queue(), FRONT_TRANSFER_BYTES),
@@ -134,16 +134,16 @@ class World:
         }
 
     def prefill(self, systems: tuple[str, ...]) -> None:
-        """Write everything once: a read of what was never written is too cheap."""
+        """Write everything once: reading unwritten blocks would be too cheap."""
         for system in {PLAIN if system == PLAIN else SECURE for system in systems}:
             settings = self._settings(PREFILL_BYTES, depth=8, seconds=0.5)
             settings["is_write"] = True
-            # A load begins at the start of the span: one of them must reach its end.
+            # Each load starts at the beginning of the span: one has to reach the end.
             while self._loads[system](settings)["bytes"] < self._span_bytes:
                 settings["seconds"] *= 2
 
     def measure(self, system: str, cell: Cell, *, seconds: float, round_: int) -> Sample:
-        """Warm up, then load for `seconds`; processor time by role."""
+        """Warm up, run the load for `seconds`, and return a sample with processor time by role."""
         settings = self._settings(cell.io_bytes, depth=cell.depth, seconds=seconds)
         settings["is_write"] = cell.operation == "write"
         settings["is_random"] = cell.pattern == "random"
@@ -156,7 +156,7 @@ class World:
         spent = dict.fromkeys(_ROLES, 0.0)
         for thread, seconds_now in thread_seconds().items():
             spent[thread[0]] += seconds_now - before.get(thread, 0.0)
-        # At the gateway's own queue load and gateway are one thread, as a drive's initiator is.
+        # On the gateway's own queue, one thread is both load and gateway.
         if system == SECURE:
             spent["gateway"] = result["cpu_seconds"]
         else:
@@ -194,7 +194,7 @@ class World:
             store=self._store, block_count=blocks, sealed=sealed, drive=drive, path=path
         )
         if path is not None:
-            # It goes with the namespace.
+            # The open namespace keeps the file alive; closing it frees the space.
             path.unlink()
         controller = _native.Controller(
             association=1,
@@ -267,8 +267,8 @@ class World:
         return near
 
     def _at_gateway(self, settings: "_native.LoadSettings") -> "_native.LoadResult":
-        # Every load has a queue of its own. The target's thread lives until the next one, so that
-        # its processor time can be asked for.
+        # Each load has its own queue. The target's thread stays until the next load, so that its
+        # processor time can still be read.
         self._local.close()
         near, far = self._local.enter_context(connected())
         ours, theirs = keys_of_queue()
@@ -283,12 +283,12 @@ class World:
 
 
 def thread_seconds() -> dict[tuple[str, str], float]:
-    """Processor time so far of each thread that has a role, by role and thread id."""
+    """Return the processor time so far of each thread with a role, by role and thread id."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end while we look
+        with contextlib.suppress(OSError):  # the thread may end meanwhile
             name = (task / "comm").read_text().partition("-")[0].strip()
-            # The thread that makes a store's changes durable is the target's.
+            # The target's: it makes changes of the store durable.
             role = "target" if name == "store" else name
             if role in _ROLES:
                 nanoseconds = int((task / "schedstat").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""One cluster for the whole area: its daemons take seconds to start and nothing to share."""
+"""One cluster for all tests here, because daemons take seconds to start and can be shared."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def mortal_cluster() -> Iterator[Cluster]:
-    """Daemons that may be killed: not the ones that the other tests share."""
+    """A cluster of its own, whose daemons the test may kill."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         made = Cluster(Site(root), stack)
         made.start()
@@ -28,6 +28,6 @@ def mortal_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 async def world(cluster: Cluster) -> AsyncIterator[Attacked]:
-    """A fresh volume of tenant t, attached at g1 through a proxy of its own."""
+    """A new volume of tenant t, attached at g1 through its own proxy."""
     async with attacked(cluster) as made:
         yield made

@@ -1,7 +1,7 @@
-"""Where the target's inline store keeps a block, for whoever owns the drive.
+"""Reads and changes of stored blocks, by an adversary who owns the target's drive.
 
-Block *n* of the drive lies at byte 4160·*n*: data, then metadata (secure-queue.md §1). In
-front of the volume's blocks is what keeps them fresh, if anything does (stores.md §2b).
+Block *n* of the drive is at byte 4160·*n*: data, then metadata (secure-queue.md §1). Structures for
+freshness, where the store has them, precede the volume's blocks (stores.md §2b).
 """
 
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from sealane.cli.demo.adversary import block_start
 
 @dataclass(frozen=True)
 class Slot:
-    """One stored block and its place."""
+    """A stored block and its position."""
 
     path: Path
     lba: int
     block: bytes
 
     def changed(self, change: Callable[[bytearray], None]) -> Self:
-        """Change a copy of the block."""
+        """Return a changed copy of the block."""
         block = bytearray(self.block)
         change(block)
         return replace(self, block=bytes(block))
 
     def holding(self, other: "Slot") -> Self:
-        """Put the block of another place here."""
+        """Return this position with the contents of another block."""
         return replace(self, block=other.block)
 
     def at(self, lba: int) -> Self:
-        """Put this block at another place."""
+        """Return this block at another position."""
         return replace(self, lba=lba)
 
 
 def read_slot(path: Path, lba: int) -> Slot:
-    """Read what is stored for a sector."""
+    """Read the stored block of a sector."""
     with path.open("rb") as file:
         file.seek(block_start(path, lba))
         return Slot(path, lba, file.read(BLOCK))

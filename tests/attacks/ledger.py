@@ -1,4 +1,4 @@
-"""What the wire tells of the IVs that gateways use: one IV, one ciphertext, one place."""
+"""Check of IVs seen on the wire: each is used for one ciphertext at one position."""
 
 import hashlib
 import itertools
@@ -14,7 +14,7 @@ _KEY_EPOCH = slice(DATA + 44, DATA + 48)
 
 @dataclass(frozen=True, order=True)
 class Iv:
-    """An IV as the broker grants them."""
+    """An IV, as granted by the broker."""
 
     broker_instance: int
     start_epoch: int
@@ -29,10 +29,10 @@ class Iv:
 
 @dataclass(slots=True)
 class Ledger:
-    """A rule that lets everything pass and notes every sealed sector on its way to the target.
+    """A rule that passes every PDU and records every sealed sector sent to the target.
 
-    Whoever sees two ciphertexts under one IV and key learns the XOR of two plaintexts and can
-    forge. IVs are granted per volume, for all its keys: a ledger serves one volume.
+    Two ciphertexts under one IV and key reveal the XOR of their plaintexts and allow forgery. IVs
+    are granted per volume, across all of its keys, so a ledger serves one volume.
     """
 
     uses: dict[Iv, set[tuple[int, bytes, bytes]]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Ledger:
     _partial: dict[tuple[int, int], bytearray] = field(default_factory=dict)
 
     def __call__(self, pdu: Pdu) -> list[Pdu]:
-        """Note the sectors of `pdu`."""
+        """Record the sectors of `pdu`."""
         if pdu.way is Way.TO_TARGET and pdu.entry and pdu.entry[0] in (WRITE, WRITE_IF):
             if pdu.kind == Kind.COMMAND and pdu.data:
                 self._note(pdu.entry, pdu.data)
@@ -67,12 +67,12 @@ class Ledger:
 
     @property
     def repeats(self) -> list[Iv]:
-        """IVs that were used for two ciphertexts or two places."""
+        """Return IVs used for two ciphertexts or at two positions."""
         return [iv for iv, uses in self.uses.items() if len(uses) > 1]
 
     @property
     def overlaps(self) -> list[Iv]:
-        """IVs whose 256 counters run into those of the next."""
+        """Return IVs whose 256 counters overlap those of the next."""
         ordered = sorted(self.uses)
         return [
             one

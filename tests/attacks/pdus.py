@@ -1,7 +1,7 @@
-"""NVMe/TCP PDUs as an adversary sees them: every byte can be read and changed, no key is known.
+"""NVMe/TCP PDUs for an adversary who can read and change every byte but knows no key.
 
-This parser is its own on purpose: it takes what our codec refuses, because it must be able to make
-it. Offsets are those of NVMe/TCP Transport 1.0 §3.6 and NVMe Base 2.0 §3.3.3.
+This parser is deliberately separate from our codec: it has to read and create PDUs that our codec
+refuses. Offsets are those of NVMe/TCP Transport 1.0 §3.6 and NVMe Base 2.0 §3.3.3.
 """
 
 import enum
@@ -59,7 +59,7 @@ _CRC32C: Final = _crc32c_table()
 
 
 def crc32c(content: bytes | bytearray) -> bytes:
-    """CRC-32C (Castagnoli) as it lies in a digest."""
+    """Return the CRC-32C (Castagnoli) as encoded in a digest."""
     value = 0xFFFF_FFFF
     for byte in content:
         value = value >> 8 ^ _CRC32C[(value ^ byte) & 0xFF]
@@ -67,7 +67,7 @@ def crc32c(content: bytes | bytearray) -> bytes:
 
 
 def _number(at: int, form: str) -> property:
-    """Make a field of the header readable and writable as a number."""
+    """Return a property that reads and writes a header field as a number."""
 
     def get(pdu: "Pdu") -> int:
         value: int = struct.unpack_from("<" + form, pdu.header, at)[0]
@@ -81,7 +81,7 @@ def _number(at: int, form: str) -> property:
 
 @dataclass(slots=True, eq=False)
 class Pdu:
-    """One PDU on one link. `encode` computes lengths and digests anew unless told otherwise."""
+    """One PDU on one link. `encode` recomputes lengths and digests unless told otherwise."""
 
     link: int
     way: Way
@@ -114,14 +114,14 @@ class Pdu:
 
     @property
     def cid(self) -> int:
-        """Command id, wherever this kind of PDU has it."""
+        """Command id, at the offset used by this kind of PDU."""
         if self.kind == Kind.COMMAND:
             return int(self.command_id)
         return int(self.answered_id if self.kind == Kind.RESPONSE else self.data_command_id)
 
     @property
     def blocks(self) -> int:
-        """Blocks a command names."""
+        """Number of blocks of a command."""
         return (int(self.control) & 0xFFFF) + 1
 
     @blocks.setter
@@ -129,7 +129,7 @@ class Pdu:
         self.control = int(self.control) & ~0xFFFF | count - 1
 
     def block(self, index: int) -> bytes:
-        """One 4160-byte block of the data."""
+        """Return a 4160-byte block of the data."""
         return bytes(self.data[index * BLOCK : (index + 1) * BLOCK])
 
     def set_block(self, index: int, block: bytes) -> None:
@@ -138,18 +138,18 @@ class Pdu:
         self.data[index * BLOCK : (index + 1) * BLOCK] = block
 
     def copy(self) -> Self:
-        """Independent copy."""
+        """Return an independent copy."""
         return replace(self, header=bytearray(self.header), data=bytearray(self.data))
 
     def sent(self, link: int | None = None, way: Way | None = None) -> Self:
-        """Copy for another link or direction."""
+        """Return a copy for another link or direction."""
         copy = self.copy()
         copy.link = self.link if link is None else link
         copy.way = way or self.way
         return copy
 
     def fit(self) -> Self:
-        """Make the lengths fit the data."""
+        """Adjust the length fields to the data."""
         header_digest = DIGEST_BYTES if self.flags & HEADER_DIGEST_FLAG else 0
         data_digest = DIGEST_BYTES if self.flags & DATA_DIGEST_FLAG and self.data else 0
         if self.data and self.data_offset < len(self.header) + header_digest:
@@ -161,7 +161,7 @@ class Pdu:
         return self
 
     def encode(self) -> bytes:
-        """Bytes for the wire, digests computed anew where the flags announce them."""
+        """Return the bytes for the wire, with digests recomputed where the flags announce them."""
         out = bytearray(self.header)
         if self.flags & HEADER_DIGEST_FLAG:
             out += crc32c(self.header)
@@ -173,7 +173,7 @@ class Pdu:
 
 
 def parse(link: int, way: Way, content: bytes) -> Pdu:
-    """Split one whole PDU; an impossible header is taken as a header without data."""
+    """Parse one complete PDU; an invalid header counts as a header without data."""
     flags, header_bytes, data_offset = content[1], content[2], content[3]
     end = len(content)
     if flags & DATA_DIGEST_FLAG and end > header_bytes:
@@ -185,7 +185,7 @@ def parse(link: int, way: Way, content: bytes) -> Pdu:
 
 def command(link: int, opcode: int, cid: int, *, lba: int = 0, blocks: int = 1, nsid: int = 1,
             data: bytes = b"", transfer: int = 0) -> Pdu:  # fmt: skip
-    """Make a command capsule nobody asked for. `transfer` bytes move outside the capsule."""
+    """Forge a command capsule; `transfer` bytes are transferred outside of it."""
     header = bytearray(72)
     header[0], header[2] = Kind.COMMAND, 72
     header[9] = 0x40
@@ -199,7 +199,7 @@ def command(link: int, opcode: int, cid: int, *, lba: int = 0, blocks: int = 1, 
 
 
 def response(link: int, cid: int, *, result: int = 0, status: int = 0) -> Pdu:
-    """Make a completion nobody earned."""
+    """Forge a completion."""
     header = bytearray(24)
     header[0], header[2] = Kind.RESPONSE, 24
     pdu = Pdu(link, Way.TO_GATEWAY, header)
@@ -209,7 +209,7 @@ def response(link: int, cid: int, *, result: int = 0, status: int = 0) -> Pdu:
 
 def data_pdu(link: int, kind: Kind, cid: int, data: bytes, *, offset: int = 0, tag: int = 0,
              flags: int = 0x04) -> Pdu:  # fmt: skip
-    """Make a data PDU of either direction."""
+    """Forge a data PDU for either direction."""
     header = bytearray(24)
     header[0], header[1], header[2] = kind, flags, 24
     way = Way.TO_TARGET if kind == Kind.H2C_DATA else Way.TO_GATEWAY
@@ -219,7 +219,7 @@ def data_pdu(link: int, kind: Kind, cid: int, data: bytes, *, offset: int = 0, t
 
 
 def r2t(link: int, cid: int, *, offset: int, length: int, tag: int = 0) -> Pdu:
-    """Make a request for data."""
+    """Forge a request for data (R2T)."""
     pdu = data_pdu(link, Kind.R2T, cid, b"", offset=offset, tag=tag, flags=0)
     pdu.transfer_bytes = length
     pdu.pdu_bytes = 24

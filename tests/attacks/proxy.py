@@ -1,8 +1,8 @@
-"""A man in the middle between gateways and one target, who owns every byte and knows no key.
+"""A man in the middle between gateways and a target, who controls every byte but knows no key.
 
-`Proxy` relays PDU by PDU on any number of connections, asks its rules about each, and remembers
-closed connections for replays. It can inject on any open link at any time, cut links, and refuse
-or stall new ones.
+`Proxy` relays PDUs on any number of connections, applies its rules to each, and records closed
+connections for replays. It can inject on any open link at any time, cut links, and refuse or stall
+new ones.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _TICKET: Final = slice(768, 784)
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One connection through the proxy, open or remembered."""
+    """A connection through the proxy, open or recorded."""
 
     number: int
     queue_id: int | None = None
@@ -37,12 +37,12 @@ class Link:
 
     @property
     def is_io(self) -> bool:
-        """Whether an I/O queue's Connect was seen on it."""
+        """Whether it has carried the Connect of an I/O queue."""
         return bool(self.queue_id)
 
 
 class Proxy:
-    """Relays to `target` while `listening`; `rules` are asked in order about every PDU."""
+    """Relays to `target` while `listening`; `rules` are applied in order to every PDU."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -59,7 +59,7 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator["Proxy"]:
-        """Relay until the block is left."""
+        """Relay until the end of the block."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=PDU_BYTES_MAX)
         host, port = server.sockets[0].getsockname()[:2]
         self.address = (host, port)
@@ -72,7 +72,7 @@ class Proxy:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def add(self, rule: Rule) -> Rule:
-        """Add a rule for good."""
+        """Add a rule permanently."""
         self.rules.append(rule)
         return rule
 
@@ -81,7 +81,7 @@ class Proxy:
         return [link for link in self.links if link.is_io and (link.is_open or not open_only)]
 
     async def inject(self, *pdus: Pdu) -> None:
-        """Send on whichever links and ways the PDUs name, without asking the rules."""
+        """Send PDUs on their own links and directions, bypassing the rules."""
         for pdu in pdus:
             writer = self.links[pdu.link].writers[pdu.way]
             writer.write(pdu.encode())
@@ -94,7 +94,7 @@ class Proxy:
                 writer.transport.abort()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until PDUs that pass make `condition` true."""
+        """Wait until passing PDUs make `condition` true."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._changed:
             await self._changed.wait_for(lambda: bool(condition()))
 
@@ -150,7 +150,7 @@ class Proxy:
                 for rule in list(self.rules):
                     outgoing = [each for one in outgoing for each in rule(one)]
                 for each in outgoing:
-                    # What goes to a link that is gone is lost, as on any wire.
+                    # PDUs for a closed link are lost, as on any wire.
                     with contextlib.suppress(OSError):
                         await self.inject(each)
                 await self._notify()

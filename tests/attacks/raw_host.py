@@ -1,6 +1,6 @@
-"""The tenant's host, command by command: many in flight, any opcode, any field.
+"""The tenant's host at command level: many commands in flight, any opcode, any field.
 
-It goes through the plain front end as any host does; the association is the product's own.
+It uses the plain front end like any host, with the product's own association.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ VERIFICATION_STATUSES: Final = (0x282, 0x283, 0x284)
 
 
 class CommandError(Exception):
-    """A command was answered with an error status (type and code)."""
+    """A command completed with an error status (type and code)."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status:#05x}")
@@ -48,11 +48,11 @@ class CommandError(Exception):
 
 
 class QueueLost(Exception):  # noqa: N818 - what happened, not an error of ours
-    """The connection ended under a command."""
+    """The connection ended while a command was in flight."""
 
 
 async def say(address: tuple[str, int], content: bytes, *, ends: bool = False) -> bytes:
-    """Send bytes on a connection of one's own and return what comes until it is closed."""
+    """Send bytes on a new connection and return everything received until it is closed."""
     reader, writer = await asyncio.open_connection(*address)
     with contextlib.closing(writer):
         writer.write(content)
@@ -64,7 +64,7 @@ async def say(address: tuple[str, int], content: bytes, *, ends: bool = False) -
 
 
 class RawQueue:
-    """One plain I/O queue. Read answers are collected by command id, as a host does."""
+    """A plain I/O queue. Data of reads is collected by command id."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -116,7 +116,7 @@ class RawQueue:
         transfer: int = 0,
         fused: int = 0,
     ) -> "asyncio.Future[bytes]":
-        """Send a command; the future gives its read data, or raises."""
+        """Send a command; return a future of its read data."""
         self._ids = (self._ids + 1) % 0x7FFF
         cid = self._ids
         data = bytes(data)
@@ -167,7 +167,7 @@ class RawQueue:
         await self._end(self.submit(WRITE_ZEROES, lba=lba, blocks=blocks))
 
     async def compare_and_write(self, lba: int, expected: bytes, data: bytes) -> None:
-        """Write a sector if it holds `expected`: both entries of the fused pair must succeed."""
+        """Write a sector if it holds `expected`; both commands of the fused pair must succeed."""
         compared = self.submit(COMPARE, lba=lba, data=expected, fused=0x01)
         written = self.submit(WRITE, lba=lba, data=data, fused=0x02)
         ends = await asyncio.gather(self._end(compared), self._end(written), return_exceptions=True)
@@ -200,7 +200,7 @@ class RawQueue:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(QueueLost(str(error)))
-                    future.exception()  # Looked at: a test may be interested in another command.
+                    future.exception()  # Retrieved: the test may await another command.
 
     def _take(self, pdu: Pdu) -> None:
         cid = pdu.cid

@@ -1,7 +1,7 @@
-"""What a man in the middle may do to PDUs: rules without input or output, to be composed.
+"""Actions of a man in the middle on PDUs, as composable rules without I/O.
 
-A rule sees each PDU once and says what goes on instead: nothing, the same, more, or something
-else, on the same link or another. Each counts what it did, so that a test can show that its attack
+A rule gets each PDU once and returns the PDUs to forward instead: none, the same, more or others,
+on the same link or another. Each rule counts its actions, so that a test can prove that its attack
 really happened.
 """
 
@@ -22,7 +22,7 @@ def is_command(*opcodes: int) -> Match:
 
 
 def is_io_connect(pdu: Pdu) -> bool:
-    """Match the Connect of an I/O queue, which brings a ticket."""
+    """Match the Connect of an I/O queue, which carries a ticket."""
     is_connect = pdu.kind == Kind.COMMAND and pdu.opcode == FABRICS and len(pdu.data) >= 1024
     return bool(is_connect and int.from_bytes(pdu.header[50:52], "little"))
 
@@ -35,24 +35,24 @@ def is_response(*opcodes: int) -> Match:
 
 
 def is_read_data(pdu: Pdu) -> bool:
-    """Match data on its way to the gateway."""
+    """Match data sent to the gateway."""
     return bool(pdu.kind == Kind.C2H_DATA and bool(pdu.entry) and pdu.entry[0] == READ)
 
 
 def is_write_data(pdu: Pdu) -> bool:
-    """Match blocks on their way to the target, in a capsule or behind an R2T."""
+    """Match blocks sent to the target, in a capsule or after an R2T."""
     if pdu.kind == Kind.COMMAND:
         return bool(pdu.opcode == WRITE and bool(pdu.data))
     return bool(pdu.kind == Kind.H2C_DATA)
 
 
 def goes(way: Way) -> Match:
-    """Match one direction."""
+    """Match PDUs in one direction."""
     return lambda pdu: pdu.way is way
 
 
 def every(*matches: Match) -> Match:
-    """Match what all match."""
+    """Match PDUs that all of the given conditions match."""
     return lambda pdu: all(match(pdu) for match in matches)
 
 
@@ -63,14 +63,14 @@ def at_lba(lba: int) -> Match:
 
 @dataclass(slots=True, kw_only=True)
 class Rule(abc.ABC):
-    """Base: acts on the first `times` PDUs that match, lets everything else pass."""
+    """Base class: acts on the first `times` matching PDUs and passes everything else."""
 
     match: Match
     times: int = 1
     made: int = 0
 
     def __call__(self, pdu: Pdu) -> list[Pdu]:
-        """Say what goes on instead of `pdu`."""
+        """Return the PDUs to forward instead of `pdu`."""
         if self.made >= self.times or not self.match(pdu):
             return [pdu]
         self.made += 1
@@ -78,20 +78,20 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def act(self, pdu: Pdu) -> list[Pdu]:
-        """Do it."""
+        """Return the replacement for a matching PDU."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Drop(Rule):
-    """Swallow."""
+    """Drops PDUs."""
 
-    def act(self, pdu: Pdu) -> list[Pdu]:  # noqa: ARG002 - swallowed unseen
+    def act(self, pdu: Pdu) -> list[Pdu]:  # noqa: ARG002 - dropped unseen
         return []
 
 
 @dataclass(slots=True, kw_only=True)
 class Rewrite(Rule):
-    """Change in place."""
+    """Changes PDUs in place."""
 
     change: Callable[[Pdu], object]
 
@@ -102,7 +102,7 @@ class Rewrite(Rule):
 
 @dataclass(slots=True, kw_only=True)
 class Replace(Rule):
-    """Send something else, made from the original."""
+    """Sends other PDUs, made from the original."""
 
     make: Callable[[Pdu], Iterable[Pdu]]
 
@@ -112,7 +112,7 @@ class Replace(Rule):
 
 @dataclass(slots=True, kw_only=True)
 class Duplicate(Rule):
-    """Send twice."""
+    """Sends PDUs twice."""
 
     def act(self, pdu: Pdu) -> list[Pdu]:
         return [pdu, pdu.copy()]
@@ -120,7 +120,7 @@ class Duplicate(Rule):
 
 @dataclass(slots=True, kw_only=True)
 class Hold(Rule):
-    """Keep back; the test sends `take()` when it likes."""
+    """Withholds PDUs; the test can inject those of `take()` later."""
 
     held: list[Pdu] = field(default_factory=list)
 
@@ -129,14 +129,14 @@ class Hold(Rule):
         return []
 
     def take(self) -> list[Pdu]:
-        """Give what was kept back."""
+        """Return and clear the withheld PDUs."""
         taken, self.held = self.held, []
         return taken
 
 
 @dataclass(slots=True, kw_only=True)
 class Record(Rule):
-    """Let pass and keep copies."""
+    """Passes PDUs and keeps copies."""
 
     copies: list[Pdu] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ class Record(Rule):
 
 @dataclass(slots=True, kw_only=True)
 class Gather(Rule):
-    """Keep back `count` PDUs, then send what `make` makes of them: reorder, splice, exchange."""
+    """Withholds `count` PDUs, then sends `make` of them: to reorder, splice or exchange."""
 
     count: int = 2
     make: Callable[[list[Pdu]], Iterable[Pdu]]
@@ -156,7 +156,7 @@ class Gather(Rule):
     def act(self, pdu: Pdu) -> list[Pdu]:
         self.kept.append(pdu)
         if len(self.kept) < self.count:
-            self.made -= 1  # Not yet.
+            self.made -= 1  # Not complete yet.
             return []
         kept, self.kept = self.kept, []
         return list(self.make(kept))

@@ -1,4 +1,4 @@
-"""Who gets to a volume: tickets put on other queues, hosts, volumes; other tenants; floods."""
+"""Access to volumes: tickets used for other queues, hosts or volumes; other tenants; floods."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ SUBSYSTEM, HOST_NAME, TICKET = slice(256, 512), slice(512, 768), slice(768, 784)
 
 
 async def denied_or_right(world: Attacked, version: int) -> None:
-    """The queue doesn't open, or what it acknowledges is there."""
+    """Check that the queue doesn't open, or that acknowledged writes can be read."""
     try:
         async with world.queue() as queue:
             outcome = await attempt(queue.write(LBA, pattern(LBA, version)))
@@ -62,7 +62,7 @@ async def test_ticket_for_something_else_opens_nothing(
 async def test_36_ticket_of_one_volume_opens_no_queue_of_another(
     cluster: Cluster, world: Attacked
 ) -> None:
-    """The subsystem name in Connect is the adversary's choice; the ticket is not."""
+    """The adversary can choose the subsystem name in Connect, but not the ticket."""
     async with (
         attacked(cluster, gateway="g3", proxy=world.proxy) as other,
         other.queue() as queue,
@@ -111,7 +111,7 @@ async def test_36_gateway_of_another_tenant_cannot_name_the_volume(
 
 @pytest.mark.slow
 async def test_flood_of_silent_connections_leaves_running_queues_alone(world: Attacked) -> None:
-    """More than the target takes: the surplus is closed at once, nothing running is touched."""
+    """Connections beyond the limit are closed at once; running queues aren't affected."""
     idle: list[asyncio.StreamWriter] = []
     closed_at_once = 0
     async with world.queue() as queue:
@@ -146,7 +146,7 @@ async def test_truncated_and_senseless_handshakes_end_alone(world: Attacked, pre
 
 @pytest.mark.slow
 async def test_30_two_gateways_of_one_volume_never_read_old_data(cluster: Cluster) -> None:
-    """One user's two hosts: whoever is served sees the other's acknowledged writes."""
+    """Two hosts of a user: a host that is served sees the other's acknowledged writes."""
     async with (
         Proxy(cluster.data_address).listening() as proxy,
         attacked(cluster, proxy=proxy) as first,

@@ -1,4 +1,4 @@
-"""The adversary does what it claims: otherwise a refusal would prove nothing."""
+"""Tests of the adversary itself: a refusal proves something only if the attack happened."""
 
 import asyncio
 import contextlib
@@ -103,7 +103,7 @@ def test_gather_waits_for_all_and_acts_once() -> None:
 
 
 class Ends:
-    """A target that notes what arrives and can answer, and a gateway's connections to it."""
+    """A target that records what arrives and can answer, and a gateway's connections to it."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,8 +1,8 @@
 """Reference tests 9, 10, 12, 13 and 14: the drive's owner changes what is stored.
 
-The store's file format is in secure-queue.md; `attacks.disk` is the only place that knows it.
-After each attack the bytes are put back and the sector must read as before: a refusal that also
-meets honest data would prove nothing.
+The store's file format is in secure-queue.md; only `attacks.disk` depends on it. After each attack
+the original bytes are restored and the sector must read correctly: a refusal proves nothing if
+honest data is refused as well.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from attacks.raw_host import VERIFICATION_STATUSES, CommandError, RawQueue
 from attacks.world import Attacked, Cluster, attacked, pattern
 
 LBA = 4
-# 340 IVs make a set of the freshness tree.
+# A set of the freshness tree holds 340 IVs.
 IN_SET, NEXT_SET = LBA + 1, LBA + 340
 
 
 async def refused(world: Attacked, queue: RawQueue, lba: int, *reasons: str) -> None:
-    """The host gets an error that says "never use this", and the reason is reported."""
+    """Check that the host gets a permanent error and that the reason is reported."""
     with pytest.raises(CommandError) as caught:
         await queue.read(lba)
     assert caught.value.status in VERIFICATION_STATUSES
@@ -29,7 +29,7 @@ async def refused(world: Attacked, queue: RawQueue, lba: int, *reasons: str) -> 
 
 @contextlib.asynccontextmanager
 async def put_back(world: Attacked, *lbas: int) -> AsyncIterator[list[Slot]]:
-    """Give the stored blocks; afterwards they are as they were, and read well."""
+    """Yield the stored blocks; restore them afterwards and check that they read correctly."""
     kept = [read_slot(world.store, lba) for lba in lbas]
     yield kept
     for slot in kept:
@@ -65,7 +65,7 @@ async def test_9_flipped_bit_at_rest_is_refused(world: Attacked, name: str) -> N
 
 
 async def test_9_flipped_bit_of_a_fast_path_mac_changes_nothing(world: Attacked) -> None:
-    """The MAC spares a look at the leaf page, or it doesn't: alone it vouches for nothing."""
+    """The MAC only saves reading the leaf page; alone it authenticates nothing."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         async with put_back(world, LBA) as (slot,):
@@ -94,10 +94,10 @@ async def test_10_swapped_sectors_are_refused(world: Attacked, other: int) -> No
 async def test_10_sectors_of_two_volumes_swapped_are_refused(
     cluster: Cluster, world: Attacked, gateway: str, has_same_iv: bool
 ) -> None:
-    """Of one user's two namespaces, and of two users'.
+    """Volumes of one user, and of two users.
 
-    Two volumes may be granted the same counters. Where the IVs are the same, the target finds the
-    IV that it expects, and it is the other volume's key that the sector doesn't open with.
+    Two volumes may be granted the same counters. If the IVs are equal, the target finds the IV
+    that it expects, but the sector doesn't open under the other volume's key.
     """
     reason = "sector.tag" if has_same_iv else "sector.stale"
     async with (
@@ -155,7 +155,7 @@ async def test_12_sector_made_to_look_unwritten_is_refused(
 
 
 async def test_12_written_bytes_under_an_unwritten_sector_stay_unseen(world: Attacked) -> None:
-    """The other direction: a sector nobody wrote does not come to life by stored bytes."""
+    """The reverse: bytes stored under an unwritten sector don't make it readable."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         assert await queue.read(IN_SET) == bytes(4096)
@@ -189,7 +189,7 @@ async def test_14_older_version_of_a_sector_is_refused(world: Attacked) -> None:
 async def test_28_older_version_under_a_later_write_elsewhere_is_refused(
     world: Attacked,
 ) -> None:
-    """Many sectors rolled back at once: every one is refused, those between read well."""
+    """Many sectors are rolled back at once: all are refused; those between them read correctly."""
     async with world.queue() as queue:
         lbas = range(LBA, LBA + 16)
         for lba in lbas:

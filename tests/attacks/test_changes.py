@@ -1,4 +1,4 @@
-"""Deallocate, write zeroes and compare-and-write under attack: changes beyond plain writes."""
+"""Deallocate, write zeroes and compare-and-write under attack."""
 
 import asyncio
 from collections.abc import Callable
@@ -58,7 +58,7 @@ async def test_24_changed_deallocate_is_refused(
 async def test_24_swallowed_deallocate_with_forged_completion_is_not_believed(
     world: Attacked,
 ) -> None:
-    """A tenant that believes a sector gone must not meet it again."""
+    """A sector that a tenant was told is deallocated must not reappear."""
     rule = Replace(match=is_command(*CHANGES), make=lambda pdu: [response(pdu.link, pdu.cid)])
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -113,7 +113,7 @@ async def test_23_data_from_before_a_deallocate_does_not_come_back(world: Attack
 async def test_compare_and_write_with_a_lost_outcome_says_what_happened(
     world: Attacked, loses: str
 ) -> None:
-    """A retry of a conditional write meets its own first try: that is a success, not a mismatch."""
+    """A retried conditional write that finds its own first attempt succeeds; it is no mismatch."""
     lost = Drop(match=is_command(WRITE_IF) if loses == "command" else is_response(WRITE_IF))
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))

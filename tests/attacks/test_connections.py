@@ -29,7 +29,7 @@ LBA = 4
 
 
 def sever_gateway_side(proxy: Proxy) -> list[Link]:
-    """End every connection towards the gateway; the target goes on believing in its own."""
+    """Close every connection on the gateway's side; those on the target's side stay open."""
     proxy.is_lingering = True
     links = [link for link in proxy.links if link.is_open]
     for link in links:
@@ -38,14 +38,14 @@ def sever_gateway_side(proxy: Proxy) -> list[Link]:
 
 
 async def release(proxy: Proxy, pdus: list[Pdu]) -> None:
-    """Send what was held, if there is a connection left to send it on."""
+    """Send the withheld PDUs if a connection is left."""
     for pdu in pdus:
         with contextlib.suppress(OSError):
             await proxy.inject(pdu)
 
 
 async def test_22_write_released_after_reconnect_changes_nothing(world: Attacked) -> None:
-    """The old connection hangs with a write in it; a newer write is acknowledged; then it moves."""
+    """A write is withheld on the old connection and released after a newer one is acknowledged."""
     hold = Hold(match=is_command(WRITE))
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -64,7 +64,7 @@ async def test_22_write_released_after_reconnect_changes_nothing(world: Attacked
 async def test_22_reconnected_queue_that_replays_the_old_connection_is_refused(
     world: Attacked,
 ) -> None:
-    """Everything the old connection carried, command for command, comes first on the new one."""
+    """All commands of the old connection are replayed first on the new one."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         await queue.write(LBA, pattern(LBA, 2))
@@ -86,7 +86,7 @@ async def test_22_reconnected_queue_that_replays_the_old_connection_is_refused(
 
 
 async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attacked) -> None:
-    """The whole old connection again, from ICReq on, on a connection of the adversary's own."""
+    """The adversary replays the whole connection, starting with ICReq, on its own connection."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         (old,) = world.proxy.io_links()
@@ -99,7 +99,7 @@ async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attac
 
 
 async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -> None:
-    """Who takes the ticket off the wire has a connection, and no key to say anything on it."""
+    """A thief who uses the ticket first gets a connection but has no key to send commands on it."""
     admitted: list[bytes] = []
 
     hold = Hold(match=is_io_connect)
@@ -122,13 +122,13 @@ async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -
         try:
             async with world.queue() as queue:
                 return (await attempt(queue.write(LBA, pattern(LBA, 2)))).is_success
-        except Error:  # the front end couldn't open the queue
+        except Error:  # The front end couldn't open the queue.
             return False
 
     thief = asyncio.ensure_future(steal())
     is_written = await use()
     await thief
-    # The thief got an answer to its Connect and then nothing: its first command was refused.
+    # The thief's Connect was answered, but its first command was refused.
     await world.refusal("command.mac", "queue.ticket", "connect.parameter", origin="s")
     assert hold.made == 1
     assert admitted
@@ -137,7 +137,7 @@ async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -
 
 
 async def test_24_completions_of_two_queues_exchanged_are_not_believed(world: Attacked) -> None:
-    """Same command id, same number, same kind of command, another queue."""
+    """Same command id, sequence number and opcode, but another queue."""
 
     def exchange(pdus: list[Pdu]) -> list[Pdu]:
         first, second = pdus
@@ -167,7 +167,7 @@ async def test_24_completions_of_two_queues_exchanged_are_not_believed(world: At
 async def test_24_pdus_of_two_volumes_exchanged_are_refused(
     cluster: Cluster, world: Attacked, what: str, other_gateway: str
 ) -> None:
-    """Cross-session splice: two volumes of one gateway, and of two gateways of two tenants."""
+    """PDUs spliced across volumes: of one gateway, and of two gateways of two tenants."""
     cases: dict[str, tuple[Match, str, str]] = {
         "writes": (is_command(WRITE), "command.mac", "s"),
         "reads": (is_command(READ), "command.mac", "s"),
@@ -207,7 +207,7 @@ async def test_24_pdus_of_two_volumes_exchanged_are_refused(
 async def test_24_write_reflected_as_the_answer_of_a_read_is_not_believed(
     world: Attacked,
 ) -> None:
-    """Direction confusion: the gateway's own sealed sector and MAC come back to it."""
+    """The gateway's own sealed sector and MAC are reflected to it."""
     sealed = Record(match=is_command(WRITE))
     async with world.queue() as queue:
         world.proxy.add(sealed)
@@ -226,7 +226,7 @@ async def test_24_write_reflected_as_the_answer_of_a_read_is_not_believed(
 
 
 async def test_24_commands_reflected_to_the_gateway_are_refused(world: Attacked) -> None:
-    """A host has no use for command capsules."""
+    """Command capsules are never valid towards a host."""
     rule = Replace(match=is_command(WRITE), make=lambda pdu: [pdu.sent(way=Way.TO_GATEWAY)])
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -239,7 +239,7 @@ async def test_24_commands_reflected_to_the_gateway_are_refused(world: Attacked)
 
 
 async def test_everything_swallowed_is_never_acknowledged(world: Attacked) -> None:
-    """Denial is possible, a false success is not."""
+    """An adversary can deny service but can't cause a false success."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         (link,) = world.proxy.io_links()

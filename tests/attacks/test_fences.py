@@ -1,7 +1,7 @@
-"""Unknown outcomes: a lost command is retried only behind the fence (secure-queue.md §3).
+"""Unknown outcomes: a lost command is retried only after a fence (secure-queue.md §3).
 
-The adversary owns the control channel's network, too. It is mutual TLS, so all he can do to it is
-to cut it: then nothing may be acknowledged, and nothing old may land, for as long as it takes.
+The adversary also controls the control channel's network. That channel uses mutual TLS, so he can
+only cut it. While it is cut, nothing may be acknowledged and no old write may take effect.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def fenced(mortal_cluster: Cluster, control: Relay) -> AsyncIterator[Attac
 async def test_nothing_is_acknowledged_while_the_fence_cannot_be_reached(
     fenced: Attacked, control: Relay
 ) -> None:
-    """Data path and control path cut in the middle of a write: no outcome may be invented."""
+    """Both paths are cut during a write: the gateway must not invent an outcome."""
     hold = Hold(match=is_command(WRITE))
     async with fenced.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -55,7 +55,7 @@ async def test_nothing_is_acknowledged_while_the_fence_cannot_be_reached(
         fenced.proxy.is_lingering = True
         for link in fenced.proxy.links:
             link.writers[Way.TO_GATEWAY].transport.abort()
-        # Either the host is told that it failed, or it hears nothing until the fence is through.
+        # The host either gets an error or no answer until the fence succeeds.
         refused = asyncio.ensure_future(control.was_refused.wait())
         await asyncio.wait([refused, pending], return_when=asyncio.FIRST_COMPLETED)
         refused.cancel()
@@ -84,7 +84,7 @@ LOSSES = {"completion": is_response(WRITE), "command": is_command(WRITE)}
 async def test_write_whose_answer_is_lost_is_sent_again_only_if_it_was_not_made_and_as_it_was(
     fenced: Attacked, loss: str
 ) -> None:
-    """Behind the fence the target says which it is; the retry must not seal anew with an old IV."""
+    """After the fence the target reports the outcome; a retry must not reuse an IV for new data."""
     sealed: list[bytes] = []
 
     def note(pdu: Pdu) -> list[Pdu]:
@@ -100,7 +100,7 @@ async def test_write_whose_answer_is_lost_is_sent_again_only_if_it_was_not_made_
         await fenced.proxy.until(lambda: lost.made)
         fenced.proxy.cut(*fenced.proxy.io_links())
         assert (await pending).is_success
-    # What was stored is not sent again; what never arrived is, once.
+    # A stored write isn't sent again; one that never arrived is, once.
     assert len(sealed) == (1 if loss == "completion" else 2)
     by_iv: dict[bytes, set[bytes]] = {}
     for block in sealed:
@@ -126,7 +126,7 @@ CHANGES: dict[str, Callable[[RawQueue], Awaitable[None]]] = {
 async def test_change_whose_completion_was_dropped_does_not_happen_over_another_gateways(
     cluster: Cluster, world: Attacked, change: str
 ) -> None:
-    """One completion is lost, nothing restarts; before the retry another gateway uses the block."""
+    """A completion is lost without a restart; another gateway uses the block before the retry."""
     changed = pattern(LBA, 2) if "write" in change and "zeroes" not in change else bytes(SECTOR)
     lost = Drop(match=is_response(WRITE, DATASET, WRITE_IF))
     async with (
@@ -151,7 +151,7 @@ async def test_change_whose_completion_was_dropped_does_not_happen_over_another_
 async def test_change_that_was_dropped_on_its_way_happens_once_behind_the_fence(
     cluster: Cluster, world: Attacked
 ) -> None:
-    """The other side of it: a command that never arrived is sent again, and answered."""
+    """A command that never arrived is sent again and answered."""
     lost = Drop(match=is_command(WRITE))
     async with (
         attacked(cluster, gateway="g2", volume=world.volume) as other,
@@ -170,7 +170,7 @@ async def test_change_that_was_dropped_on_its_way_happens_once_behind_the_fence(
 
 @pytest.mark.slow
 async def test_read_that_was_lost_is_asked_anew_and_never_answered_old(fenced: Attacked) -> None:
-    """The answer to the first try is kept and offered after the reconnect."""
+    """The answer to the first attempt is withheld and replayed after the reconnect."""
     kept: list[Pdu] = []
 
     def keep(pdu: Pdu) -> list[Pdu]:

@@ -1,7 +1,7 @@
 """The adversary as the target: forged Identify, ICResp, Connect answers, R2Ts, terminations.
 
-Size, format and limits of a volume come from its attested descriptor; what the wire says can make
-the gateway slower or make it give up, never make it believe or tell something.
+Size, format and limits of a volume come from its attested descriptor. Forged values on the wire may
+slow the gateway down or make it give up, but must not deceive it or make it leak anything.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ LAST = VOLUME_BYTES // DATA - 1
 
 
 async def use(world: Attacked) -> None:
-    """Write and read, one sector and many, up to the end of the volume; or fail, telling nothing.
+    """Write and read one and many sectors up to the end of the volume, or fail without a leak.
 
-    What was acknowledged must come back.
+    Acknowledged data must be read back.
     """
     try:
         async with world.queue() as queue:
@@ -88,7 +88,7 @@ async def test_24_forged_identify_controller_changes_no_answer(world: Attacked, 
     world.proxy.add(writes)
     await use(world)
     assert rule.made >= 1
-    # Whatever the wire says, no capsule carries more than the gateway's own limit.
+    # Whatever the target claims, no capsule exceeds the gateway's own limit.
     assert all(len(pdu.data) <= 2 * DATA for pdu in writes.copies)
 
 
@@ -105,7 +105,7 @@ async def test_24_forged_identify_controller_changes_no_answer(world: Attacked, 
 async def test_24_forged_identify_namespace_changes_no_answer(
     world: Attacked, change: Callable[[Pdu], object]
 ) -> None:
-    """Size, block size and metadata: the gateway has them from the descriptor."""
+    """The gateway takes size, block size and metadata format from the descriptor."""
     rule = Rewrite(match=is_identify(0), change=change, times=1 << 20)
     world.proxy.add(rule)
     async with world.queue() as queue:
@@ -117,7 +117,7 @@ async def test_24_forged_identify_namespace_changes_no_answer(
 
 
 async def test_cleared_write_cache_does_not_spare_the_flush(world: Attacked) -> None:
-    """A gateway that believed Identify would answer flushes itself."""
+    """A gateway that trusted Identify would answer flushes itself."""
     rule = Rewrite(match=is_identify(1), change=fill(525, "B", 0), times=1 << 20)
     world.proxy.add(rule)
     flushes = Record(match=is_command(FLUSH_MILESTONE), times=10)
@@ -167,7 +167,7 @@ async def test_forged_ic_response_changes_no_answer(world: Attacked, name: str) 
 
 
 async def test_digests_asked_for_in_the_gateways_name_change_no_answer(world: Attacked) -> None:
-    """Each side is told that the other wants something else."""
+    """The adversary tells each side that the other negotiated something else."""
     rule = Rewrite(
         match=lambda pdu: pdu.kind == Kind.IC_REQ,
         change=lambda pdu: pdu.header.__setitem__(11, pdu.header[11] ^ 0x03),
@@ -186,7 +186,7 @@ def answers_connect(pdu: Pdu) -> bool:
 
 @pytest.mark.parametrize("result", [0x4242, 0xFFFF, 0x0003_0001, 0])
 async def test_forged_connect_answer_opens_nothing_else(world: Attacked, result: int) -> None:
-    """Another controller id, or a demand to authenticate that the target never made."""
+    """The forged answer has another controller id or demands authentication."""
     rule = Rewrite(match=answers_connect, change=put("result", result), times=1 << 20)
     world.proxy.add(rule)
     await use(world)
@@ -196,7 +196,7 @@ async def test_forged_connect_answer_opens_nothing_else(world: Attacked, result:
 async def test_adversary_that_answers_connect_itself_learns_and_fakes_nothing(
     world: Attacked,
 ) -> None:
-    """The target never hears of the queue; the gateway believes it is connected."""
+    """The target never learns of the queue, while the gateway regards it as connected."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
 
@@ -212,11 +212,11 @@ async def test_adversary_that_answers_connect_itself_learns_and_fakes_nothing(
     assert await world.contents(LBA) in allowed
 
 
-# R2T: what the adversary can make the gateway send.
+# R2T: data that the adversary can make the gateway send.
 
 
 def ask(**fields: int) -> Callable[[Pdu], list[Pdu]]:
-    """Ask for data of a write before the target does."""
+    """Request data of a write before the target does."""
 
     def make(pdu: Pdu) -> list[Pdu]:
         request = r2t(
@@ -265,7 +265,7 @@ async def test_r2t_outside_the_commands_data_is_refused(
 async def test_r2t_for_a_command_without_data_to_send_is_refused(
     world: Attacked, opcode: int
 ) -> None:
-    """A read's buffer, or the one of a write whose data was in the capsule."""
+    """The buffer of a read, or of a write whose data was in the capsule."""
     rule = Replace(match=is_command(opcode), make=ask())
     sent = Record(match=lambda pdu: pdu.kind == Kind.H2C_DATA, times=1 << 20)
     async with world.queue() as queue:
@@ -278,7 +278,7 @@ async def test_r2t_for_a_command_without_data_to_send_is_refused(
 
 
 async def test_r2t_in_pieces_gets_only_ciphertext_of_its_own_command(world: Attacked) -> None:
-    """The adversary asks in the target's name, piece by piece: it sees what it would see anyway."""
+    """The adversary requests the data piece by piece, and gets only what it can see anyway."""
     pieces: list[Pdu] = []
 
     def in_pieces(pdu: Pdu) -> list[Pdu]:
@@ -348,7 +348,7 @@ async def test_pdu_of_a_kind_no_target_sends_is_refused(world: Attacked, kind: i
 
 
 async def test_forged_event_that_the_namespace_shrank_changes_no_answer(world: Attacked) -> None:
-    """As the completion of whatever the admin queue has outstanding, and of nothing at all."""
+    """Sent as completion of the outstanding event request, and with an unknown command id."""
     shrunk = Rewrite(match=is_identify(0), change=fill(0, "QQQ", 1, 1, 1), times=1 << 20)
     async with world.queue() as queue:
         await queue.write(LAST, pattern(LAST, 1))

@@ -1,6 +1,6 @@
-"""Reference test 25, and what the engine itself notes of IVs and plaintexts.
+"""Reference test 25, and the engine's own record of IVs and plaintexts.
 
-Target and gateway run in this process here, because these bounds are not an operator's to set.
+Target and gateway run in this process, because operators can't configure these bounds.
 """
 
 import asyncio
@@ -113,12 +113,12 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
 
 
 def commands_on(link: Link) -> int:
-    """Commands of an I/O queue, its Connect aside."""
+    """Return the commands of an I/O queue, without its Connect."""
     return sum(1 for pdu in link.history if pdu.kind == Kind.COMMAND) - 1
 
 
 async def test_25_keys_are_replaced_before_the_numbers_end_and_nothing_is_lost() -> None:
-    """Eight writers over two queues, through several generations of keys."""
+    """Eight writers on two queues go through several generations of keys."""
     bound, turns = 256, 120
     async with (
         inner(GatewaySettings(commands_per_key_max=bound)) as world,
@@ -146,7 +146,7 @@ async def test_25_keys_are_replaced_before_the_numbers_end_and_nothing_is_lost()
 
 
 def records(path: Path) -> list[tuple[int, Iv, bytes, int]]:
-    """Key epoch, IV, hash of the plaintext and LBA of every seal the engine noted."""
+    """Return key epoch, IV, plaintext hash and LBA of every seal recorded by the engine."""
     content = path.read_bytes()
     assert len(content) % RECORD_BYTES == 0
     found = []
@@ -166,7 +166,7 @@ def has_acted(rule: Rule) -> Callable[[], bool]:
 async def test_time_out_and_retry_meet_no_iv_with_two_plaintexts(
     tmp_path: Path, loses: str
 ) -> None:
-    """The host changes its buffer while the first try hangs; what is re-sent is what was sealed."""
+    """The host changes its buffer before the retry; the retry sends the data sealed first."""
     settings = GatewaySettings(command_timeout_seconds=0.3, nonce_ledgers=tmp_path)
     async with inner(settings) as world, world.queues() as (queue,):
         await queue.write(LBA, pattern(LBA, 0))
@@ -190,6 +190,6 @@ async def test_time_out_and_retry_meet_no_iv_with_two_plaintexts(
     assert len({iv for _, iv, _, _ in noted}) == len(noted) >= 6
     plaintexts = {hashlib.sha256(pattern(LBA, version)).digest() for version in range(6)}
     assert {plain for _, _, plain, _ in noted} == plaintexts
-    # Nothing on the wire that the engine doesn't know of, and no IV with two ciphertexts there.
+    # The engine recorded everything on the wire, where no IV has two ciphertexts.
     assert set(world.ledger.uses) <= {iv for _, iv, _, _ in noted}
     assert world.ledger.repeats == []

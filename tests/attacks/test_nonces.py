@@ -1,7 +1,7 @@
-"""Reference tests 1, 2, 3 and 5: no IV ever meets two plaintexts, whoever dies when.
+"""Reference tests 1, 2, 3 and 5: no IV seals two plaintexts, whichever process dies when.
 
-The ledger is the adversary's own: it reads the IVs off the wire, so it sees exactly the uses that
-could do harm, of every gateway, retries and late releases included.
+The ledger reads IVs off the wire like an adversary. So it sees every harmful use by any gateway,
+including retries and writes released late.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def ledger_on(proxy: Proxy) -> Ledger:
 
 
 def within_lease(ivs: set[Iv], of: Iv) -> list[Iv]:
-    """IVs of the lease that `of` is the first of."""
+    """Return the IVs of the lease that starts with `of`."""
     return [
         iv
         for iv in ivs
@@ -108,7 +108,7 @@ async def test_3_killed_broker_grants_only_counters_of_a_new_start_epoch(
 
 
 class Tenant:
-    """Writes at random, remembers what each sector may hold, and checks it."""
+    """Writes at random, and checks each sector against its possible contents."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -116,7 +116,7 @@ class Tenant:
         self._may_hold: dict[int, set[int]] = {}
 
     async def write_some(self, queue: RawQueue, count: int) -> None:
-        """Write; what isn't acknowledged may or may not be there."""
+        """Write; unacknowledged writes may or may not be stored."""
         for _ in range(count):
             blocks = self._random.choice([1, 1, 2, 16])
             lba = self._random.randrange(SECTORS - blocks)
@@ -131,7 +131,7 @@ class Tenant:
                 self._may_hold[each] = {self._version}
 
     async def check(self, queue: RawQueue) -> None:
-        """Every sector holds the last acknowledged version or one of unknown outcome since."""
+        """Check that sectors hold the last acknowledged version or a later, unacknowledged one."""
         for lba, versions in self._may_hold.items():
             found = await queue.read(lba)
             allowed = {
@@ -145,7 +145,7 @@ class Tenant:
 async def disturb(
     proxy: Proxy, links: list[Link], writing: "asyncio.Future[None]", chance: random.Random
 ) -> None:
-    """Lose a completion or a command, if there is still one; then cut the connections."""
+    """Drop a completion or a command, if one comes; then cut the connections."""
     mine = {link.number for link in links}
     match = chance.choice([is_response(WRITE), is_command(WRITE)])
     lost = Drop(match=lambda pdu: pdu.link in mine and match(pdu))
@@ -156,7 +156,7 @@ async def disturb(
 
 
 async def rounds(cluster: Cluster, proxy: Proxy, gateway: str, seed: int, count: int) -> None:
-    """Attach, write, be disturbed or killed, come back; check after each return."""
+    """Attach, write, get disturbed or killed, and restart; check after each restart."""
     chance, tenant = random.Random(seed), Tenant(seed)
     volume = None
     for turn in range(count):

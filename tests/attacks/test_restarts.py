@@ -1,6 +1,6 @@
 """The target dies with unflushed writes while the tenant goes on (crash-consistency.md §4).
 
-What the host was told is there; what its drive lost, the gateway sends again.
+Acknowledged writes survive; the gateway sends again what the drive lost.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def world(mortal_cluster: Cluster) -> AsyncIterator[Attacked]:
 
 @contextlib.asynccontextmanager
 async def queue_once_ready(world: Attacked) -> AsyncIterator[RawQueue]:
-    """Open a queue as hosts do: again while the gateway is busy with finding its target."""
+    """Open a queue as hosts do: retry while the gateway is still finding its target."""
     async with contextlib.AsyncExitStack() as stack:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
@@ -53,7 +53,7 @@ async def queue_once_ready(world: Attacked) -> AsyncIterator[RawQueue]:
 
 
 class Tenant:
-    """Overwrites and reads sectors for as long as it is let, and never accepts an older version."""
+    """Overwrites and reads sectors until stopped, and fails on any older version."""
 
     def __init__(self, queue: RawQueue) -> None:
         self._queue = queue
@@ -70,7 +70,7 @@ class Tenant:
             for lba in LBAS[:8]:
                 await self._write(lba)
                 await self._check(lba)
-            # Sectors that are not written again: only a re-send can bring these back.
+            # These sectors aren't written again, so only a resend can restore them.
             for lba in LBAS[8:]:
                 await self._check(lba)
 
@@ -100,7 +100,7 @@ def put_back(cluster: Cluster, kept: Path) -> None:
 async def test_killed_target_with_unflushed_writes_loses_nothing_the_tenant_was_told(
     world: Attacked, tmp_path: Path, is_cache_lost: bool
 ) -> None:
-    """With the cache lost, the drive is what it was at the last flush: any crash may do that."""
+    """The cache is lost, so the drive is as it was at the last flush, as after any crash."""
     cluster, kept = world.cluster, tmp_path / "kept"
     async with world.queue() as queue:
         tenant = Tenant(queue)
@@ -127,7 +127,7 @@ async def test_killed_target_with_unflushed_writes_loses_nothing_the_tenant_was_
 
 
 async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> None:
-    """The second comes while the gateway is still sending again what the first may have lost."""
+    """The second death comes while the gateway is still resending after the first."""
     cluster = world.cluster
     async with world.queue() as queue:
         tenant = Tenant(queue)
@@ -142,7 +142,7 @@ async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> No
 
 @dataclass
 class Threshold:
-    """Lets some writes pass, and no more of what a gateway sends again."""
+    """Passes some of the writes that a gateway sends again, then withholds the rest."""
 
     writes: int
     passed: int = 0
@@ -163,7 +163,7 @@ class Threshold:
 async def test_durable_write_is_not_undone_by_the_gateways_own_journal(
     world: Attacked, writes: int
 ) -> None:
-    """Gateway and target die while the journal, older than the durable write, is sent again."""
+    """Gateway and target die while the journal is resent, which is older than the durable write."""
     cluster, volume, again = world.cluster, world.volume, Threshold(writes)
     async with world.queue() as queue:
         await queue.write(0, pattern(0, 1) + pattern(1, 1))
@@ -207,9 +207,9 @@ async def test_late_journal_does_not_undo_what_another_gateway_did_since_the_res
 async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
     mortal_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A drive that forgets flushed writes: what the gateway still knows must not come back old."""
+    """A drive loses flushed writes: sectors that the gateway remembers must not read old."""
     cluster, kept = mortal_cluster, tmp_path / "kept"
-    # The target serves no such store, so the read is held for as long as the gateway holds one.
+    # The target refuses such a store, so the read waits for as long as the gateway holds commands.
     with cluster.impatient_gateway("g2", hold_seconds=2):
         await _serve_torn_state(cluster, kept)
 
@@ -232,10 +232,10 @@ async def _serve_torn_state(cluster: Cluster, kept: Path) -> None:
 async def test_restart_that_is_hidden_from_the_old_queue_serves_no_old_data(
     world: Attacked, tmp_path: Path
 ) -> None:
-    """The gateway must not believe that its first queue lives while its second meets a new target.
+    """The gateway must notice that its second queue meets a restarted target.
 
-    The adversary keeps the old connection open towards the gateway, so that nothing tells it of
-    the restart but the answer of the control channel when the tenant opens another queue.
+    The adversary keeps the old connection to the gateway open, so the only sign of the restart is
+    the control channel's answer when the tenant opens another queue.
     """
     cluster, kept = world.cluster, tmp_path / "kept"
     world.proxy.is_hiding_ends = True
@@ -275,10 +275,10 @@ async def test_deallocated_sectors_stay_so_when_the_target_forgets_it(
 async def test_sector_sent_again_after_a_restart_cannot_be_put_back(
     mortal_cluster: Cluster,
 ) -> None:
-    """A gateway sends what is unflushed again, as it was: the log then has the same write twice.
+    """A gateway resends unflushed writes unchanged, so the log has the same write twice.
 
-    The opening in between had found it, and a read had returned it. So nothing older may be read,
-    whatever the drive shows, also by a gateway that was told nothing.
+    Recovery had found the write and a read had returned it. So no read may return older data,
+    whatever the drive holds, even through a gateway that doesn't know of the write.
     """
     cluster = mortal_cluster
     async with attacked(cluster) as world:
@@ -289,7 +289,7 @@ async def test_sector_sent_again_after_a_restart_cannot_be_put_back(
             await queue.write(0, pattern(0, 2, 8))
             cluster.kill_target()
             await asyncio.to_thread(cluster.restart_target)
-            # Held until the gateway has sent again what it was answered.
+            # Held until the gateway has resent its acknowledged writes.
             assert await queue.read(0, 8) == pattern(0, 2, 8)
         cluster.kill_gateway("g1")
         cluster.kill_target()

@@ -1,8 +1,8 @@
-"""A lease that a thief returns while its holder uses it: no IV is used twice, nothing is believed.
+"""A thief returns a lease that its holder still uses: no IV is used twice.
 
-The holder is a gateway's engine within the test, attested at the real broker, so that the thief can
-be given the TLS key. Broker, target and the volume's next gateway are daemons; the ledger reads
-every sealed sector on its way to the target.
+The holder is a gateway engine inside the test, attested at the real broker, so that the thief can
+get its TLS key. Broker, target and the volume's next gateway are daemons. The ledger reads every
+sealed sector sent to the target.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ RETURN = "/sealane.v1.Broker/ReturnLease"
 
 @contextlib.asynccontextmanager
 async def holder(world: Attacked, victim: Insider) -> AsyncIterator[tuple[Lease, VolumeQueue]]:
-    """Attach the volume to a gateway of the victim's, through the proxy."""
+    """Attach the volume at the victim's gateway, through the proxy."""
     address = world.cluster.target.addresses["target_control"]
     back_ends = VolumeBackEnds(
         GatewayConfig(target_node="s", target_address=address),
@@ -75,7 +75,7 @@ async def holder(world: Attacked, victim: Insider) -> AsyncIterator[tuple[Lease,
 
 
 def returning(volume_id: str, lease: Lease, token: bytes) -> broker_pb2.ReturnLeaseRequest:
-    """Say that nothing of a lease was used."""
+    """Return a request that claims that nothing of a lease was used."""
     return broker_pb2.ReturnLeaseRequest(
         volume_id=volume_id,
         broker_instance=lease.arena[0],
@@ -87,7 +87,7 @@ def returning(volume_id: str, lease: Lease, token: bytes) -> broker_pb2.ReturnLe
 
 
 def audited(cluster: Cluster) -> list[tuple[str, str, str]]:
-    """Kind, outcome and reason of every record of the broker's."""
+    """Return kind, outcome and reason of every record in the broker's audit log."""
     text = (cluster.site.root / "broker" / "audit.jsonl").read_text()
     records: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
     return [(r["kind"], r["outcome"], r["reason"]) for r in records]
@@ -112,12 +112,12 @@ async def test_a_stolen_leaf_returns_no_lease_and_nothing_is_granted_twice(
         for lba in range(SECTORS):
             await queue.write(lba, pattern(lba, 1))
         assert ledger.sectors_seen == SECTORS
-        # The adversary of the threat model: leaf, TLS key and attestation result. It knows the
-        # lease's numbers, too, and still not what the grant had sealed inside.
+        # The adversary of the threat model: leaf, TLS key and attestation result. It also knows the
+        # lease's numbers, but not the sealed contents of the grant.
         async with LeafThief(victim).channel(*broker) as channel:
             request = returning(volume_id, lease, bytes(16)).SerializeToString()
             assert await outcome(channel, RETURN, request) == "call.proof.missing"
-        # One that got the call key as well.
+        # An adversary that has the call key as well.
         forged = Lease(lease_id=lease.lease_id, counters=lease.counters, return_token=bytes(16))
         with pytest.raises(VerificationError) as caught:
             await victim.broker.return_lease(volume_id, forged, lease.counters.counter_start)
@@ -126,12 +126,12 @@ async def test_a_stolen_leaf_returns_no_lease_and_nothing_is_granted_twice(
         assert ("call", "refused", "call.proof.missing") in told
         assert ("lease.return", "refused", "lease.return.holder") in told
         assert not [kind for kind, done, _ in told if (kind, done) == ("lease.return", "done")]
-        # And one that knows all, or a holder that lies: nothing but the books hears of it.
+        # An adversary that knows everything, or a lying holder: only the records change.
         returned = await victim.broker.return_lease(volume_id, lease, lease.counters.counter_start)
         assert returned == lease.count
         for lba in range(SECTORS):
             await queue.write(lba, pattern(lba, 2))
-        # What g2 has of leases ends with it.
+        # The leases of g2 end with it.
         mortal_cluster.kill_gateway("g2")
     # The volume's next gateway, on the same sectors.
     async with (

@@ -1,6 +1,6 @@
-"""Reference tests 11, 12, 13, 23 and 26: what comes back from the target.
+"""Reference tests 11, 12, 13, 23 and 26: attacks on the target's answers.
 
-A host gets the sector it asked for, as it was written last, or an error.
+A host gets the requested sector as last written, or an error.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def is_answer(pdu: Pdu) -> bool:
 async def read_under(
     world: Attacked, rule: Rule, *reasons: str, origin: str = "g1", blocks: int = 1
 ) -> None:
-    """Read while `rule` attacks: the right sector or an error, and a refusal that says why."""
+    """Read while `rule` attacks: expect the right sector or an error, and a reported reason."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1, blocks))
         await queue.write(OTHER, pattern(OTHER, 1, blocks))
@@ -69,7 +69,7 @@ async def test_13_flipped_answer_with_fitting_digest_is_not_believed(
 
 
 async def test_12_forged_unwritten_answer_is_not_believed(world: Attacked) -> None:
-    """The wire's own way to say "never written": zeros, version 1, flag 1. Its MAC is missing."""
+    """The protocol's "never written" answer (zeros, version 1, flag 1) without its MAC."""
 
     def forge(pdu: Pdu) -> None:
         pdu.data[:] = bytes(BLOCK - 2) + b"\x01\x01"
@@ -119,7 +119,7 @@ async def test_11_answers_of_two_reads_in_flight_exchanged_are_not_believed(
 
 
 async def test_11_exchanged_commands_answer_with_another_sector(world: Attacked) -> None:
-    """Both reads ask for the other's sector: the target refuses the first."""
+    """Each read asks for the other's sector; the target refuses the first one."""
 
     def exchange(pdus: list[Pdu]) -> list[Pdu]:
         first, second = pdus
@@ -150,7 +150,7 @@ async def test_24_redirected_read_is_refused(world: Attacked, field: str) -> Non
 
 
 def to_answer(old: Record, *, with_completion: bool) -> Callable[[Pdu], list[Pdu]]:
-    """Answer a read with what was recorded: data, and the completion if one is wanted."""
+    """Answer a read with recorded data, and with the completion if requested."""
 
     def make(pdu: Pdu) -> list[Pdu]:
         copy = old.copies[0].sent(pdu.link)
@@ -189,7 +189,7 @@ async def test_23_old_answer_for_the_same_lba_is_not_believed(world: Attacked) -
 
 
 async def test_23_old_answer_with_its_completion_is_not_believed(world: Attacked) -> None:
-    """The read never reaches the target; answer and completion are honest ones of an older read."""
+    """The read is dropped and answered with genuine data and completion of an older read."""
     old = Record(match=is_read_answer(LBA), times=2)
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -212,7 +212,7 @@ async def test_23_old_answer_with_its_completion_is_not_believed(world: Attacked
 
 
 async def test_23_held_answer_given_to_a_later_read_is_not_believed(world: Attacked) -> None:
-    """Two reads of one sector with a write between them: the later gets the earlier's answer."""
+    """A sector is read, written and read; the second read gets the answer of the first."""
     hold = Hold(match=is_read_answer(LBA), times=2)
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -243,7 +243,7 @@ async def test_23_held_answer_given_to_a_later_read_is_not_believed(world: Attac
 async def test_23_answer_delayed_over_a_write_is_the_old_one_only_for_the_old_read(
     world: Attacked,
 ) -> None:
-    """Delay is allowed: a read answered late may see the sector as it was when it was asked for."""
+    """A delayed read may return the sector as it was when the read was sent."""
     hold = Hold(match=is_read_answer(LBA), times=2)
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -266,7 +266,7 @@ async def test_24_read_answered_by_the_adversary_alone_is_not_believed(world: At
 
 
 async def test_24_error_made_of_a_good_read_is_not_believed(world: Attacked) -> None:
-    """An error is a statement, too: nobody but the target may make it."""
+    """Errors are authenticated, too: only the target can send one."""
 
     def change(pdu: Pdu) -> None:
         pdu.status = 0x4000 | 0x281 << 1
@@ -282,7 +282,7 @@ def shift(by: int) -> Callable[[Pdu], object]:
 
 
 def cut_metadata(pdu: Pdu) -> None:
-    """Blocks of 4096 bytes, as if the namespace had no metadata."""
+    """Cut blocks to 4096 bytes, as if the namespace had no metadata."""
     del pdu.data[DATA:]
     pdu.fit()
 
@@ -302,7 +302,7 @@ def lie_about_length(pdu: Pdu) -> None:
 
 
 def say_success(pdu: Pdu) -> None:
-    """The flag that makes a completion unnecessary, and with it the completion's MAC."""
+    """Set the flag that omits the completion, and with it the completion's MAC."""
     pdu.flags = int(pdu.flags) | 0x0C
 
 
@@ -331,7 +331,7 @@ async def test_13_wrong_lengths_and_offsets_of_an_answer_are_refused(
 
 
 async def test_24_success_flag_in_place_of_the_completion_is_refused(world: Attacked) -> None:
-    """On a secure queue every end has its MAC, also that of a read whose sectors are right."""
+    """On a secure queue every command ends with a MAC, even a read of correct sectors."""
     world.proxy.add(Drop(match=is_response(READ)))
     await read_under(world, Rewrite(match=is_read_data, change=say_success), "pdu.malformed")
 
@@ -342,7 +342,7 @@ async def test_data_twice_over_the_same_place_is_refused(world: Attacked) -> Non
 
 
 async def test_data_for_a_write_is_refused(world: Attacked) -> None:
-    """The host side must not take bytes into a buffer whose contents it is sending."""
+    """The gateway must not receive into a buffer that it is sending."""
 
     def make(pdu: Pdu) -> list[Pdu]:
         header = bytearray(24)
@@ -382,7 +382,7 @@ async def test_26_capture_holds_no_plaintext_and_only_this_protocol(world: Attac
 
 
 async def test_7_equal_plaintext_never_makes_equal_ciphertext(world: Attacked) -> None:
-    """At one LBA twice, at two LBAs, in two sectors of one write."""
+    """The same data at one LBA twice, at two LBAs, and in two sectors of one write."""
     writes = Record(match=lambda pdu: pdu.kind == Kind.COMMAND and bool(pdu.entry), times=1 << 20)
     world.proxy.add(writes)
     async with world.queue() as queue:

@@ -1,7 +1,7 @@
-"""Reference tests 22 and 24: writes changed, moved, repeated, reordered or swallowed on their way.
+"""Reference tests 22 and 24: writes changed, moved, repeated, reordered or dropped in transit.
 
-Whatever happens on the wire, the sector afterwards is the one the host was told about, the target
-stores nothing it refused, and the refusal has its reason.
+Whatever happens on the wire, the sector afterwards is what the host was told, the target stores
+nothing that it refused, and the refusal has the right reason.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def flip(pdu: Pdu, bit: int) -> None:
 
 
 async def after_attack(world: Attacked, lba: int, blocks: int, *, is_new: bool) -> None:
-    """The host gets the version it was told about; without being told, one of the two."""
+    """Check that the host reads the acknowledged version; without one, either version."""
     found = await world.contents(lba, blocks)
     allowed = [pattern(lba, 2, blocks)]
     if not is_new:
@@ -57,7 +57,7 @@ async def after_attack(world: Attacked, lba: int, blocks: int, *, is_new: bool) 
 async def strike(
     world: Attacked, rule: Rule, *, blocks: int, reason: str, origin: str = "s"
 ) -> None:
-    """Write version 1 honestly, version 2 under attack; check what the host and others get."""
+    """Write version 1 unattacked, version 2 under attack; check what the host and others read."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1, blocks + 1))
         world.proxy.add(rule)
@@ -70,7 +70,7 @@ async def strike(
 
 @dataclass(frozen=True)
 class Change:
-    """One forged field of a write."""
+    """A forged field of a write."""
 
     change: Callable[[Pdu], object]
     reason: str
@@ -116,7 +116,7 @@ async def test_24_changed_write_command_is_refused(world: Attacked, name: str) -
 
 
 async def test_24_shortened_block_count_is_refused(world: Attacked) -> None:
-    """Two sectors of one capsule would fit no in-capsule write: the count alone is changed."""
+    """Only the block count changes, because a capsule can't hold two sectors."""
     rule = Rewrite(match=is_command(WRITE), change=put("blocks", lambda blocks: blocks - 1))
     await strike(world, rule, blocks=BY_R2T, reason="command.mac")
 
@@ -126,7 +126,7 @@ async def test_24_shortened_block_count_is_refused(world: Attacked) -> None:
 async def test_24_flipped_ciphertext_or_metadata_with_fitting_digest_is_refused(
     world: Attacked, place: str, blocks: int
 ) -> None:
-    """Digests, where negotiated, are computed anew by the proxy: they authenticate nothing."""
+    """The proxy recomputes negotiated digests: they authenticate nothing."""
     at = {"data": 100, "tag": 4096, "iv": 4112, "sector mac": 4124, "key epoch": 4140}
     byte = at.get(place, 4159) + (blocks - 1) * BLOCK
     rule = Rewrite(match=is_write_data, change=lambda pdu: flip(pdu, 8 * byte))
@@ -145,8 +145,8 @@ async def test_refused_ciphertext_never_reaches_the_store(world: Attacked) -> No
         world.proxy.add(forged)
         await attempt(queue.write(LBA + 1, pattern(LBA + 1, 2)))
         await world.refusal("sector.mac", origin="s")
-    # The last bytes before the flipped one: any stored copy of the forged sector has them, and an
-    # honest retry re-sends the same ciphertext, so the flipped byte itself is part of the search.
+    # The bytes up to the flipped one: any stored copy of the forged sector has them. An honest
+    # retry sends the same ciphertext, so the flipped byte has to be part of the search.
     good, bad = (bytes(each.copies[0].data) for each in (honest, forged))
     assert _native.find_pieces(world.store, [good[:32]]) != []
     assert _native.find_pieces(world.store, [bad[3990:4010]]) == []
@@ -223,7 +223,7 @@ async def test_24_sectors_of_one_write_exchanged_are_refused(world: Attacked) ->
 
 @pytest.mark.parametrize("opcode", [WRITE_ZEROES, DATASET, FLUSH, FLUSH_MILESTONE, WRITE])
 async def test_24_injected_command_is_refused(world: Attacked, opcode: int) -> None:
-    """Deallocate and write zeroes among them: the cheapest way to make data vanish."""
+    """This includes deallocate and write zeroes, the cheapest way to destroy data."""
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         (link,) = world.proxy.io_links()
@@ -249,7 +249,7 @@ async def test_24_dropped_write_with_forged_completion_is_not_believed(
 
 
 async def test_24_completion_of_another_write_is_not_believed(world: Attacked) -> None:
-    """The completion of the write before, with the command id of the one that was dropped."""
+    """The completion of the previous write, with the command id of the dropped one."""
     honest = Record(match=is_response(WRITE))
 
     def claim(pdu: Pdu) -> list[Pdu]:
@@ -280,7 +280,7 @@ async def test_24_changed_completion_is_not_believed(world: Attacked, change: st
 
 
 async def test_24_swallowed_flush_is_never_acknowledged(world: Attacked) -> None:
-    """Nothing comes back for it; the command behind it shows that one is missing."""
+    """It gets no answer; the next command reveals that one is missing."""
     rule = Drop(match=is_command(FLUSH_MILESTONE))
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
@@ -307,7 +307,7 @@ async def test_24_swallowed_flush_with_forged_completion_is_not_believed(
         world.proxy.add(rule)
         outcome = await attempt(queue.flush())
         await world.refusal("completion.mac", origin="g1")
-    # A flush that was acknowledged all the same was asked for again, and that one arrived.
+    # If a flush was acknowledged, it was sent again and arrived.
     assert not outcome.is_success or len(flushes.copies) > rule.made
 
 

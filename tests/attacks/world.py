@@ -1,7 +1,7 @@
-"""The world that is attacked: broker, target and up to four gateways as daemons, two tenants.
+"""The system under attack: broker, target and up to four gateways as daemons; two tenants.
 
-The proxy of each test lies on the data path of the volumes that the test attaches. The test plays
-the tenant's host, the network and, when it says so, the target's drive.
+Each test has a proxy on the data path of the volumes that it attaches. It plays the tenant's host,
+the network and, where stated, the target's drive.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TENANTS: Final = {"s": "t", "g1": "t", "g2": "t", "g3": "u", "g4": "u"}
 
 @dataclass
 class Cluster:
-    """Daemons that live for the whole run; gateways start when first asked for."""
+    """Daemons that run until the end; gateways start when first requested."""
 
     site: Site
     stack: contextlib.ExitStack
@@ -48,7 +48,7 @@ class Cluster:
         self.target = self._run(config)
 
     def gateway(self, name: str, *, control_address: str = "", hold_seconds: int = 60) -> Daemon:
-        """Start a gateway, unless it runs; `control_address` leads to the target in another way."""
+        """Start a gateway unless it runs; `control_address` overrides the address of the target."""
         running = self.gateways.get(name)
         if running is None or running.process.poll() is not None:
             control = control_address or self.target.addresses["target_control"]
@@ -63,7 +63,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def impatient_gateway(self, name: str, *, hold_seconds: int) -> Iterator[None]:
-        """Have a gateway hold commands no longer than that, inside the block."""
+        """Within the block, run a gateway that holds commands at most this long."""
         if name in self.gateways:
             self.kill_gateway(name)
         self.gateway(name, hold_seconds=hold_seconds)
@@ -73,22 +73,22 @@ class Cluster:
             self.kill_gateway(name)
 
     def kill_gateway(self, name: str) -> None:
-        """End a gateway as a power cut does."""
+        """Kill a gateway, as a power cut would."""
         process = self.gateways.pop(name).process
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def restart_broker(self) -> None:
-        """Kill the broker and start it again where it was, on the state it had."""
+        """Kill the broker and restart it at the same address, with its state."""
         self.broker = self._again(self.broker, "broker")
 
     def kill_target(self) -> None:
-        """End the target as a power cut of its process does."""
+        """Kill the target process."""
         self.target.process.send_signal(signal.SIGKILL)
         self.target.process.wait()
 
     def restart_target(self) -> None:
-        """Start a killed target again where it was."""
+        """Restart a killed target at the same address."""
         self.target = self._again(self.target, "s")
 
     def _again(self, old: Daemon, name: str) -> Daemon:
@@ -98,7 +98,7 @@ class Cluster:
 
     @property
     def data_address(self) -> tuple[str, int]:
-        """Where the target's NVMe/TCP listener is."""
+        """Address of the target's NVMe/TCP listener."""
         host, _, port = self.target.addresses["target"].rpartition(":")
         return host, int(port)
 
@@ -112,12 +112,12 @@ class Cluster:
             "s",
             self.site.enrolment("s", self.broker)
             + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
-            # As on a drive: block n lies at byte 4160·n.
+            # As on a drive, block n is at byte 4160·n.
             + 'store = "inline"\n',
         )
 
     def _run(self, config: Path) -> Daemon:
-        # Whoever kills a daemon answers for it; the others must end in order.
+        # A test that kills a daemon handles that itself; the others must exit cleanly.
         context = daemon(config)
         running = context.__enter__()
 
@@ -143,7 +143,7 @@ class Cluster:
 
 @dataclass
 class Attacked:
-    """One volume, attached through the proxy, with what gateway and target report of it."""
+    """A volume attached through the proxy, with the reports of gateway and target about it."""
 
     cluster: Cluster
     proxy: Proxy
@@ -159,13 +159,13 @@ class Attacked:
 
     @contextlib.asynccontextmanager
     async def queue(self, count: int = 1) -> AsyncIterator[RawQueue]:
-        """One I/O queue of the tenant's host."""
+        """Open an I/O queue of the tenant's host."""
         async with self.queues(count) as queues:
             yield queues[0]
 
     @contextlib.asynccontextmanager
     async def queues(self, count: int) -> AsyncIterator[list[RawQueue]]:
-        """Several I/O queues of one association of the tenant's host."""
+        """Open several I/O queues in one association of the tenant's host."""
         attachment = self.volume.attachment
         assert attachment is not None
         async with RawQueue.association(
@@ -176,7 +176,7 @@ class Attacked:
     async def refusal(
         self, *reasons: str, origin: str | None = None, lba: int | None = None
     ) -> VolumeEvent:
-        """Wait for a refusal with one of `reasons`; fails if none is reported in time."""
+        """Wait for a refusal with one of `reasons`; fail if none is reported in time."""
         return await self.event(
             lambda event: (
                 event.kind == "refused"
@@ -187,7 +187,7 @@ class Attacked:
         )
 
     async def event(self, matches: Callable[[VolumeEvent], bool]) -> VolumeEvent:
-        """Wait for such an event; earlier ones that nobody waited for count, too."""
+        """Wait for an event; earlier unconsumed ones count, too."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
@@ -200,13 +200,13 @@ class Attacked:
             raise AssertionError(f"not reported; reported were: {self.seen}") from None
 
     def drain(self) -> None:
-        """Forget what was reported until now."""
+        """Discard the reports so far."""
         self.seen.clear()
         while not self.events.empty():
             self.events.get_nowait()
 
     async def contents(self, lba: int, blocks: int = 1) -> bytes:
-        """Read on a queue of its own: what a host gets after the attack."""
+        """Read on a new queue, as a host would after the attack."""
         async with self.queue() as queue:
             return await queue.read(lba, blocks)
 
@@ -219,7 +219,7 @@ async def attacked(
     proxy: Proxy | None = None,
     volume: Volume | None = None,
 ) -> AsyncIterator[Attacked]:
-    """Attach a volume (a new one, unless given) through a proxy (the same)."""
+    """Attach a volume through a proxy; by default both are new."""
     async with contextlib.AsyncExitStack() as stack:
         if proxy is None:
             proxy = await stack.enter_async_context(Proxy(cluster.data_address).listening())
@@ -251,18 +251,18 @@ async def attacked(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a host's command ended: with an error (or a lost queue), or well."""
+    """Result of a host's command: success, an error or a lost queue."""
 
     error: CommandError | QueueLost | None
 
     @property
     def is_success(self) -> bool:
-        """Whether the host was told that it succeeded."""
+        """Whether the host was told of success."""
         return self.error is None
 
 
 async def attempt(command: Awaitable[object]) -> Outcome:
-    """Run a host's command that may fail."""
+    """Run a host's command that may fail; return its outcome."""
     try:
         await command
     except (CommandError, QueueLost) as error:
@@ -271,7 +271,7 @@ async def attempt(command: Awaitable[object]) -> Outcome:
 
 
 def pattern(lba: int, version: int, blocks: int = 1) -> bytes:
-    """Contents of a run of sectors in a version of them; no two sectors are alike."""
+    """Return the contents of a run of sectors in a version; no two sectors are equal."""
     return b"".join(
         f"sector {lba + index} version {version} ".encode().ljust(32, b".") * (SECTOR // 32)
         for index in range(blocks)

@@ -1,4 +1,4 @@
-"""The stores that every test of the contract runs on."""
+"""Fixtures: the stores that every contract test runs on."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +14,7 @@ from sealane.daemon.broker.store.sqlite import SqliteStore
 
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[Cluster]:
-    """One member that all tests share, each under a prefix of its own."""
+    """One etcd member shared by all tests, each with its own prefix."""
     with etcd_cluster() as cluster:
         yield cluster
 

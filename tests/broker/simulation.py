@@ -1,8 +1,8 @@
-"""Brokers, gateways and their store under kills: what every run must keep, and the run.
+"""Simulation of brokers, gateways and their store under kills, with the invariants of every run.
 
-`run(seed)` lets some brokers share a simulated etcd and grant leases to gateways over a network
-that loses and repeats messages, while brokers and gateways are killed at any point, also within
-their starts, and the store is put back now and then. The ledger sees every IV that a gateway uses.
+In `run(seed)`, brokers share a simulated etcd and grant leases to gateways over a network that
+loses and repeats messages. Brokers and gateways are killed at any point, even during their start,
+and the store is sometimes rolled back. The ledger records every IV that a gateway uses.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ Violation = AssertionError
 
 @dataclass
 class Ledger:
-    """Every IV used, every lease heard of, and every start: none of them twice."""
+    """Every IV used, every lease received and every start; none may occur twice."""
 
     used: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
     received: dict[LeaseName, "Held"] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Ledger:
 
 @dataclass
 class Held:
-    """A lease in a gateway's hands; `mark`: its first counter that is not used yet."""
+    """A lease held by a gateway; `mark` is its first unused counter."""
 
     name: LeaseName
     incarnation: bytes
@@ -88,7 +88,7 @@ class Held:
 
 @dataclass
 class Broker:
-    """A broker's machine: counters that stay, processes that come and go."""
+    """A broker's machine: persistent counters and successive processes."""
 
     instance: int
     starts: DurableCount = field(default_factory=DurableCount)
@@ -104,7 +104,7 @@ class Broker:
 
 
 class World:
-    """One run."""
+    """The state of one run."""
 
     def __init__(
         self, seed: int, *, brokers: int = 2, gateways: int = 3, expects_refusal: bool = True
@@ -128,9 +128,9 @@ class World:
     # Brokers
 
     async def broker_life(self, broker: Broker, process: Process) -> None:
-        """One process: start, serve, anchor; it ends by itself only if the store went back."""
+        """Run a process: start, serve, anchor; it ends on its own only after a rollback."""
         cluster = SimulatedCluster(self.etcd, process)
-        # A store that goes back while this one claims its place is noticed at the next head.
+        # A rollback while this broker takes over is noticed at the next head.
         must_refuse = self.is_behind(broker)
         registry: Registry | None = None
         try:
@@ -151,7 +151,7 @@ class World:
             broker.service = BrokerService(registry, instance, audit=MemoryAudit(), metrics=METRICS)
             await instance.keep_anchored(seconds=5)
         except UnavailableError:
-            pass  # the machine starts it again
+            pass  # The machine restarts it.
         except VerificationError as error:
             broker.refused = error.reason
         except Violation as error:
@@ -164,7 +164,7 @@ class World:
                 await registry.close()
 
     def is_behind(self, broker: Broker) -> bool:
-        """Whether the store was put back to before the head that this broker anchored last."""
+        """Return whether the store was rolled back to before this broker's last head."""
         to = self.put_back_to.get(broker.instance)
         return self.expects_refusal and to is not None and to < broker.heads.value
 
@@ -178,7 +178,7 @@ class World:
         process.spawn(self.broker_life(broker, process))
 
     async def keep_brokers(self) -> None:
-        """Start again what ended, unless it refused its store."""
+        """Restart brokers that ended, unless they refused their store."""
         while True:
             for broker in self.brokers:
                 if not broker.refused and (broker.process is None or not broker.process.alive):
@@ -190,7 +190,7 @@ class World:
     async def call(
         self, work: Callable[[BrokerService], Coroutine[Any, Any, Any]], *, first: int
     ) -> Any:
-        """Ask one broker after the other, as a gateway does; UnavailableError if none answers."""
+        """Call brokers in turn, as a gateway does; raise UnavailableError if none answers."""
         for i in range(2 * len(self.brokers)):
             broker = self.brokers[(first + i) % len(self.brokers)]
             with contextlib.suppress(UnavailableError):
@@ -209,7 +209,7 @@ class World:
             raise UnavailableError("call.lost", "request lost")
         handled = process.spawn(work(service))
         if fate == 1:
-            process.spawn(work(service))  # the network repeats it
+            process.spawn(work(service))  # repeated by the network
         await asyncio.wait([handled], timeout=10)
         if not handled.done() or handled.cancelled() or fate == 2:
             await asyncio.sleep(0.5)
@@ -283,7 +283,7 @@ class World:
         )
         if put_backs == self.kills["put back"]:
             self.ledger.received[held.name] = held
-        # Else it may have been entered in books that are no more.
+        # After a rollback, the broker's record of this lease may be lost.
         self.grants += 1
         self.last_grant = asyncio.get_running_loop().time()
         return held
@@ -319,7 +319,7 @@ class World:
     # The run
 
     async def run(self, *, kills: int, put_backs: int) -> None:
-        """Kill that many times, then look at the books and see that the service resumes."""
+        """Kill that many times, then check the records and that the service resumes."""
         keeper = Process("keeper")
         keeper.spawn(self.keep_brokers())
         await self._first_volume()
@@ -341,7 +341,7 @@ class World:
         self._check_books(since_put_back=bool(put_backs))
         for process in self.gateways.values():
             process.kill()
-        await asyncio.sleep(RESUME_SECONDS)  # what is on its way comes to its end
+        await asyncio.sleep(RESUME_SECONDS)  # let operations in flight end
         self._raise()
         self._check_arenas()
         for process in [keeper, *(b.process for b in self.brokers)]:
@@ -352,9 +352,9 @@ class World:
                 await broker.service.close()
 
     async def attack_a_record(self, *, kills: int, running: bool) -> str:
-        """Kill that many times, then change one record as no broker does; return what was done.
+        """Kill that many times, then change a record without a broker's key; return the change.
 
-        Every broker must refuse: none may return what the adversary put there, and none may start.
+        Every broker must refuse: none may return the adversary's value, and none may start.
         """
         keeper = Process("keeper")
         keeper.spawn(self.keep_brokers())
@@ -370,7 +370,7 @@ class World:
             for broker in self.brokers:
                 if broker.process is not None:
                     broker.process.kill()
-            await asyncio.sleep(RESUME_SECONDS)  # what is on its way comes to its end
+            await asyncio.sleep(RESUME_SECONDS)  # let operations in flight end
         key, value, what = self._changed_record()
         self.etcd.put_entry(key, value)
         name = key.decode().removeprefix("/s/data/")
@@ -395,7 +395,7 @@ class World:
         return what
 
     def _changed_record(self) -> tuple[bytes, bytes | None, str]:
-        """Choose a record and what an adversary can make of it: brokers' own bytes, or nothing."""
+        """Choose a record and an adversary's replacement: bytes written by brokers, or nothing."""
         data = [e for e in self.etcd.history if e.kv.key.startswith(b"/s/data/")]
         present = self.etcd.entries
         older = [
@@ -416,7 +416,7 @@ class World:
         return entry.key, entry.value, "older version"
 
     async def _probe(self, broker: Broker, name: str, value: bytes | None) -> None:
-        """Read the record at a broker at once: it must not get what the adversary put there."""
+        """Read the record at a broker; it must not return the adversary's value."""
         assert broker.store is not None
         with contextlib.suppress(VerificationError, UnavailableError, UsageError):
             entry = await broker.store.get(name)
@@ -469,10 +469,10 @@ class World:
         ).authority.signing_key.public_key()
 
     async def _put_back(self, saved: Saved) -> None:
-        """Put the store back; a broker that anchored since must refuse, and gets a successor.
+        """Roll the store back; a broker that anchored since must refuse, and gets a successor.
 
-        One that has seen the store's revision go back, or has written a start or a head since and
-        not counted a head yet, may do so.
+        A broker may refuse as well if it saw the store's revision decrease, or wrote a start or a
+        head since without counting a head.
         """
         present = self.etcd.save()
         self.etcd.put_back(saved)
@@ -499,7 +499,7 @@ class World:
             self._succeed(broker)
 
     def _succeed(self, broker: Broker) -> None:
-        """Do what the operator does: another instance number with counters never used."""
+        """Act as the operator: use another instance number with unused counters."""
         broker.instance = max(b.instance for b in self.brokers) + 1
         broker.starts, broker.heads, broker.refused = DurableCount(), DurableCount(), ""
 
@@ -526,7 +526,7 @@ class World:
                 raise Violation(f"broker {broker.instance} refuses for nothing: {broker.refused}")
 
     def _check_books(self, *, since_put_back: bool) -> None:
-        """Every lease is in use, returned or burned, and the books know each."""
+        """Check that every lease is recorded, as in use, returned or burned."""
         books = self._books()
         living = {process.name for process in self.gateways.values()}
         assert len(living) == self.gateway_count
@@ -552,9 +552,9 @@ class World:
                 raise Violation(f"lease {name}: more came back than was granted")
 
     def _check_arenas(self) -> None:
-        """The counters of every living arena are free, or the books or the arena know whose.
+        """Check that every counter of a live arena is free or has a known holder.
 
-        The run has one volume. What came back stays spent.
+        The run has one volume. Returned counters stay spent.
         """
         for broker in self.brokers:
             if broker.serving is None:
@@ -563,7 +563,7 @@ class World:
             named = (arena.broker_instance, arena.start_epoch)
             books = {name[2]: r for name, r in self._books().items() if name[:2] == named}
             spent = sum(record.counters for record in books.values())
-            # Taken out of the arena for a grant that never came about: nobody has them.
+            # Taken from the arena for a grant that failed: nobody holds them.
             spent += sum(h.lease.count for i, h in arena._held.items() if i not in books)
             if (
                 arena.counters_free(uuid.UUID(self.volume_id)) + spent
@@ -581,7 +581,7 @@ class World:
 
 
 def _written(saved: Saved, instance: int) -> list[bytes]:
-    """Return the broker's own records in a saved store: its last start and its last head."""
+    """Return the broker's last start and last head in a saved store."""
     keys = (f"/s/data/{kind}/{instance_name(instance)}" for kind in ("instances", "heads"))
     return [saved[1][key.encode()].value for key in keys if key.encode() in saved[1]]
 
@@ -593,7 +593,7 @@ def _head(saved: Saved, instance: int) -> int:
 
 
 def attack_a_record(seed: int, *, kills: int, running: bool, brokers: int = 2) -> str:
-    """Run one world to a change of one record by somebody who is no broker; see `World`."""
+    """Run one world up to an adversary's change of a record; see `World`."""
     before = random.getstate()
     random.seed(seed)
     world = World(seed, brokers=brokers)
@@ -607,7 +607,7 @@ def attack_a_record(seed: int, *, kills: int, running: bool, brokers: int = 2) -
 def run(
     seed: int, *, kills: int, put_backs: int = 0, brokers: int = 2, expects_refusal: bool = True
 ) -> World:
-    """Run one world to its end; the same seed gives the same run."""
+    """Run one world to its end; deterministic for a given seed."""
     draw = random.Random(seed)
     before = random.getstate()
     random.seed(seed)

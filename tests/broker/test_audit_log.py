@@ -1,4 +1,4 @@
-"""The audit file: durable before it is acknowledged, repaired only where nothing was."""
+"""The audit file: durable before acknowledgement; repaired only where nothing was acknowledged."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 
 
 class Keeper:
-    """Keeps a head beside the log; what it says, an adversary of the log can't change."""
+    """Keeps a head outside the log, where an adversary of the log can't change it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -163,7 +163,7 @@ async def test_log_that_cannot_be_written_refuses_everything(
         with pytest.raises(UnavailableError) as caught:
             await log.record("k", subject="s", outcome="done")
         assert caught.value.reason == "audit.unwritable"
-        # Space that comes back doesn't tell what the file holds.
+        # Even with space available again, the file's contents are unknown.
         monkeypatch.undo()
     await log.close()
 

@@ -1,4 +1,4 @@
-"""The broker's service: tenants apart, keys for whom they are, leases once."""
+"""The broker's service: isolated tenants, sealed keys, leases granted once."""
 
 import dataclasses
 import datetime as dt
@@ -190,7 +190,7 @@ async def test_a_return_is_believed_from_the_holder_only_and_frees_no_counter(
         with pytest.raises((LeaseError, VerificationError)) as caught:
             await give_back(**arguments)  # type: ignore[arg-type]
         assert caught.value.reason == reason
-        # Neither the books nor the answers that are kept for retries know of it.
+        # Neither the lease records nor the answers kept for retries have changed.
         (entry,), _ = await books.page(limit=10)
         assert entry.record.touched is None
         again = await broker.leases.grant(
@@ -200,7 +200,7 @@ async def test_a_return_is_believed_from_the_holder_only_and_frees_no_counter(
     assert await give_back() == LEASE_COUNTERS
     with pytest.raises(LeaseError):
         await give_back()
-    # What came back is granted to nobody, not even to a late retry of the same request.
+    # Returned counters are never granted again, not even to a late retry of the same request.
     await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=bytes(15) + b"s"
     )
@@ -353,7 +353,7 @@ async def test_volume_on_a_third_party_is_its_gateways_alone_in_every_mode(
 
 
 async def _resized(broker: BrokerService, volume_id: str, size: int) -> tuple[int, int]:
-    """Begin and finish a growth; the sectors that target and gateways are told of."""
+    """Begin and finish a resize; return the sector counts seen by target and gateways."""
     begun = await broker.begin_resize(GATEWAY, volume_id, size_bytes=size)
     finished = await broker.finish_resize(GATEWAY, volume_id, size_bytes=size)
     told = [broker_pb2.VolumeDescriptor.FromString(s.descriptor) for s in (begun, finished)]

@@ -1,4 +1,4 @@
-"""Honest health: a broker whose store fails says so at once, ends, and serves after a restart."""
+"""Broker health: if its store fails, it reports so at once, stops, and serves after a restart."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def site() -> Iterator[Site]:
 
 
 def _apply_policies(site: Site, broker: Daemon, count: int) -> int:
-    """Put so many policies into force, each a commit; return how many were."""
+    """Apply `count` policies, a commit each; return how many succeeded."""
     for applied in range(count):
         path = site.write_policy({"g": ["gateway"]})
         if sealanectl("--socket", broker.socket, "policy", "apply", path).returncode:
@@ -47,14 +47,14 @@ def test_broker_whose_disk_is_full_says_so_ends_and_serves_once_there_is_room(si
             request = health_pb2.HealthCheckRequest(service="")
             watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=PATIENCE_SECONDS)
             assert next(watch).status == SERVING
-            # No file may grow beyond what the store's log has by now: as on a full disk.
+            # Limit file sizes to the current size of the store's log, as on a full disk.
             size = (site.root / "broker" / "broker.sqlite-wal").stat().st_size
             resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (size, size))
             assert _apply_policies(site, broker, 20) < 20
             seen = []
             with contextlib.suppress(grpc.RpcError):
                 for answer in watch:
-                    seen.append(answer.status)  # noqa: PERF401 - the stream ends by an error
+                    seen.append(answer.status)  # noqa: PERF401 - the stream ends with an error
         assert seen[:1] == [NOT_SERVING]
         assert broker.process.wait(PATIENCE_SECONDS) == EXIT_UNAVAILABLE
         assert "broker.store.outcome_unknown" in broker.log.read_text()
@@ -63,7 +63,7 @@ def test_broker_whose_disk_is_full_says_so_ends_and_serves_once_there_is_room(si
 
 
 class Silent(SqliteStore):
-    """A store that doesn't answer while it is told so."""
+    """A store that doesn't answer while `is_silent`."""
 
     is_silent = False
 

@@ -1,4 +1,4 @@
-"""Records that somebody changed who is no broker: noticed at each use, on both stores."""
+"""Records changed by an adversary: detected at each use, on both stores."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ Opener = Callable[[], Awaitable[CheckedStore]]
 
 
 async def change(store: Store, key: str, value: bytes | None) -> None:
-    """Change a record as somebody does who can write to the store and has no key."""
+    """Change a record as an adversary with write access but no key."""
     if not isinstance(store, SqliteStore):
         await store.commit(puts={} if value is None else {key: value}, deletes=[key] * (not value))
         return
 
     def write(db: sqlite3.Connection) -> None:
-        # Behind the store's back: no revision changes, and no watch hears of it.
+        # Bypass the store: no revision changes, and no watch is notified.
         db.execute("DELETE FROM entries WHERE key = ?", (key,))
         if value is not None:
             db.execute("INSERT INTO entries VALUES (?, ?, 1)", (key, value))
@@ -90,7 +90,7 @@ async def test_rivals_lose_no_commit_and_agree(opened: Opener) -> None:
 
     async def count(store: CheckedStore, which: int) -> None:
         for _ in range(20):
-            # Nothing but the state stands between these.
+            # These commits conflict only on the state record.
             assert await store.commit(puts={f"mine{which}": b"x"}) is not None
             while True:
                 entry = await store.get("a")
@@ -154,7 +154,7 @@ async def test_changed_record_is_noticed_at_its_use(
         "open": opened,
     }
     if key == STATE_KEY and use in {"get", "range"}:
-        # No record hangs on it: the watch, the next commit or inspection notices.
+        # No record depends on it: the watch, the next commit or an inspection notices.
         use = "inspect"
     text = await rolled_back(uses[use]())
     if use in {"get", "range"}:
@@ -195,7 +195,7 @@ async def test_state_of_another_history_is_refused(opened: Opener, store: Store)
     older = await store.get(STATE_KEY)
     assert older is not None
     await broker.commit(puts={"a": b"1"})
-    # Records and state of before, put back together by somebody who writes.
+    # An adversary restores older records together with the older state.
     await store.commit(puts={"a": b"0", STATE_KEY: older.value})
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert (await broker.failed()).reason == "broker.store.rolled_back"
@@ -215,7 +215,7 @@ def test_states_of_two_histories_differ_for_good() -> None:
 
 
 class Forgetful(SqliteStore):
-    """A store that makes a commit and doesn't say so."""
+    """A store that commits but loses the answer."""
 
     loses = False
 

@@ -1,4 +1,4 @@
-"""The directory of collateral: loaded, reloaded, and never older than what was in use."""
+"""The collateral directory: loading, reloading, and refusal of older collateral."""
 
 import dataclasses
 import datetime as dt
@@ -130,7 +130,7 @@ async def test_marks_that_another_broker_raises_in_between_are_read_again(
     monkeypatch.setattr(registry, "commit", overtaken)
     path.write_bytes(vendor.collateral(number=5))
     await first.load(now=NOW)
-    # It lost the race, and what it had read is older than what the other one brought.
+    # It lost the race with older collateral than the other broker's.
     assert not first.current().revocation_lists
     stored = await registry.collateral.get("marks")
     assert stored is not None

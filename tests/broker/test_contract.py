@@ -1,4 +1,4 @@
-"""What every store promises (sealane.daemon.broker.store.contract), on each of them."""
+"""The contract of stores (sealane.daemon.broker.store.contract), tested on each store."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ async def put(store: Store, key: str, value: bytes) -> int:
 
 
 async def collect(watch: AsyncIterator[tuple[Change, ...]], until: int) -> list[tuple[Change, ...]]:
-    """Take commits from a watch up to the one of revision `until`."""
+    """Collect commits from a watch up to revision `until`."""
     commits = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for commit in watch:

@@ -1,4 +1,4 @@
-"""Any list of what processes and operators do to one device, against a naive model of it."""
+"""Random sequences of actions on a device, checked against a simple model."""
 
 import asyncio
 import datetime as dt
@@ -37,7 +37,7 @@ actions = st.one_of(
 
 @dataclass
 class Model:
-    """One owner, one opening that counts, one that may still be ending, one record."""
+    """One owner, the current opening, an earlier one that may still be ending, and one record."""
 
     owner: str | None = None
     holder: tuple[Subject, int] | None = None
@@ -71,11 +71,11 @@ class Model:
         return "" if self.holder == mine else "device.fenced"
 
     def drop(self) -> None:
-        """The record goes, and its number stays taken."""
+        """Remove the record; its number stays used."""
         self.number, self.floor = 0, max(self.floor, self.number)
 
     def end(self, now: dt.datetime) -> None:
-        """The opening that counts, if any, is given time to end."""
+        """Let the current opening, if any, end."""
         if self.holder is not None:
             self.ending, self.until = self.holder, now + FENCE
         self.holder = None
@@ -90,7 +90,7 @@ async def _said(call: object) -> str:
 
 
 class Run:
-    """Does each action to the broker and to the model, and compares what both say."""
+    """Applies each action to the broker and to the model, and compares the results."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -109,7 +109,7 @@ class Run:
 
         assert await _said(call()) == expected
         if not expected:
-            # No epoch comes twice, and the newest is the greatest.
+            # Epochs are unique and increase.
             assert not self.granted or epochs[0] > max(self.granted)
             self.granted += epochs
             if not model.is_initialised:
@@ -119,7 +119,7 @@ class Run:
             model.holder, model.ending, model.until = (caller, epochs[0]), None, None
 
     async def advance(self, caller: Subject, stale: int, is_old: bool) -> None:
-        """Also by a thief, to whom any number will do: `is_old` takes one that was there."""
+        """Advance, also as a thief with any number; `is_old` chooses an earlier one."""
         model = self.model
         epoch = model.epochs.get(caller.incarnation, 0)
         start = max(model.number - stale, 0)
@@ -143,7 +143,7 @@ class Run:
             model.drop()
 
     async def advance_late(self, caller: Subject) -> None:
-        """Under an opening that came before the process's last one."""
+        """Advance under an opening before the process's last one."""
         expected = self.model.held(caller)
         expected = "device.fenced" if expected in {"", "device.moved"} else expected
         epoch = self.model.epochs.get(caller.incarnation, 1) - 1
@@ -197,7 +197,7 @@ class Run:
         self.world.now += dt.timedelta(seconds=seconds)
 
     async def look(self) -> None:
-        """What brokers keep is what the model has."""
+        """Compare the broker's records with the model."""
         if self.model.owner is not None:
             entry, records, _ = await self.world.books.details(self.world.device_id)
             assert entry.owner == self.model.owner
@@ -209,7 +209,7 @@ class Run:
 
 
 async def _run(world: World, script: list[tuple[object, ...]]) -> None:
-    # Another device each time, of one broker: starting one takes longer than a script.
+    # A new device each time at the same broker: starting a broker takes longer than a script.
     run = Run(replace(world, device_id=uuid.uuid4()))
     for name, *arguments in script:
         await getattr(run, str(name))(*arguments)

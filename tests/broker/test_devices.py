@@ -1,4 +1,4 @@
-"""Devices at the broker, on every store: who may open, change and take over which."""
+"""Devices at the broker, on every store: permission to open, change and take over."""
 
 import asyncio
 import datetime as dt
@@ -45,7 +45,7 @@ BLOB = hashlib.sha256(b"list").digest()
 
 @dataclass
 class World:
-    """The devices of one broker, its books, and a clock."""
+    """The devices of a broker, its records and a clock."""
 
     registry: Registry
     init: DeviceInit = "first-come"
@@ -95,7 +95,7 @@ class World:
         )
 
     async def initialised(self, caller: Subject = S, *, anchor: str = "broker") -> int:
-        """Open D for the first time, anchor its list, confirm; returns the fencing epoch."""
+        """Open D for the first time, anchor its list, confirm; return the fencing epoch."""
         state = await self.open(caller, anchor=anchor)
         assert state.is_initial
         if anchor == "broker":
@@ -168,7 +168,7 @@ async def test_secret_is_the_devices_own_and_opens_for_its_owner_only(world: Wor
     assert len(first) == 32
     assert await secret(D) == first
     assert await secret(uuid.UUID(int=14)) != first
-    # The state beside it is signed with it.
+    # The signature covers the state as well.
     await refused(VerificationError, "secret.signature", secret(D, spoiled=True))
     stored = await world.registry.devices.get(str(D))
     assert stored is not None
@@ -180,13 +180,13 @@ async def test_newest_opening_fences_those_before(world: World) -> None:
     second = (await world.open(S_AGAIN)).fencing_epoch
     assert second > first
     await refused(VerificationError, "device.fenced", world.advance(first, change(1, 2)))
-    # Nor under the newer epoch: it is another process's.
+    # Nor under the newer epoch, which belongs to another process.
     await refused(VerificationError, "device.fenced", world.advance(second, change(1, 2)))
     for call in (world.devices.check, world.devices.confirm):
         await refused(VerificationError, "device.fenced", call(S, device_id=D, fencing_epoch=first))
     await world.advance(second, change(1, 2), caller=S_AGAIN)
     await world.devices.check(S_AGAIN, device_id=D, fencing_epoch=second)
-    # A late word of the fenced one closes nothing.
+    # A late close by the fenced process has no effect.
     await world.devices.close(S, device_id=D, fencing_epoch=first)
     await world.devices.check(S_AGAIN, device_id=D, fencing_epoch=second)
     await world.devices.close(S_AGAIN, device_id=D, fencing_epoch=second)
@@ -218,7 +218,7 @@ async def test_known_device_without_a_matching_anchor_is_refused(world: World) -
         await refused(VerificationError, "device.anchor.mismatch", world.open(found=found))
     for anchor in ("file", "tpm2", "none"):
         await refused(VerificationError, "device.anchor.mismatch", world.open(anchor=anchor))
-    # A refused opening fences nobody.
+    # A refused opening fences no process.
     await world.advance(epoch, change(1, 2, b"newer"))
     state = await world.open(found=(BLOB, b"newer"))
     assert not state.is_initial
@@ -231,7 +231,7 @@ async def test_device_that_was_never_confirmed_is_believed_again(world: World) -
     assert await world.state() == "new"
     state = await world.open(S_AGAIN, found=())
     assert state.is_initial
-    # What the opening before had anchored is gone, and its numbers with it.
+    # The records of the previous opening are gone, and their numbers stay used.
     assert (len(state.records), state.floor) == (0, 1)
     again = world.advance(state.fencing_epoch, change(0, 1), caller=S_AGAIN)
     await refused(UsageError, "anchor.order", again)
@@ -249,11 +249,11 @@ async def test_numbers_of_records_that_are_gone_stay_taken(world: World) -> None
         for number in (1, 7):
             again = change(0, number, b"old", name=name)
             await refused(UsageError, "anchor.order", world.advance(epoch, again))
-    # What is there already grows as it did.
+    # Existing records advance as before.
     await world.advance(epoch, change(1, 2, b"two"), change(0, 8, b"new", name=mine))
     state = await world.open(S_AGAIN, found=(b"two",))
     assert (state.floor, {r.name: r.number for r in state.records}) == (7, {CATALOGUE: 2, mine: 8})
-    # Believing what is found takes the records away, and no number back.
+    # Accepting the found state removes the records but frees no number.
     await world.books.believe_anew(D)
     state = await world.open(S_AGAIN, found=())
     assert (state.floor, len(state.records)) == (8, 0)
@@ -342,7 +342,7 @@ async def test_volumes_go_to_the_device_that_their_target_serves_now(world: Worl
     await world.initialised()
     assert (await world.volume()).device_id == D
     assert (await world.volume("o")).device_id is None
-    # A process that has not opened anything, as one whose volumes are in memory.
+    # A process without open devices, as if its volumes were in memory.
     await world.attest(S_AGAIN)
     assert (await world.volume()).device_id is None
 
@@ -361,7 +361,7 @@ async def test_unknown_device_waits_for_an_operator(world: World, how: str) -> N
         await world.books.authorize_next("s")
         await refused(VerificationError, "device.init.refused", world.open(OTHER))
     assert (await world.open()).is_initial
-    # One authorization lets one device in.
+    # One authorization admits one device.
     await refused(VerificationError, "device.init.refused", world.open(S, uuid.UUID(int=2)))
     assert [r["kind"] for r in world.audit.records] == ["device.init", "device.open"]
 
@@ -394,7 +394,7 @@ async def test_move_takes_volumes_along_and_waits_for_the_old_owner(world: World
     assert (moved.target_node, moved.device_id) == ("o", D)
     assert (await world.volume()).device_id is None
     assert len(world.covered) == 2
-    # Until the old owner must have stopped, or says that it has.
+    # Until the old owner must have stopped or reports that it has.
     world.now += FENCE - dt.timedelta(seconds=1)
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     await world.books.move(D, "o", unseen=True)

@@ -1,4 +1,4 @@
-"""The etcd store beyond the contract: lost answers, fencing, fail-over, roll-back, TLS."""
+"""The etcd store beyond the contract: lost answers, fencing, failover, rollback, TLS."""
 
 import asyncio
 import dataclasses
@@ -47,15 +47,15 @@ def lost() -> grpc.aio.AioRpcError:
 
 
 def intercept(store: EtcdStore, wrap: Callable[[Call], Call]) -> None:
-    """Put `wrap` around the transactions that the store sends."""
+    """Wrap the transactions that the store sends."""
     members = store._cluster._members
     members[:] = [dataclasses.replace(m, txn=wrap(m.txn)) for m in members]
 
 
 class Faults:
-    """Loses the first transactions: "request" is never executed, "answer" is, "late" is later.
+    """Loses the first transactions: "request" isn't executed, "answer" is, "late" is, but later.
 
-    "held" is as "late", and its loss isn't noticed before `noticed` is set.
+    "held" is like "late", but the loss isn't noticed until `noticed` is set.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -109,7 +109,7 @@ async def test_commit_whose_answer_is_lost_is_executed_exactly_once(
     assert revision is not None
     assert await store.get("a") == dataclasses.replace(entry, value=b"after", revision=revision)
     for late in faults.late:
-        # What was on its way must not be executed any more, whoever changed the key since.
+        # A delayed transaction must fail, whoever changed the key since.
         assert not (await late()).succeeded
     assert await store.commit(puts={"b": b""}) is not None
 
@@ -256,7 +256,7 @@ async def test_cluster_that_lost_a_member_goes_on_and_watches_miss_nothing() -> 
                 for i in range(10):
                     wanted.append(f"k/{round_}/{i}")
                     assert await store.commit(puts={wanted[-1]: b""}) is not None
-                # The one that calls go to, and another time its leader.
+                # Alternately the member that calls go to, and its leader.
                 victim = next(
                     m for m in cluster.members if m.client == store._cluster.member.endpoint
                 )
@@ -288,14 +288,14 @@ async def test_put_back_cluster_is_refused_by_who_was_connected() -> None:
             with pytest.raises(VerificationError) as caught:
                 await store.get("a")
             assert caught.value.reason == "broker.store.rolled_back"
-            # It stays refused, also once the cluster has caught up.
+            # It stays refused even after the cluster has caught up.
             with pytest.raises(VerificationError):
                 await store.commit(puts={"a": b"3"})
             await store.close()
 
 
 async def test_cluster_without_our_slots_is_refused(etcd: Cluster) -> None:
-    """As after a restore to before this broker first came: nothing of its slots is there."""
+    """As after a restore to before this broker's first start: its slots are missing."""
     prefix = f"/{uuid.uuid4()}/"
     store = await opened(etcd, prefix=prefix)
     other = await opened(etcd, prefix=prefix, writer="another")
@@ -362,8 +362,9 @@ async def test_put_back_cluster_that_others_drove_on_is_refused_at_the_next_comm
             await other.commit(puts={"b": b"%d" % i})
         entry = await ours.get("a")
         assert entry is not None
-        assert entry.value == b"1"  # a read can't tell: the revision is beyond what we knew
-        # At the latest when it takes a slot that it had changed since.
+        # A read can't detect it: the revision is newer than the last known one.
+        assert entry.value == b"1"
+        # Detected at the latest when it uses a slot that it had changed since.
         with pytest.raises((UnavailableError, VerificationError)) as caught:
             await asyncio.gather(*(ours.commit(puts={"a": b"3"}) for _ in range(module.SLOTS)))
         assert caught.value.reason == "broker.store.rolled_back"
@@ -401,7 +402,7 @@ async def test_brokers_of_one_cluster_each_notice_that_it_was_put_back() -> None
                 await start(cluster, which)
             assert caught.value.reason == "broker.store.rolled_back"
         assert {i: starts.value for i, (starts, _) in counters.items()} == served
-        # A broker that knows nothing of it is not stopped; it grants under its own instance.
+        # A broker that can't detect it goes on, and grants under its own instance.
         counters[3] = (Count(), Count())
         await (await start(cluster, 3)).close()
 

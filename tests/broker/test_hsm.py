@@ -1,4 +1,4 @@
-"""The key encryption key in a token: SoftHSM, started from nothing by each test."""
+"""The key encryption key in a token: each test initialises SoftHSM from scratch."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # SoftHSM reads its configuration once in the life of a process.
+    # SoftHSM reads its configuration once per process.
     directory = tmp_path_factory.mktemp("softhsm")
     (directory / "tokens").mkdir()
     configuration = directory / "softhsm2.conf"

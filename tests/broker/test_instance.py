@@ -1,4 +1,4 @@
-"""Start epochs and heads: no arena twice; a store that went back is refused by who can tell."""
+"""Start epochs and heads: no arena is reused, and a detected rollback is refused."""
 
 import asyncio
 from pathlib import Path
@@ -15,14 +15,14 @@ from sealane.errors import Error, LeaseError, UnavailableError, VerificationErro
 
 
 class Disk:
-    """A store's file, and what an adversary does with copies of it."""
+    """A store's file and an adversary's copies of it."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "b.sqlite"
         self.starts, self.heads = Count(), Count()
 
     async def start(self, *, node: str = "b", instance: int = 3, commits: int = 0) -> Instance:
-        """Start a broker, commit something, stop."""
+        """Start a broker, make a commit, stop."""
         store = SqliteStore(self.path)
         try:
             _, started, registry = await start_broker(
@@ -36,7 +36,7 @@ class Disk:
             await store.close()
 
     async def refused(self, **arguments: object) -> str:
-        """Start a broker that must refuse; returns why."""
+        """Start a broker that must refuse; return the reason."""
         with pytest.raises(Error) as caught:
             await self.start(**arguments)  # type: ignore[arg-type]
         return caught.value.reason
@@ -86,7 +86,7 @@ async def test_store_put_back_within_one_start_is_refused(disk: Disk) -> None:
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
     await store.query("PRAGMA wal_checkpoint(TRUNCATE)")
     snapshot = disk.path.read_bytes()
-    # The same start goes on: what it anchors must not be undone.
+    # The same start goes on and anchors a head, which must not be rolled back.
     await registry.tenant_key("t")
     await instance.inspect()
     await registry.close()
@@ -152,7 +152,7 @@ async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
     await instance.inspect()
     head = await registry.heads.get("00003")
     assert head is not None
-    # A store put back while the broker runs has the broker's older head, or none.
+    # A store rolled back while the broker runs has an older head of it, or none.
     await registry.commit(puts=registry.heads.sealed("00003", head.record))
     for call in (instance.inspect(), instance.anchor(), instance.cover(await store.revision())):
         with pytest.raises(VerificationError) as caught:
@@ -174,7 +174,7 @@ async def test_head_follows_commits_and_nothing_else(disk: Disk) -> None:
     await registry.tenant_key("t")
     await instance.inspect()
     assert disk.heads.value == counted + 1
-    # Many that wait for their commit to be covered share a head.
+    # Concurrent callers that wait for a commit to be covered share a head.
     revision = await registry.commit(puts={"x": b""})
     assert revision is not None
     await asyncio.gather(*(instance.cover(revision) for _ in range(10)))
@@ -228,7 +228,7 @@ async def _head(registry: Registry) -> object:
 
 
 async def test_lost_counter_is_refused_or_repeats_nothing(disk: Disk) -> None:
-    # One behind could be a crash: then the epoch of the store is skipped, served or not.
+    # A counter one behind may be due to a crash: the store's epoch is skipped, served or not.
     await disk.start()
     disk.starts = Count()
     assert (await disk.start()).arena.start_epoch == 2

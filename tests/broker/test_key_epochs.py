@@ -1,4 +1,4 @@
-"""Key epochs at the broker: who begins one, who gets which key, and when a key is used up."""
+"""Key epochs at the broker: rotation, access to keys, and exhausted keys."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ async def lease(broker: BrokerService, volume_id: str, key_epoch: int) -> Signed
 
 
 async def change(broker: BrokerService, volume_id: str, **values: int) -> None:
-    """Put a volume's record into a state that takes petabytes to reach."""
+    """Set a volume's record to a state that would take petabytes of writes to reach."""
     stored = await broker.registry.volume(uuid.UUID(volume_id))
     after = stored.record.model_copy(update=values)
     VolumeRecord.model_validate(after.model_dump())
@@ -117,11 +117,11 @@ async def test_a_lost_holder_costs_the_volumes_it_can_seal_for_their_epoch(
     await key(broker, unheld, 1)
     await broker.unregister_volume(GATEWAY, gone)
     for _ in range(2):
-        # Again: a key that is not the newest any more costs nothing.
+        # Again: keys that aren't the newest aren't rotated.
         await broker.rotate_keys_of(OTHER.spiffe_id)
     epochs = [(await descriptor(broker, v)).key_epoch for v in (held, older, unheld)]
     assert epochs == [2, 2, 1]
-    # The one that kept its trust goes over, and the other one's old key opens nothing new.
+    # The trusted gateway gets the new key; the other one's old key opens no new data.
     assert await key(broker, held, 2) != await key(broker, held, 1)
 
 

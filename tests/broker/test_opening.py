@@ -1,4 +1,4 @@
-"""A broker from its configuration: what is anchored when it stops."""
+"""A broker opened from its configuration: the state anchored when it stops."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A policy that one broker applies is in force at the others before a second has passed."""
+"""A policy applied at one broker is in force at the others within a second."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from sealane.errors import UnavailableError
 
 
 class Broker:
-    """The policy keeper of one broker, and when it last heard of a change."""
+    """The policy keeper of a broker, and the changes that it noticed."""
 
     def __init__(self, registry: Registry) -> None:
         self.heard: asyncio.Queue[int] = asyncio.Queue()
@@ -49,7 +49,7 @@ class Broker:
 
 @pytest.fixture
 async def other_client(store: Store, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """The store as a second broker has it; SQLite has one process."""
+    """The store as opened by a second broker; SQLite supports only one process."""
     if not isinstance(store, EtcdStore):
         yield store
         return
@@ -64,7 +64,7 @@ async def other_client(store: Store, request: pytest.FixtureRequest) -> AsyncIte
 async def test_other_brokers_hear_of_a_policy_without_looking(
     store: Store, other_client: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Who looks now and then hears of nothing while this test runs.
+    # Disable periodic checks for the duration of this test.
     monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 3600)
     first, second = await Broker.on(store), await Broker.on(other_client)
     await first.apply(1)
@@ -95,13 +95,13 @@ async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
 
 @in_virtual_time
 async def test_a_policy_is_in_force_at_other_brokers_within_a_second(tmp_path: Path) -> None:
-    # Only what the product waits for takes time here, and each of the store's steps up to 2 ms.
+    # Time passes only in waits of the product, and in store operations, up to 2 ms each.
     store = SqliteStore(tmp_path / "b.sqlite")
     loop = asyncio.get_running_loop()
     first, second = await Broker.on(store), await Broker.on(store)
     async with second.following():
         for version in range(1, 21):
-            # At any moment between two looks.
+            # At various moments between two checks.
             await asyncio.sleep(0.37)
             await first.apply(version)
             applied = loop.time()

@@ -1,4 +1,4 @@
-"""The registry on every store: who loses a race reads again; nothing is granted on old news."""
+"""The registry on every store: a lost race is retried on fresh data; nothing stale is granted."""
 
 import asyncio
 import datetime as dt

@@ -1,4 +1,4 @@
-"""Volumes shared with other tenants, as the broker knows them."""
+"""Volumes shared with other tenants, at the broker."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -85,7 +85,7 @@ async def test_the_end_of_a_share_is_the_beginning_of_a_key_epoch(broker: Broker
     before = await broker.registry.store.revision()
     await broker.unshare_volume(OWNER, volume_id, tenant="u")
     stored = await broker.registry.volume(uuid.UUID(volume_id))
-    # One commit: there is no moment at which the guest is gone and its key still seals.
+    # One commit: the key is rotated in the same moment as the guest is removed.
     assert stored.revision == before + 1
     assert [share.tenant for share in stored.record.shares] == ["v"]
     assert stored.record.key_epoch == 2

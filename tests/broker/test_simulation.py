@@ -1,4 +1,4 @@
-"""More than a thousand kills, from seeds; and for every checker a mutant that it catches."""
+"""More than a thousand kills in seeded runs; and, for every checker, a mutant that it catches."""
 
 import json
 import re
@@ -59,7 +59,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def _epochs_from_the_store(patch: pytest.MonkeyPatch) -> None:
-    """As before there were anchors: the store's own number is incremented."""
+    """Increment the number in the store, as before there were anchors."""
 
     async def next_start(
         registry: Registry,

@@ -30,7 +30,7 @@ REQUEST = uuid.UUID("00000000-0000-4000-8000-000000000003")
 async def test_what_was_committed_outlives_the_process(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "b.sqlite")
     revision = await store.commit(puts={"a": b"1"})
-    # What a crash leaves is what is in the files now, without an orderly close.
+    # A crash leaves the files as they are now, without a clean close.
     _copy(tmp_path)
     await store.close()
     copy = SqliteStore(tmp_path / "copy.sqlite")
@@ -103,7 +103,7 @@ async def test_commits_that_wait_together_share_one_flush(tmp_path: Path) -> Non
 
 async def test_a_commit_that_may_have_failed_ends_the_store(tmp_path: Path) -> None:
     class FailingCommit:
-        """Fails where the disk would: at COMMIT."""
+        """Fails at COMMIT, as a full disk would."""
 
         def __init__(self, db: sqlite3.Connection) -> None:
             self._db = db
@@ -142,7 +142,7 @@ async def test_watch_of_forgotten_history_says_so(
 
 
 def _legacy(path: Path, version: int, wrapping: WrappingKey) -> bytes:
-    """Write a store as a broker of that version left it, five starts old; returns the anchor."""
+    """Write a store as left by a broker of that version after five starts; return the anchor."""
     columns = (
         "volume_id, request_id, tenant, display_name, sector_count, target_node, generation, "
         "key_epoch, is_deleted"
@@ -194,7 +194,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
         store = SqliteStore(path)
         await take_over(store, wrapping, node="b", instance=3)
         service, instance, registry = await start_broker(store, starts=starts, heads=heads)
-        # The epochs that it served before it had an anchor are not served again.
+        # Epochs served before there was an anchor aren't used again.
         assert instance.arena.start_epoch == starts.value == start
         volume = (await registry.volume(VOLUME)).record
         assert (volume.sector_count, volume.mode, volume.request_id) == (7, "", REQUEST)

@@ -1,4 +1,4 @@
-"""A broker whose start epochs and heads are counted in a TPM."""
+"""A broker that counts start epochs and heads in a TPM."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Volumes on third parties as devices: whose anchor they are, and who may advance it."""
+"""Volumes on third-party targets as devices: ownership and advances of their anchor."""
 
 import datetime as dt
 import uuid
@@ -24,7 +24,7 @@ OTHER = replace(G, node="g2", incarnation=b"6" * 16)
 
 
 class Volume(World):
-    """A volume on a third party, of gateway g."""
+    """A volume on a third-party target, at gateway g."""
 
     volume_id: uuid.UUID
 
@@ -61,7 +61,7 @@ class Volume(World):
         )
 
     async def confirmed(self, caller: Subject = G) -> int:
-        """Open it for the first time, anchor its first state; returns the fencing epoch."""
+        """Open it for the first time, anchor its first state; return the fencing epoch."""
         state = await self.opened(caller)
         assert state.is_initial
         await self.anchor(state.fencing_epoch, 1, caller)
@@ -88,7 +88,7 @@ async def test_each_opening_finds_what_the_one_before_anchored_and_ends_it(world
     ]
     await refused(VerificationError, "device.fenced", world.anchor(epoch, 2))
     await world.anchor(again.fencing_epoch, 2, G_AGAIN)
-    # A state that was told once is none that can be told again.
+    # An older state can't be anchored again.
     await refused(UsageError, "anchor.order", world.anchor(again.fencing_epoch, 1, G_AGAIN))
 
 
@@ -158,7 +158,7 @@ async def test_volumes_are_none_of_the_devices_that_a_node_may_own(world: Volume
     for _ in range(DEVICES_PER_NODE_MAX):
         await world.register()
     await world.opened()
-    # Nor is one the device that new volumes of a target of the same name lie on.
+    # Nor does it become the device for new volumes of a target with the same name.
     target = replace(S, node="g", incarnation=G.incarnation)
     await world.attest(target)
     assert await world.registry.served_device("g") is None

@@ -1,7 +1,7 @@
-"""Virtual time, processes that die, and an etcd whose answers get lost: all from one seed.
+"""Virtual time, processes that get killed, and an etcd that loses answers, from one seed.
 
-The brokers that run here are the product's own, down to `EtcdStore`; only the members of the
-cluster, the counters and the clock are imitations.
+The brokers are the product's own, including `EtcdStore`; only the cluster's members, the counters
+and the clock are simulated.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from sealane.protocol.etcd import rpc_pb2
 
 Given = ParamSpec("Given")
 
-# Until a lost message is missed; short beside the time between kills.
+# Time until a lost message is noticed; short compared with the time between kills.
 LOSS_SECONDS = 0.1
 
 
 class _Selector(selectors.SelectSelector):
-    """Lets time pass instead of waiting for it."""
+    """Advances virtual time instead of waiting."""
 
     now = 0.0
 
@@ -35,7 +35,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is the next timer's, and whose threads are later moments of it."""
+    """An event loop that jumps to the next timer, and runs thread functions at later moments."""
 
     def __init__(self, draw: random.Random) -> None:
         self._virtual = _Selector()
@@ -63,7 +63,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def in_virtual_time(
     test: Callable[Given, Coroutine[Any, Any, None]],
 ) -> Callable[Given, None]:
-    """Have a test run on a `VirtualLoop`: sleeps and time-outs take no time, and none is late."""
+    """Run a test on a `VirtualLoop`: sleeps and timeouts take no real time and are never late."""
 
     @functools.wraps(test)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
@@ -75,11 +75,11 @@ def in_virtual_time(
 
 @dataclass
 class Process:
-    """Tasks that end together; a dead process changes nothing and hears nothing any more."""
+    """Tasks that end together; a killed process has no further effect and gets no answers."""
 
     name: str
     alive: bool = True
-    # In the order they were begun: a set's would differ from run to run.
+    # In order of their start: the order of a set would differ between runs.
     tasks: dict["asyncio.Task[Any]", None] = field(default_factory=dict)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
@@ -115,7 +115,7 @@ class DurableCount:
 
 @dataclass
 class ProcessCount:
-    """One process's way to a counter."""
+    """A process's handle of a counter."""
 
     count: DurableCount
     process: Process
@@ -132,7 +132,7 @@ class ProcessCount:
 
 @dataclass
 class Faults:
-    """How often, of a thousand, a message is lost on its way there, back, or is only late."""
+    """Rates per thousand of lost requests, lost answers and late messages."""
 
     request_lost: int = 10
     answer_lost: int = 15
@@ -140,7 +140,7 @@ class Faults:
 
 
 class SimulatedEtcd:
-    """What all members agree on; can be saved and put back, whole or one entry."""
+    """The state of all members; it can be saved, and restored in whole or by entry."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -161,7 +161,7 @@ class SimulatedEtcd:
         self._wake()
 
     def put_entry(self, key: bytes, value: bytes | None) -> None:
-        """Change one entry as somebody does who is no broker; None: remove it."""
+        """Change an entry as an adversary; None removes it."""
         operation = (
             rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
             if value is None
@@ -236,7 +236,7 @@ class SimulatedEtcd:
 
 
 class SimulatedCluster:
-    """One process's connection: stands for `etcd_cluster.Cluster`, revision check and all."""
+    """A process's connection; replaces `etcd_cluster.Cluster`, including its revision check."""
 
     def __init__(self, etcd: SimulatedEtcd, process: Process) -> None:
         self._etcd = etcd
@@ -291,7 +291,7 @@ class SimulatedCluster:
             raise UnknownOutcomeError("request lost")
         fate -= faults.request_lost
         if fate < faults.late:
-            # On its way for longer than anyone waits, or than its sender lives.
+            # In flight for longer than anyone waits, or than its sender lives.
             loop = asyncio.get_running_loop()
             loop.call_later(draw.random() * 4 * LOSS_SECONDS, execute, request)
             await asyncio.sleep(LOSS_SECONDS)
@@ -309,7 +309,7 @@ class SimulatedCluster:
 
 
 class SimulatedWatch:
-    """A stream of watches of one process; it ends at times, and when the store is put back."""
+    """A watch stream of a process; it ends at random, and when the store is rolled back."""
 
     def __init__(self, etcd: SimulatedEtcd, process: Process) -> None:
         self._etcd = etcd

@@ -1,6 +1,6 @@
-"""Tensors in the regions of a session: `arrays.py NEAR FAR NODE ADDRESS`, sockets of two daemons.
+"""Tensors in the regions of a session: `arrays.py NEAR FAR NODE ADDRESS`, two daemons' sockets.
 
-Ends with an error if a tensor is a copy, or what arrives is not what was sent.
+Fails if a tensor is a copy, or if received data differs from what was sent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def digest(tensor: Any) -> str:
 
 
 def tensors(session: Session, dtype: Any) -> tuple[Any, Any]:
-    """An array of the region and a tensor of it, by both ways that torch has."""
+    """Return an array in the region and its tensor; torch's two ways give the same memory."""
     array = session.empty(COUNT, dtype)
     tensor, same = torch.from_dlpack(array), torch.frombuffer(array, dtype=dtype)
     assert tensor.dtype == dtype
@@ -46,12 +46,12 @@ async def exchange(near: Session, far: Session, dtype: Any) -> None:
     await near.send(sent)
     await receiving.wait(timeout_seconds=60)
     assert digest(theirs) == digest(ours)
-    # The tensor holds the region's bytes, also when the array is gone; then they are free again.
+    # The tensor keeps the region's bytes in use even without the array; then they are free again.
     del sent, receiving
     with pytest.raises(UnavailableError) as full:
         near.empty(REGION, "uint8")
     assert full.value.reason == "session.region.full"
-    # The session has let go of the array when the send had ended.
+    # The session released the array when the send ended.
     del ours
     near.empty(REGION, "uint8")
 

@@ -1,4 +1,4 @@
-"""One rank of runs that fail: `failures.py STORE RANK SIZE`; a wrong end ends the process."""
+"""One rank of failing runs: `failures.py STORE RANK SIZE`; exits if a run ends wrongly."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def init(store: str, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def fails(reason: str, work: Any = None) -> float:
-    """Reduce, or wait, which must end badly for that reason; gives the seconds that it took."""
+    """Reduce, or wait; it must fail for this reason. Return the seconds that it took."""
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=re.escape(reason)):
         work.wait() if work is not None else dist.all_reduce(torch.ones(1000))
@@ -42,14 +42,14 @@ def fails(reason: str, work: Any = None) -> float:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until the other rank is so far."""
-    # Another process makes the file: looking again is the only way to hear of it.
+    """Wait until the other rank has reached this point."""
+    # Poll, because another process creates the file.
     while not path.exists():
         time.sleep(0.05)
 
 
 def late(store: str, rank: int, size: int) -> None:
-    """Rank 1 does not take part within the time-out of the group; all hear of it."""
+    """Rank 1 doesn't take part within the group's timeout; all ranks get an error."""
     init(store, rank, size, SHORT)
     is_over = Path(f"{store}.over")
     if rank == 0:
@@ -63,7 +63,7 @@ def late(store: str, rank: int, size: int) -> None:
 
 
 def aborted(store: str, rank: int, size: int) -> None:
-    """Rank 0 aborts what is under way; the others' operations end, too."""
+    """Rank 0 aborts the running operation; the others' operations end, too."""
     group = init(store, rank, size, LONG)
     is_over = Path(f"{store}.over")
     if rank == 0:
@@ -82,7 +82,7 @@ def aborted(store: str, rank: int, size: int) -> None:
 
 
 def unequal(store: str, rank: int, size: int) -> None:
-    """Ranks bring tensors of different lengths; who notices says so, and nobody waits."""
+    """Ranks pass tensors of different lengths; a rank that notices reports it, and none hangs."""
     init(store, rank, size, LONG)
     with pytest.raises(RuntimeError, match=r"the ranks run different operations|group\.aborted"):
         dist.all_reduce(torch.ones(1000 + 8 * rank))
@@ -92,7 +92,7 @@ def unequal(store: str, rank: int, size: int) -> None:
 
 
 def dead(store: str, rank: int, size: int) -> None:
-    """Rank 1 dies; the others don't wait for a time-out."""
+    """Rank 1 dies; the others fail before the timeout."""
     init(store, rank, size, LONG)
     if rank == 1:
         os._exit(0)

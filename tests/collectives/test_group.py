@@ -1,4 +1,4 @@
-"""Collective operations over real sessions between fabrics, beside NumPy."""
+"""Collective operations over real sessions between fabrics, compared with NumPy."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ EXPECTED = {
 
 
 def bfloat16_bits(values: Any) -> Any:
-    """Round to nearest even, by another way than the engine: through decimal fractions of 2^16."""
+    """Round to nearest even, computed differently from the engine: as fractions of 2^16."""
     bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     quotient, rest = bits >> 16, bits & 0xFFFF
     up = (rest > 0x8000) | ((rest == 0x8000) & (quotient & 1 == 1))

@@ -1,7 +1,7 @@
 """All-reduce between sites of the link lab: hosts in namespaces, each hop over a long, lossy link.
 
-Sites of even rank are on the one side, those of odd rank on the other, so that all hops cross.
-`make ring-lab` takes eight.
+Sites of even rank are on one side, those of odd rank on the other, so that every hop crosses the
+link. `make ring-lab` uses eight sites.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = 100.0
 
 @contextlib.contextmanager
 def lab_of(directory: Path, size: int) -> Iterator[RunningLab]:
-    """Hosts s0, s1, … on the two sides of one link."""
+    """Return a topology with hosts s0, s1, … on the two sides of a link."""
     names = [f"s{rank}" for rank in range(size)]
     topology = wan("ocean", left='", "'.join(names[::2]), right='", "'.join(names[1::2]), link=LINK)
     with running(directory, "late_max = 1.0\n" + topology) as lab:
@@ -43,7 +43,7 @@ def lab_of(directory: Path, size: int) -> Iterator[RunningLab]:
 
 @contextlib.contextmanager
 def sites_of(lab: RunningLab, size: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """A process for each site; none is left behind."""
+    """Run a process for each site; kill them at the end."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         processes = []
         for rank in range(size):
@@ -64,7 +64,7 @@ def sites_of(lab: RunningLab, size: int) -> Iterator[list[subprocess.Popen[str]]
 
 
 def results(processes: list[subprocess.Popen[str]]) -> list[dict[str, str]]:
-    """Tell all where all are; gives what each has computed."""
+    """Send all addresses to all sites; return the results of each."""
     members = ""
     for process in processes:
         assert process.stdout is not None

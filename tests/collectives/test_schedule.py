@@ -1,4 +1,4 @@
-"""Schedules of the ring, run in order without a network, beside what they are to compute."""
+"""Ring schedules, run in order without a network, and checked against the expected results."""
 
 from collections import deque
 
@@ -11,7 +11,7 @@ SHAPES = [(2, 0, 4), (2, 1, 4), (3, 2, 1), (4, 17, 3), (5, 40, 8), (8, 7, 2), (8
 
 
 def run(plans: list[Schedule], data: list[list[int]]) -> None:
-    """Let all ranks work, one message at a time; a deadlock is an endless loop's end."""
+    """Run all ranks, one message at a time; fail on a deadlock."""
     size = len(plans)
     wires: list[deque[list[int]]] = [deque() for _ in range(size)]
     sent, received = [0] * size, [0] * size

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None, reason="torch is not installed (make torch-test)"
     ),
-    # Some versions take half a minute to be imported.
+    # Importing torch takes half a minute in some versions.
     pytest.mark.timeout(400),
 ]
 PROGRAMS = Path(__file__).parent
@@ -34,7 +34,7 @@ loss = 0.001
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a process of a job runs, and its fabric."""
+    """A process of a job: where it runs, and its fabric."""
 
     daemon: Daemon
     prefix: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Rank:
 
 @contextlib.contextmanager
 def ranks_of(addresses: Sequence[str], prefixes: Sequence[Sequence[str]]) -> Iterator[list[Rank]]:
-    """Fabrics at these addresses, and a broker beside the first."""
+    """Run fabrics at these addresses, and a broker next to the first."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         names = [f"s{rank}" for rank in range(len(addresses))]
@@ -68,10 +68,10 @@ def ranks() -> Iterator[list[Rank]]:
 
 
 def run(program: str, ranks: list[Rank], *arguments: str) -> list[str]:
-    """Run a process of each rank; gives what each has printed."""
+    """Run a process for each rank; return their outputs."""
     processes = [
         subprocess.Popen(
-            # Debian's torch knows NumPy 1 only, and says so; what is tested needs none of it.
+            # Debian's torch supports only NumPy 1 and warns about it; the tests don't need it.
             [
                 *(*rank.prefix, sys.executable, "-W", "ignore", str(PROGRAMS / program)),
                 *(*arguments, str(number), str(len(ranks))),
@@ -97,7 +97,7 @@ def run(program: str, ranks: list[Rank], *arguments: str) -> list[str]:
 
 
 def losses(backend: str, directory: Path, ranks: list[Rank]) -> list[list[float]]:
-    """Train; gives the losses that each rank saw."""
+    """Train; return the losses of each rank."""
     return [json.loads(line) for line in run("train.py", ranks, backend, str(directory / backend))]
 
 

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "start" / "collectives.md"
 
 
 def collectives(rank: int, size: int) -> None:
-    """Try each operation; a wrong result ends the process."""
+    """Try each operation; exit on a wrong result."""
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         tensor = torch.full((3, 1000), rank + 1).to(dtype)
         dist.all_reduce(tensor)
@@ -49,7 +49,7 @@ def collectives(rank: int, size: int) -> None:
 
 
 def pairs(rank: int, size: int) -> None:
-    """Exchange with the other of two ranks: in turn, both at once, strided, nothing."""
+    """Exchange between two ranks: in turn, at the same time, strided and empty tensors."""
     if size != 2:
         return
     if rank == 0:
@@ -71,7 +71,7 @@ def pairs(rank: int, size: int) -> None:
 
 
 def odd_tensors(rank: int, size: int) -> None:
-    """Tensors without elements, with gaps, of half precision; what has no meaning."""
+    """Try empty, strided and half-precision tensors, and invalid calls."""
     for shape in ((0,), (3, 0)):
         empty = torch.zeros(shape)
         dist.all_reduce(empty)
@@ -100,7 +100,7 @@ def odd_tensors(rank: int, size: int) -> None:
 
 
 def from_each_to_each(rank: int, size: int) -> None:
-    """Gather, scatter and all-to-all, also over gaps; each pair has a session of its own."""
+    """Gather, scatter and all-to-all, also of strided tensors; each pair has its own session."""
     gathered = [torch.zeros(4, 2).t() for _ in range(size)] if rank == 0 else None
     dist.gather(torch.full((2, 4), float(rank)), gathered, dst=0)
     assert all((part == number).all() for number, part in enumerate(gathered or []))
@@ -119,7 +119,7 @@ def from_each_to_each(rank: int, size: int) -> None:
 
 
 def subgroups(rank: int, size: int) -> None:
-    """Groups of all and of each alone, beside the one of the job."""
+    """Use groups of all ranks and of single ranks besides the job's group."""
     together = dist.new_group(list(range(size)))
     alone = [dist.new_group([number]) for number in range(size)][rank]
     ones = torch.ones(10)
@@ -132,7 +132,7 @@ def subgroups(rank: int, size: int) -> None:
 
 
 def training(rank: int, size: int) -> list[float]:
-    """Take five steps on a share of the data, each of two parts; the loss is that of all."""
+    """Train for five steps of two parts on a share of the data; the loss is over all ranks."""
     torch.manual_seed(3)
     network = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     inputs, wanted = torch.randn(64, 20), torch.randn(64, 1)
@@ -161,7 +161,7 @@ def main() -> None:
     if backend == "gloo":
         dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
     else:
-        # As the documentation has it.
+        # The example of the documentation.
         (example,) = re.findall(r"```python\n(import .*?)```", PAGE.read_text(), re.DOTALL)
         exec(example, {"torch": torch, "INIT": where, "RANK": rank, "SIZE": size})  # noqa: S102
         assert isinstance(dist.group.WORLD, sealane.client.torch.SealaneProcessGroup)

@@ -1,4 +1,4 @@
-"""Two fabrics."""
+"""Fixture: two fabrics."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""The bitmap of a receive as a live view: what SDR's `recv_bitmap_get` gives."""
+"""The bitmap of a receive as a live view, like SDR's `recv_bitmap_get`."""
 
 import asyncio
 import ctypes
@@ -18,10 +18,10 @@ PAGE = mmap.PAGESIZE
 
 
 async def posted(session: Session, length: int = REGION) -> tuple[ReceiveOperation, ChunkBitmap]:
-    """Post a receive; give it and its bitmap, once the fabric has taken it."""
+    """Post a receive; return it and its bitmap once the fabric has accepted it."""
     receiving = await session.post_receive(offset=0, length=length)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (bitmap := receiving.bitmap()) is None:  # noqa: ASYNC110 - the fabric tells nobody
+        while (bitmap := receiving.bitmap()) is None:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0)
     return receiving, bitmap
 

@@ -1,4 +1,4 @@
-"""The client's face of a session: arrays in the region, both directions, waiting, draining."""
+"""A session in the client library: arrays in the region, both directions, waiting, draining."""
 
 import asyncio
 import gc
@@ -100,7 +100,7 @@ async def test_bytes_are_free_when_no_view_is_left(fabrics: tuple[Any, Any]) -> 
         del bytes_of_it
         gc.collect()
 
-        # What is being sent stays in use, whoever else has forgotten it.
+        # An array being sent stays in use even without other references.
         sending = await left.post_send(left.empty(REGION, "uint8"))
         gc.collect()
         with pytest.raises(UnavailableError):
@@ -214,7 +214,7 @@ async def test_stream_lands_where_its_parts_say(fabrics: tuple[Any, Any]) -> Non
         right.region[:REGION] = bytes(REGION)
         receiving = await right.post_receive(offset=0, length=100 * unit)
         stream = await left.post_stream(50 * unit + 7, immediate=5)
-        # In any order, with a gap, and once again; the last part is a short one.
+        # In arbitrary order, with a gap and a repetition; the last part is short.
         await stream.write(20 * unit, offset=0, length=10 * unit)
         await stream.write(0, offset=10 * unit, length=5 * unit)
         await stream.write(20 * unit, offset=0, length=10 * unit)
@@ -299,7 +299,7 @@ async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> Non
                 await operation.wait(timeout_seconds=PATIENCE_SECONDS)
             assert cancelled.value.reason == "session.message.cancelled"
         assert not await sending.cancel()
-        # Before there is credit, and before there is a slot.
+        # Before there is credit, and before a slot is free.
         waiting = [await left.post_send(offset=0, length=8) for _ in range(left.ring.slots + 1)]
         assert await waiting[-1].cancel()
         assert await waiting[0].cancel()

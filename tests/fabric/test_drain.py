@@ -1,4 +1,4 @@
-"""A stopping fabric: nothing new, what is under way is finished, then a clear end at both sides."""
+"""A stopping fabric: no new messages, current ones complete, then a clean end on both sides."""
 
 import asyncio
 import contextlib
@@ -47,10 +47,10 @@ async def test_what_is_under_way_arrives_and_nothing_new_begins(
         sends = [
             await near.post_send(offset=LENGTH, length=LENGTH),
             await far.post_send(offset=LENGTH, length=LENGTH),
-            # Nothing ends before this one does, however long the drain's answer takes.
+            # This message ends first, however long the answer to the drain takes.
             await near.post_send(offset=LENGTH, length=8),
         ]
-        # What was posted is taken before the daemon asks for the end.
+        # Posted messages are accepted before the daemon requests the end.
         await asyncio.gather(*(receive.packet_map(0) for receive in waiting))
 
         answer = await drain(left)
@@ -142,12 +142,12 @@ async def test_peer_of_a_draining_fabric_is_told_and_sends_nothing_new(
         await taken(near)
         await drain(left)
         session = right.service.get(far.session.name)
-        while session.state is State.ESTABLISHED:  # noqa: ASYNC110 - no event says it
+        while session.state is State.ESTABLISHED:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.001)
         refused = await far.post_send(offset=0, length=8)
         assert await reason_of(refused.wait()) == "session.message.draining"
         assert session.state is State.DRAINING
-        # The message that it waits for still comes.
+        # The awaited message still arrives.
         assert (await far.receive(offset=0, length=8)).length == 8
         await held
 

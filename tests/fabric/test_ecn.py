@@ -1,4 +1,4 @@
-"""ECN between real sockets: packets go out as ECT(0), and the peer says that they came as such."""
+"""ECN between real sockets: packets are sent as ECT(0), and the peer confirms it."""
 
 import asyncio
 from typing import Any
@@ -13,6 +13,6 @@ async def test_a_path_that_keeps_marks_is_found_capable(fabrics: tuple[Any, Any]
             receiver.receive(offset=0, length=100_000), sender.send(offset=0, length=100_000)
         )
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not sender.statistics()["is_ecn_capable"]:  # noqa: ASYNC110 - nobody tells
+            while not sender.statistics()["is_ecn_capable"]:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0)
         assert sender.statistics()["ce_echoed"] == 0

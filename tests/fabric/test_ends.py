@@ -1,4 +1,4 @@
-"""Why a session ended: the fabric, its job and the peer are told the same, each in its words."""
+"""Reasons for a session's end: fabric, job and peer get the same reason, each in its own terms."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def test_a_job_is_told_why_its_daemon_ended_the_session(
     ):
         session = left.service.get(ours.session.name)
         at_peer = right.service.get(theirs.session.name)
-        # Nobody receives it, so a drain has something to wait for.
+        # No receive is posted for it, so a drain has to wait.
         await ours.post_send(offset=0, length=8)
 
         ending = end(left.service, ours.session.name)
@@ -108,7 +108,7 @@ async def test_a_reason_that_came_first_stays(make_fabric: MakeFabric) -> None:
     ):
         right.service.close(theirs.session.name)
         session = left.service.get(ours.session.name)
-        # The worker knows before the event loop has had a turn.
+        # The worker learns of it before the event loop runs.
         while not ours.ring.close_reason():
             pass
         left.service.close(ours.session.name)

@@ -1,4 +1,4 @@
-"""Jobs on one fabric share its rate alike, however many sessions each has; counted in bytes."""
+"""Jobs on a fabric get equal shares of its rate in bytes, whatever their number of sessions."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def second_process() -> Iterator[int]:
 
 @contextlib.asynccontextmanager
 async def sending(left: Fabric, right: Fabric, name: str, token: bytes) -> AsyncIterator[Session]:
-    """Give a session of that job which has messages to send all the time."""
+    """Yield a session of a job that always has messages to send."""
 
     async def receive(session: Session, place: int) -> None:
         while True:
@@ -68,7 +68,7 @@ async def sending(left: Fabric, right: Fabric, name: str, token: bytes) -> Async
     )
     wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
     session = Session(await fetch_ring(wire), sessions_pb2.Session(name=name))
-    # More than a late turn of this process's loop lets run dry.
+    # Enough messages to outlast a delay of this process's event loop.
     for _ in range(8):
         owner.start(send(session), name=f"send {name}")
     try:
@@ -83,7 +83,7 @@ def jain(values: list[int]) -> float:
 
 
 async def sent_by(count: Callable[[], list[int]], total: int) -> list[int]:
-    """Wait until so many bytes have been sent together; return how many by each."""
+    """Wait until `total` bytes have been sent; return the bytes of each session."""
     while sum(sent := count()) < total:  # noqa: ASYNC110 - another thread counts
         await asyncio.sleep(0.005)
     return sent

@@ -1,4 +1,4 @@
-"""A job that writes what it likes into its rings, beside one that works: only its session ends."""
+"""A job writes arbitrary bytes into its rings: only its own session ends, not its neighbour's."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ FAULTS = {"ring.index.jump"} | {
 
 
 def scribble(chance: random.Random, memory: mmap.mmap) -> None:
-    """Write something: a word anywhere, an index a little on, or an entry that looks right."""
+    """Write a word anywhere, advance an index a little, or write a plausible entry."""
     produced = int.from_bytes(memory[:8], "little")
     match chance.randrange(4):
         case 0:

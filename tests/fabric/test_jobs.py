@@ -1,4 +1,4 @@
-"""Jobs of a fabric: what they may use, and what becomes of it when they die."""
+"""Jobs of a fabric: their limits, and cleanup when they die."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 
 @pytest.fixture
 def process() -> Any:
-    """Some other process, alive."""
+    """Run another process."""
     command = [sys.executable, "-c", SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sleeper:
         assert sleeper.stdout is not None
@@ -92,7 +92,7 @@ async def test_dead_job_frees_all_it_had_though_its_descriptors_are_held(
             peer_address=right.address,
             rate_bits_per_second=RATE,
         )
-        # This process is the one that holds the rings: the stream does not end.
+        # This process still holds the rings, so the stream doesn't end.
         held = grant.session.take_job_descriptors()
         async with listening(left, "more", job.token):
             process.send_signal(signal.SIGKILL)
@@ -116,7 +116,7 @@ async def test_number_of_a_dead_process_gives_nothing_to_the_next_that_has_it(
     async with listening(left, "data", first.token) as waiting:
         process.kill()
         process.wait()
-        # The loop has not seen it yet; another process comes with the number.
+        # The event loop hasn't noticed yet when another process reuses the process id.
         second = left.service.jobs.take_in(process.pid, os.pidfd_open(os.getpid()))
         assert second.token != first.token
         assert await reason_of(waiting) == "session.listener.closed"
@@ -219,7 +219,7 @@ async def test_operations_of_a_job_are_bounded_over_its_sessions(make_fabric: Ma
         sends = [await end.post_send(offset=0, length=8) for end in (near, other)]
 
         async def wait_taken() -> None:
-            # A ring is read in order, so what is answered comes after all that was posted.
+            # A ring is read in order, so this answer comes after everything posted before.
             await asyncio.gather(*(receive.packet_map(0) for receive in receives))
 
         await wait_taken()
@@ -231,7 +231,7 @@ async def test_operations_of_a_job_are_bounded_over_its_sessions(make_fabric: Ma
             with pytest.raises(SessionError) as limit:
                 await refused
             assert limit.value.reason == "session.message.limit"
-        # What ends makes room, in whichever session.
+        # A session that ends frees room for any other.
         await far.send(offset=0, length=8)
         await receives[0]
         await sends[1].cancel()

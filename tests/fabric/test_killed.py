@@ -1,4 +1,4 @@
-"""A fabric that dies in the middle of a transfer: what its job and its peer hear."""
+"""A fabric that is killed during a transfer: the errors of its job and its peer."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ channel.recv(1)
 
 @pytest.fixture
 def fabric() -> Iterator[tuple[int, socket.socket]]:
-    """A process with one end of a session, and the channel to it."""
+    """Yield a process with one end of a session, and the channel to it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", FABRIC, str(theirs.fileno())]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:

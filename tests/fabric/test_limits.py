@@ -1,4 +1,4 @@
-"""What limits a session is measured, and `session stat` says it."""
+"""Measurement of what limits a session, and its output by `session stat`."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ def spent(session: Any) -> dict[str, float]:
 
 async def test_waiting_is_told_apart(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics) as (left, right):
-        # The acknowledgement of the first tells of the second's receive: it has its credit at once.
+        # The acknowledgement of the first message carries the credit for the second.
         small = await right.post_receive(offset=0, length=8)
         large = await right.post_receive(offset=4096, length=1 << 20)
         await asyncio.gather(left.send(offset=0, length=8), small)
@@ -74,7 +74,7 @@ async def test_losses_acknowledgements_and_an_idle_job_are_told_apart(
 
         async with connected(*fabrics, via=over_a_link) as (left, right):
             for _ in range(MESSAGES):
-                # Each ends with packets that were lost, and with the wait for the last word.
+                # Each message ends with lost packets and the wait for the last acknowledgement.
                 await asyncio.gather(
                     left.send(offset=0, length=100_000), right.receive(offset=0, length=100_000)
                 )

@@ -1,4 +1,4 @@
-"""What a job hears of its mistakes: a typed error, in words that name what is allowed."""
+"""Mistakes of a job: it gets a typed error whose message names what is allowed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -88,7 +88,7 @@ async def test_end_of_a_message_is_said_in_words(fabrics: tuple[Any, Any]) -> No
 
 
 async def end_of(session: Session) -> SessionError:
-    """What a job hears that goes on with a session that has ended."""
+    """Return the error of a job that goes on using an ended session."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
@@ -152,11 +152,11 @@ async def test_receives_under_way_never_share_a_byte(fabrics: tuple[Any, Any], o
         overlapping = await left.post_receive(offset=offset, length=10)
         await right.send(offset=0, length=8)
         await first
-        # It was taken from the ring before the first one ended.
+        # It was read from the ring before the first one ended.
         with pytest.raises(SessionError, match="another receive") as refused:
             overlapping.result()
         assert refused.value.reason == "session.message.overlap"
-        # Once the first has ended, its bytes are free again; the refused one took no message.
+        # Once the first has ended, its bytes are free; the refused one used no message number.
         again = await left.post_receive(offset=8, length=8)
         lengths = (8, 8, 0, 8)
         sends = [right.send(offset=0, length=length) for length in lengths]

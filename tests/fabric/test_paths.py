@@ -1,4 +1,4 @@
-"""Sessions with several paths: each carries its part, and what one loses the others bring."""
+"""Sessions with several paths: each carries its share, and the others make up for losses."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ async def wait_paths(made: Any, end: Session, states: list[str]) -> list[Any]:
 
 
 async def carry_by_all(made: Any, sender: Session, receiver: Session) -> None:
-    """Carry messages until each path has had its part of one: a late host has one passed over."""
+    """Send messages until every path has carried part of one; a slow host may skip a path."""
 
     def sent() -> list[int]:
         return [path.statistics["packets_sent"] for path in paths_of(made, sender)]

@@ -1,4 +1,4 @@
-"""A session's plan follows what its counters say of the path."""
+"""A session's plan follows the path's counters."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ INTERVAL = 0.001
 
 
 class FakeSession:
-    """A path of 25 ms whose counters the test moves on at every look."""
+    """A path of 25 ms whose counters advance at every read."""
 
     def __init__(self, looks: int, **added: int) -> None:
         self.outlook: Outlook | None = None
@@ -75,7 +75,7 @@ async def test_the_assumption_is_planned_for_at_once() -> None:
 
 
 async def test_the_operator_says_what_is_to_be_small() -> None:
-    # Three units of which one is lost in every thirtieth message.
+    # Three units, one of which is lost in every thirtieth message.
     mean = await planned(1e-2, looks=1)
     tail = await planned(1e-2, looks=1, objective="p99")
 
@@ -102,7 +102,7 @@ async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:
 
 
 class EndlessPlanner:
-    """Makes a plan until it is given up, as others do for seconds."""
+    """Plans until cancelled, as real planners do for seconds."""
 
     begun = threading.Event()
     ended = threading.Event()

@@ -28,7 +28,7 @@ from sealane.errors import Error, SessionError, UnavailableError, UsageError, Ve
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening
 
-# What a paced sender may be ahead of its rate: BURST_PACKETS of native/proto/src/session/pacing.rs.
+# The burst of a paced sender: BURST_PACKETS of native/proto/src/session/pacing.rs.
 BURST_BYTES = 64 * 1500
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 
@@ -311,7 +311,7 @@ async def test_changed_offer_is_noticed(
 
         assert (type(error), error.reason) == (VerificationError, "secret.sealed")
         assert noticed == ["secret.sealed"], "by the responder, not by the initiator later"
-        # The listener is not lost to whoever did that.
+        # The listener is still available after that.
         await wait_listening(right)
 
 

@@ -1,4 +1,4 @@
-"""What a responder answers with is an attestation result for a leaf that its end may show."""
+"""A responder answers with an attestation result for a leaf that its end may present."""
 
 import datetime as dt
 

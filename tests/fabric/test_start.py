@@ -1,4 +1,4 @@
-"""What a session hands its worker when it begins."""
+"""The settings that a session passes to its worker at the start."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from sealane.transport.establish import SessionKeys
 
 
 class FakeEndpoint:
-    """Keeps what it is started with."""
+    """Records its start arguments."""
 
     local_addresses: ClassVar = ["127.0.0.1:1"]
 
@@ -41,7 +41,7 @@ class FakeEndpoint:
         self.error = None
 
     def state(self) -> tuple[str, str]:
-        # Without a worker there is nobody who would say why it ended.
+        # Without a worker, nobody would report the reason of its end.
         return "establishing", ""
 
 

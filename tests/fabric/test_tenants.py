@@ -1,4 +1,4 @@
-"""Who may be at the other end of a session: tenants, nodes, jobs that know a secret."""
+"""Permitted peers of a session: tenants, nodes, and jobs that know a secret."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ OTHER_SECRET = b"of another job.."
 
 @contextlib.asynccontextmanager
 async def listening(fabric: Any, **terms: Any) -> AsyncIterator[asyncio.Task[Session]]:
-    """A listener for "data" in the background; its session, once it has one."""
+    """Run a listener for "data" in the background; yield a future of its session."""
     async with contextlib.AsyncExitStack() as stack:
         listener = listen_session(fabric.sessions, "data", region_bytes=REGION, **terms)
         task = asyncio.ensure_future(stack.enter_async_context(listener))
@@ -59,7 +59,7 @@ async def refused(fabric: Any, peer: Any, **terms: Any) -> str:
 
 
 async def accepted(fabric: Any, peer: Any, listener: asyncio.Task[Session], **terms: Any) -> str:
-    """Return which node the listener's session is with."""
+    """Return the peer node of the listener's session."""
     async with opening(fabric, peer, **terms), asyncio.timeout(PATIENCE_SECONDS):
         return (await listener).session.peer_node
 
@@ -80,7 +80,7 @@ async def test_another_tenants_fabric_does_not_get_a_listeners_session(
         assert [(each["tenant"], each["reason"]) for each in told] == [
             ("u", "session.peer.refused")
         ]
-        # The strangers have cost it nothing: it waits for its own.
+        # The refused peers didn't affect it: it still waits for its own.
         assert await accepted(friend, right, listener) == "friend-of-t"
 
 
@@ -146,7 +146,7 @@ async def test_a_listener_that_does_not_know_the_secret_is_noticed(make_fabric: 
 async def test_a_rank_takes_sessions_only_from_the_node_of_the_member(
     make_fabric: MakeFabric,
 ) -> None:
-    """A fabric of the same tenant, whose job knows the group's secret, says that it is rank 0."""
+    """A fabric of the same tenant whose job knows the group's secret claims to be rank 0."""
     async with (
         make_fabric("rank-0") as first,
         make_fabric("rank-1") as second,
@@ -160,7 +160,7 @@ async def test_a_rank_takes_sessions_only_from_the_node_of_the_member(
             async with join(
                 job, "g", rank=rank, members=members, rate_bits_per_second=RATE, secret=SECRET
             ) as group:
-                # Nobody leaves before both are there: a member that leaves ends its sessions.
+                # No member leaves before both are connected: leaving ends its sessions.
                 await joined.wait()
                 return group.rank
 

@@ -1,4 +1,4 @@
-"""Units that nobody fixed are as large as the path carries."""
+"""Units of unspecified size are as large as the path permits."""
 
 import asyncio
 import contextlib
@@ -150,7 +150,7 @@ async def test_a_responder_takes_no_unit_that_was_not_offered(tmp_path: Path) ->
 
 
 class Narrow(asyncio.DatagramProtocol):
-    """A relay to `far`; longer datagrams than `most` bytes vanish on both ways."""
+    """A relay to `far` that drops datagrams longer than `most` bytes in both directions."""
 
     def __init__(self, far: str, most: int) -> None:
         host, _, port = far.rpartition(":")

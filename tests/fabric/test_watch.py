@@ -1,4 +1,4 @@
-"""Who watches a session is told its states."""
+"""A watcher of a session gets its states."""
 
 import asyncio
 from typing import Any
@@ -34,7 +34,7 @@ async def test_a_watcher_is_told_of_each_state_until_the_session_is_closed(
         asyncio.TaskGroup() as tasks,
         connected(left, right, via=begin_to_watch) as (_, far),
     ):
-        while "ESTABLISHED" not in states():  # noqa: ASYNC110 - what is tested tells it
+        while "ESTABLISHED" not in states():  # noqa: ASYNC110 - the test is about the events themselves
             await asyncio.sleep(0.001)
         right.service.close(far.session.name)
 

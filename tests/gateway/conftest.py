@@ -1,4 +1,4 @@
-"""The control planes that the tests of volumes share."""
+"""Control planes shared by the tests of volumes."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

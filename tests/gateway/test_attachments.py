@@ -1,4 +1,4 @@
-"""What a gateway keeps of its attachments: sealed, each in a file, and believed only as written."""
+"""Saved attachments of a gateway: sealed, one file each, and refused if modified."""
 
 import dataclasses
 import secrets
@@ -118,7 +118,7 @@ async def test_a_file_that_was_put_back_within_a_boot_is_refused(
     await files.remove(VOLUME)
     shutil.copy(tmp_path / "old", path)
     assert await refusals(directories) == ["attachment.rolled_back"]
-    # Attached again, to whomever: the old file does not stand for the new attachment.
+    # Attached again, to any host: the old file isn't valid for the new attachment.
     await files.put(sealed())
     shutil.copy(tmp_path / "old", path)
     assert await refusals(directories) == ["attachment.rolled_back"]

@@ -1,4 +1,4 @@
-"""What a gateway does with leases between attachments: keep, use again, give back, never twice."""
+"""Leases of a gateway between attachments: kept, reused, returned, and never used twice."""
 
 import asyncio
 import uuid
@@ -17,7 +17,7 @@ SELF = b"g" * 16
 
 
 class ArenaBroker:
-    """The two calls a cache makes, answered by an arena."""
+    """Answers the two calls of the cache from an arena."""
 
     def __init__(self) -> None:
         self.arena = Arena(broker_instance=1, start_epoch=1)
@@ -80,7 +80,7 @@ async def test_the_next_attach_goes_on_where_the_last_one_stopped(
     left = [tail(counters[0], 256)]
     await cache.keep(volume, holder, left)
     assert await cache.take(volume) == (holder, left)
-    # Taken is taken: a third attach has to ask.
+    # Both leases are in use: a third attach has to request one.
     _, fresh = await cache.take(volume)
     assert not any(c.overlaps(counters[0]) for c in fresh)
     assert len(broker.granted) == 2
@@ -183,7 +183,7 @@ async def test_an_attach_that_fails_leaves_its_lease_for_the_next_one(
             await _attach(cache, volume, (holder, left), failure)
     async with cache.taken(volume) as taken:
         assert taken == (holder, left)
-    # Once it was handed to the engine it is not here any more.
+    # Once handed to the engine, it isn't in the cache.
     async with cache.taken(volume) as taken:
         assert taken != (holder, left)
     assert len(broker.granted) == 2

@@ -1,4 +1,4 @@
-"""Volumes on a third party: mode "local", as broker, target and gateway see them."""
+"""Volumes of mode "local" on third-party targets, at broker, target and gateway."""
 
 import uuid
 
@@ -37,7 +37,7 @@ async def test_volume_on_a_third_party_is_described_as_such_and_not_at_the_targe
     assert (shown.freshness, shown.anchor) == ("tree of the gateway", "broker")
     assert "C6" in shown.claims
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-    # Through what keeps account of unflushed writes, the gateway opens the third party's queues.
+    # The gateway opens the third party's queues through its journal of unflushed writes.
     opened = vars(world.gateway.attached[0].open_queue)["_open_queue"]
     assert opened == world.third_parties.attached[0].open_queue
     await world.volumes.detach(volume_id)

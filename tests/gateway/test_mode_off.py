@@ -1,4 +1,4 @@
-"""Volumes of mode off in the control plane: filled first, attached then."""
+"""Volumes of mode off in the control plane: filled first, then attached."""
 
 import asyncio
 import uuid
@@ -80,7 +80,7 @@ async def test_filling_goes_on_after_a_failure_and_in_the_next_process(world: Wo
     volume_id = await _create_off(world)
     await _available(world, volume_id)
     assert [filling.flushed for filling in world.gateway.fillings] == [0, 4096]
-    # A gateway that died while it filled: the broker still says so.
+    # A gateway died while filling the volume: the broker still reports it as filling.
     answer = await world.broker.register_volume(
         world.identities["gateway"].subject,
         request_id=str(uuid.uuid4()),
@@ -93,7 +93,7 @@ async def test_filling_goes_on_after_a_failure_and_in_the_next_process(world: Wo
     left = broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor).volume_id
     await world.volumes.resume_fillings()
     await _available(world, left)
-    # Told that it is filled, the target still knows it for the same volume.
+    # Once told that it is filled, the target still recognizes the same volume.
     signed = await world.broker.descriptor(world.identities["gateway"].subject, left)
     await world.storage.create(world.identities["gateway"].subject, signed)
 

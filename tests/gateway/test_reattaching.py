@@ -1,4 +1,4 @@
-"""A gateway's next process exports again what the one before had attached, or says why not."""
+"""A restarted gateway exports earlier attachments again, or reports why it can't."""
 
 import asyncio
 import json
@@ -42,14 +42,14 @@ async def attached(world: World) -> str:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait for what no event tells."""
+    """Wait for a condition that no event announces."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not happened():  # noqa: ASYNC110 - nothing tells
+        while not happened():  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
 
 
 async def settled(world: World, volume_id: str) -> None:
-    """Wait until a volume is back, or given up."""
+    """Wait until a volume is exported again or given up."""
     await until(lambda: not world.volumes.is_returning(volume_id))
 
 
@@ -95,7 +95,7 @@ async def test_while_it_is_on_its_way_back_it_is_attached_to_everybody_else(worl
     volume_id = await attached(world)
     await world.end_gateway()
     await world.start_gateway()
-    # No call to the broker has ended since.
+    # No call to the broker has completed since.
     assert world.volumes.is_returning(volume_id)
     assert world.gateway.expected == {volume_id}
     for call in (
@@ -234,7 +234,7 @@ async def test_a_volume_that_grew_meanwhile_keeps_the_size_its_host_knows(world:
 
 
 def unflushed_at(tmp_path: Path, volume_id: str) -> int:
-    """Return which process of the target the file says may hold what nobody flushed."""
+    """Return the target process that may hold unflushed writes, according to the file."""
     state, _ = gateway_directories(tmp_path)
     content = json.loads((state / FILE_NAME / volume_id).read_text())
     return int(content["target_incarnation"])
@@ -278,7 +278,7 @@ async def test_a_detach_waits_for_what_is_being_noted_and_is_not_sent_away(
 
 
 async def after_a_crash(world: World, volume_id: str) -> RecordedAttachment:
-    """End the gateway with unflushed changes, start it again, and return the attachment."""
+    """Kill the gateway with unflushed changes, restart it, and return the attachment."""
     world.gateway.attached[0].is_durable = False
     await world.end_gateway()
     await world.start_gateway()
@@ -294,7 +294,7 @@ async def test_after_a_crash_the_same_process_of_the_target_has_what_is_unflushe
     await world.gateway.attached[0].open_queue(1, 7)
     after = await after_a_crash(world, volume_id)
     await after.open_queue(1, 8)
-    # Then it may restart: this process of the gateway has a journal.
+    # Then the target may restart: this gateway process has a journal.
     world.storage.admission.incarnation += 1
     await after.open_queue(1, 9)
     assert unflushed_at(tmp_path, volume_id) == world.storage.admission.incarnation - 1
@@ -314,7 +314,7 @@ async def test_after_a_crash_of_both_the_volume_does_not_go_on(
         with pytest.raises(VerificationError) as caught:
             await after.open_queue(1, epoch)
         assert caught.value.reason == "volume.unflushed_lost"
-    # Nor after another, orderly, restart of the gateway; by attaching it again an operator may.
+    # Nor after another, clean restart of the gateway; an operator may attach it again.
     await world.end_gateway()
     assert unflushed_at(tmp_path, volume_id) == known
     await world.start_gateway()

@@ -1,4 +1,4 @@
-"""What the broker refuses is in its audit log before it is answered, and so is what it grants."""
+"""The broker writes refusals and grants to its audit log before it answers."""
 
 import asyncio
 import datetime as dt
@@ -78,7 +78,7 @@ async def test_a_rotation_and_its_refusal_are_recorded(world: World) -> None:
 
 
 class FullLog:
-    """A log on a device that is full."""
+    """A log on a full device."""
 
     async def record(self, kind: str, **_: object) -> None:
         raise UnavailableError("audit.unwritable", f"no space for {kind}")
@@ -100,7 +100,7 @@ async def test_calls_refused_alike_are_recorded_once_and_then_counted(
     summed = SummedAudit(audit)
     for subject in ("unknown", "unknown", GATEWAY, "unknown", "unknown"):
         await summed.refused_call("/m", subject, "certificate.expired")
-    # The first of each before it is answered.
+    # The first of each kind is logged before the answer.
     assert [(r["subject"], r.get("count")) for r in audit.records] == [
         ("unknown", None),
         (GATEWAY, None),
@@ -134,10 +134,10 @@ async def test_a_flood_of_refused_calls_leaves_a_bounded_number_of_records(
         await summed.refused_call("/m", "unknown", "certificate.issuer")
     assert len(audit.records) <= KINDS_MAX + 1
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while _refusals(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - nobody tells
+        while _refusals(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
     assert len(audit.records) <= 2 * (KINDS_MAX + 1)
-    # A new minute tells callers apart again.
+    # In a new minute, callers are recorded individually again.
     await summed.refused_call("/m", GATEWAY, "call.role.refused")
     assert audit.records[-1]["subject"] == GATEWAY
     await summed.close()
@@ -157,7 +157,7 @@ async def test_strangers_crowd_nobody_out_whatever_name_they_claim() -> None:
         )
     assert len(audit.records) == STRANGER_KINDS_MAX + 1
     assert audit.records[-1]["subject"] == "strangers"
-    # One prefix is one stranger.
+    # A prefix counts as one unknown caller.
     assert len({str(r["address"]).rpartition(".")[0] for r in audit.records}) == len(audit.records)
     await summed.record(
         "key.release", subject=GATEWAY, outcome="refused", reason="volume.not_found", volume_id="v"
@@ -182,7 +182,7 @@ async def test_an_attested_caller_is_told_apart_by_what_it_asked_for_up_to_a_bou
     assert [r["volume_id"] for r in recorded] == [f"v{n}" for n in range(CALLER_KINDS_MAX)]
     await summed.close()
     assert _refusals(audit) == 100
-    # What was granted is each recorded.
+    # Every grant is recorded.
     for _ in range(100):
         await summed.record("key.release", subject=GATEWAY, outcome="granted", volume_id="v")
     assert sum(r["outcome"] == "granted" for r in audit.records) == 100

@@ -1,4 +1,4 @@
-"""Counters and keys of attached volumes: refilled in time, a new key epoch is followed."""
+"""Counters and keys of attached volumes: refilled in time; new key epochs are followed."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class EpochBroker:
 
 @dataclass
 class Port:
-    """What a volume in the engine has of keys and counters."""
+    """The keys and counters of a volume in the engine."""
 
     counters: list[CounterRange]
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -160,7 +160,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
 async def until(condition: object) -> None:
     assert callable(condition)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
+        while not condition():  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.001)
 
 
@@ -174,7 +174,7 @@ async def test_a_new_key_epoch_is_followed_with_a_lease_of_its_own(world: World)
     assert world.port.keys == {epoch: bytes([epoch]) * 32 for epoch in (1, 2, 3)}
     assert attached.descriptor.key_epoch == 3
     assert not any(c.overlaps(before) for c in world.port.counters)
-    # What was left of the old epoch's lease went back; keys are wiped where they passed.
+    # The rest of the old epoch's lease was returned; keys are wiped where they passed.
     assert world.broker.returned == [LEASE_COUNTERS]
     assert not any(any(key) for key in world.broker.handed_out)
 
@@ -194,7 +194,7 @@ async def test_a_refill_that_comes_too_late_for_its_epoch_follows_the_epoch(
 async def test_a_volume_that_is_detached_while_the_broker_is_asked_is_let_be(
     world: World, monkeypatch: pytest.MonkeyPatch, tenant: str
 ) -> None:
-    """Detached and closed between the question and its answer, whatever that is."""
+    """The volume is detached and closed between request and answer, whatever the answer."""
     described = EpochBroker.descriptor
     world.broker.tenant = tenant
 

@@ -1,4 +1,4 @@
-"""Who may ask for a volume, its namespace, keys and leases, and who is believed to be asked."""
+"""Permission to use a volume, its namespace, keys and leases, and checks of answering peers."""
 
 import asyncio
 import ssl
@@ -128,7 +128,7 @@ async def test_a_shared_volume_is_used_under_an_authorization_of_its_own(world: 
         is_read_only=True,
     )
     assert (admitted["gateway"], admitted["is_read_only"]) == (use, True)
-    # Events tell of all who use it, and who may delete it is its owner.
+    # Events name all users of the volume, so only its owner gets them.
     with pytest.raises(UsageError):
         world.storage.check_watch(stranger.subject, volume_id)
     with pytest.raises(UsageError):

@@ -1,4 +1,4 @@
-"""Calls about background jobs and stores: from the gateway to the target, and who may make them."""
+"""Calls about background jobs and stores from gateway to target, and their permissions."""
 
 import pytest
 
@@ -26,7 +26,7 @@ async def test_jobs_are_started_and_told_at_the_target(world: World) -> None:
     change = storage_pb2.JobChange(kind="scrub", order="pause", bytes_per_second=0)
     job = await world.volumes.stores.change_job(volume_id, change)
     assert (job.state, job.bytes_per_second) == ("paused", 0)
-    # Without a rate it stays.
+    # Without a rate, it stays as it was.
     change = storage_pb2.JobChange(kind="scrub", bytes_per_second=9)
     await world.volumes.stores.change_job(volume_id, change)
     job = await world.volumes.stores.change_job(volume_id, storage_pb2.JobChange(kind="scrub"))
@@ -63,7 +63,7 @@ async def test_what_makes_no_sense_is_refused(
 
 
 async def refusal(world: World, caller: str, request: Request) -> str:
-    """Return why the target refuses what a node asks of it."""
+    """Return the reason for which the target refuses a node's call."""
 
     async def ask() -> None:
         async with world.identities[caller].channel(

@@ -1,4 +1,4 @@
-"""The life of a volume, from creation to deletion, as broker, target and gateway see it."""
+"""The life of a volume at broker, target and gateway, from creation to deletion."""
 
 import asyncio
 import base64
@@ -167,7 +167,7 @@ async def test_older_association_is_refused_and_its_queues_closed(world: World) 
 async def test_attached_volume_is_neither_attached_twice_nor_deleted(world: World) -> None:
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-    # A second attachment would get this far, and leave nothing behind.
+    # A second attachment gets this far and leaves nothing behind.
     world.gateway.failure = UnavailableError("data.path", "it was asked")
     for call in (
         world.volumes.attach(volume_id, host_nqn=HOST, via=Via()),
@@ -192,7 +192,7 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
     assert world.volumes.attached(volume_id) is None
     world.gateway.failure = None
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-    # The lease that the first one got was not used: it serves the second.
+    # The lease of the failed attempt is unused, so the second one uses it.
     records = cast("MemoryAudit", world.broker.audit).records
     assert [record["kind"] for record in records].count("lease.grant") == 1
 
@@ -221,7 +221,7 @@ async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def create_volume(volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
-        # As a thread does it that makes a file: the store is there whether one waits or not.
+        # Like a thread that creates a file: the store appears even if nobody waits for it.
         world.target.volumes[volume_id] = sector_count
         started.set()
         await go_on.wait()
@@ -229,7 +229,7 @@ async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     really_delete = world.storage.delete
 
     async def delete(caller: Subject, volume_id: str) -> None:
-        # The call that is given up has ended at the target when its clean-up comes.
+        # The abandoned call has ended at the target when the clean-up arrives.
         go_on.set()
         await really_delete(caller, volume_id)
 
@@ -265,7 +265,7 @@ async def test_volume_the_target_loses_while_attached_is_told_once(world: World)
     with world.volumes.events.subscribed(volume_id) as events:
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
         await world.storage.delete(world.identities["gateway"].subject, volume_id)
-        # What the target does at its end: the gateway then asks again and hears of the loss.
+        # The target does this when it ends: the gateway then asks again and learns of the loss.
         world.storage.events.close()
         async with asyncio.timeout(PATIENCE_SECONDS):
             async for event in events:
@@ -284,7 +284,7 @@ async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
             raise UsageError("volume.unknown", "gone")
 
         world.target.take_events = take_events  # type: ignore[method-assign]
-        # The poller has had its turn when this task runs again.
+        # When this task runs again, the poller has run.
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await world.storage.poll_events()
@@ -330,8 +330,8 @@ async def test_target_events_reach_who_watches_at_the_gateway(world: World) -> N
         async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
             polling = tasks.create_task(world.storage.poll_events())
             heard: list[Event] = []
-            # The gateway's own watch of the target starts in the background: until it is there
-            # an event may pass unheard, so the target reports until one arrives.
+            # The gateway's watch of the target starts in the background. Until then events may be
+            # missed, so the target repeats its report until one arrives.
             reporting = tasks.create_task(_report(world))
             async for event in events:
                 heard.append(event)

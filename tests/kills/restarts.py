@@ -1,4 +1,4 @@
-"""Daemons that are killed and come back where they were."""
+"""Daemons that are killed and restarted at the same addresses."""
 
 import contextlib
 
@@ -7,9 +7,9 @@ from ports import choose_ports
 
 
 def start_in_place(site: Site, stack: contextlib.ExitStack, name: str) -> Daemon:
-    """Start a daemon, where it was before if it was there.
+    """Start a daemon, at its previous addresses if it ran before.
 
-    At the end of `stack` it must end in order, unless it was killed: who kills it answers for it.
+    At the end of `stack` it must exit cleanly, unless a test killed it.
     """
     config = site.root / f"{name}.toml"
     choose_ports(config)

@@ -1,4 +1,4 @@
-"""A broker, a target whose stores are anchored, a gateway and a tenant: all but the tenant die."""
+"""A broker, a target with anchored stores and a gateway, which get killed, and a tenant."""
 
 import asyncio
 import contextlib
@@ -24,16 +24,16 @@ BLOCK = 4096
 VOLUME_BYTES = 1 << 20
 BLOCKS = 48
 WRITERS = 4
-# No step of a tenant takes that long: more than any bound of ours, also on a loaded machine.
+# No step of a tenant takes this long, even on a loaded machine: it exceeds all bounds.
 STEP_SECONDS = 100.0
 LOST = (Error, NvmeStatusError, OSError, grpc.aio.AioRpcError)
-# What an honest drive must never be accused of.
+# Events that must never be reported for an honest drive.
 ALARMS = ("sector.stale", "store.rolled_back", "store.failed", "device.anchor.mismatch")
 
 
 @dataclass
 class StorageWorld:
-    """Daemons by name: broker, s and g; what they logged, by name and start."""
+    """Daemons by name: broker, s and g; and their logs, by name and start."""
 
     site: Site
     stack: contextlib.ExitStack
@@ -42,24 +42,24 @@ class StorageWorld:
     logs: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        """Start a daemon, where it was before if it was there."""
+        """Start a daemon, at its previous addresses if it ran before."""
         self.daemons[name] = start_in_place(self.site, self.stack, name)
         self.starts[name] += 1
 
     async def restart(self, name: str) -> None:
-        """SIGTERM, and start it again."""
+        """Stop a daemon with SIGTERM and restart it."""
         assert await asyncio.to_thread(self.daemons[name].stop) == 0
         self._keep_log(name)
         await asyncio.to_thread(self.start, name)
 
     async def kill(self, name: str) -> None:
-        """SIGKILL, and start it again."""
+        """Kill a daemon with SIGKILL and restart it."""
         self.daemons[name].kill()
         self._keep_log(name)
         await asyncio.to_thread(self.start, name)
 
     def alarms(self) -> list[str]:
-        """Lines of all logs in which an honest drive is accused."""
+        """Return log lines that accuse the honest drive."""
         for name in self.daemons:
             self._keep_log(name)
         lines = "".join(self.logs.values()).splitlines()
@@ -72,7 +72,7 @@ class StorageWorld:
 
 @contextlib.asynccontextmanager
 async def storage_world(*, store: str, anchor: str, scratch: Path) -> AsyncIterator[StorageWorld]:
-    """Start everything; at the end all of it is gone."""
+    """Start everything; stop and remove it at the end."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         made = StorageWorld(site, stack)
@@ -104,19 +104,19 @@ async def storage_world(*, store: str, anchor: str, scratch: Path) -> AsyncItera
 
 @dataclass
 class Tenant:
-    """Writes, reads and flushes through whatever dies; holds each answer against its history."""
+    """Writes, reads and flushes during kills, and checks each answer against the history."""
 
     world: StorageWorld
     history: History = field(default_factory=History)
     ended: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     volume: Volume | None = None
-    # Which start of the gateway has the volume attached.
+    # The start of the gateway that has the volume attached.
     gateway: int = 0
     progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self) -> None:
-        """Live until cancelled; anything that history doesn't allow is raised."""
+        """Run until cancelled; raise on anything that the history doesn't allow."""
         while True:
             try:
                 async with self._session() as queue, asyncio.TaskGroup() as tasks:
@@ -128,7 +128,7 @@ class Tenant:
                 await asyncio.sleep(0.1)
 
     async def progressed(self, load: "asyncio.Future[None]") -> None:
-        """Return when a flush that began after now has ended; raise what ended the load."""
+        """Wait until a flush that begins after this call has ended; raise the load's error."""
         async with asyncio.timeout(STEP_SECONDS), asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(self._flushed_twice())
             await asyncio.wait({waiting, load}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ class Tenant:
             await self.progress.wait_for(lambda: self.ended["flush"] > flushes + 1)
 
     async def check_all(self) -> None:
-        """Read every block once nothing dies any more; a gateway may still be looking for it."""
+        """Read every block after the last kill; the gateway may still be finding its target."""
         async with asyncio.timeout(STEP_SECONDS):
             while True:
                 try:
@@ -189,7 +189,7 @@ class Tenant:
         gateway = self.world.starts["g"]
         if self.volume is not None and self.volume.attachment is not None and not self._is_lost():
             if gateway != self.gateway:
-                # It comes back by itself, without what nobody flushed.
+                # It is exported again automatically, without unflushed writes.
                 self.gateway = gateway
                 self.history.gateway_died()
             return self.volume
@@ -197,7 +197,7 @@ class Tenant:
             if self.volume is None:
                 self.volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
             else:
-                # By an attach that was never answered; or it may lack what nobody flushed.
+                # Attached by a call that was never answered; or unflushed writes may be lost.
                 with contextlib.suppress(UsageError):
                     await client.volumes.detach(self.volume.name)
             self.volume = await client.volumes.attach(self.volume.name, host_nqn=HOST)
@@ -206,7 +206,7 @@ class Tenant:
             return self.volume
 
     def _is_lost(self) -> bool:
-        """Whether the gateway has failed the volume: it, and then its target, were killed."""
+        """Return whether the gateway failed the volume after it and its target were killed."""
         log = self.world.daemons["g"].log.read_text()
         return "volume.unflushed_lost" in log.rpartition('"kind": "attached"')[2]
 
@@ -246,7 +246,7 @@ class Tenant:
 
 @contextlib.asynccontextmanager
 async def bounded(what: str) -> AsyncIterator[None]:
-    """Fail, rather than wait for ever: also where a cancellation is waited out."""
+    """Fail instead of waiting forever, even during a cancellation."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     try:

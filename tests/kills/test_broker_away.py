@@ -1,4 +1,4 @@
-"""A broker that is away for a while: calls of a program wait, and none of them fails."""
+"""A broker that is unavailable for a while: a program's calls wait, and none fails."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ async def test_a_flush_waits_for_a_broker_that_is_away(
 
     monkeypatch.setattr(VolumeQueue, "flush", noted)
     async with storage_world(store="file", anchor="broker", scratch=tmp_path) as world:
-        # Longer than a target waits for its anchor, so that its answer is what the program gets.
+        # Longer than a target waits for its anchor, so that the program gets the target's answer.
         config = world.site.root / "g.toml"
         patient = config.read_text().replace("timeout_seconds = 5\n", "timeout_seconds = 30\n")
         config.write_text(patient)

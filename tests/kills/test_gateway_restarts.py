@@ -1,4 +1,4 @@
-"""Gateways that restart and crash under the load of programs: no call fails, nothing is lost."""
+"""Gateways restart and crash under load: no call of a program fails, nothing is lost."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ async def attached(world: StorageWorld) -> Volume:
 
 
 class Load:
-    """Writers of different bytes, each of which reads what it wrote; no call may fail."""
+    """Writers of separate ranges that read back what they wrote; no call may fail."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -59,7 +59,7 @@ class Load:
                 self._moved.notify_all()
 
     async def went_on(self) -> None:
-        """Return when each writer has gone on for a while."""
+        """Wait until each writer has made some progress."""
         wanted = [rounds + 3 for rounds in self._rounds]
         async with asyncio.timeout(PATIENCE_SECONDS), self._moved:
             await self._moved.wait_for(
@@ -67,7 +67,7 @@ class Load:
             )
 
     async def check(self) -> None:
-        """Compare everything."""
+        """Read back and compare everything."""
         assert await self._disk.read(0, MIB) == self._reference
 
 
@@ -98,7 +98,7 @@ async def test_programs_live_through_restarts_and_crashes_of_the_gateway(tmp_pat
             )
             await client.volumes.detach(volume.name)
         await world.restart("g")
-        # What was detached stays away, for certain: its host is sent away.
+        # A detached volume stays detached: its host is refused.
         with pytest.raises(NvmeStatusError) as caught:
             await host_of(volume).connect()
         assert (caught.value.status, caught.value.is_final) == (0x182, True)
@@ -132,7 +132,7 @@ async def test_a_host_is_asked_to_come_again_until_the_target_is_back(tmp_path: 
 
 
 async def knock(volume: Volume, refusals: list[bool]) -> None:
-    """Connect again and again, from before the gateway listens."""
+    """Connect repeatedly, starting before the gateway listens."""
     while True:
         try:
             async with host_of(volume):
@@ -144,7 +144,7 @@ async def knock(volume: Volume, refusals: list[bool]) -> None:
 
 
 async def read_back(volume: Volume, refusals: list[bool]) -> bool:
-    """Read what was written, or note whether the refusal was final."""
+    """Read what was written, or record whether the refusal was final."""
     try:
         async with host_of(volume) as host:
             queue = await host.open_queue(1)

@@ -1,4 +1,4 @@
-"""kill -9 of brokers, gateways and etcd members under load: no IV twice, no lease lost."""
+"""kill -9 of brokers, gateways and etcd members under load: no IV is reused, no lease lost."""
 
 import asyncio
 import os
@@ -17,14 +17,14 @@ from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.device.anchors.counter import FileCounter
 from seeds import SEED
 
-# `make kill-test` makes dozens; the seed only chooses victims and pauses.
+# `make kill-test` does dozens of kills; the seed only chooses victims and pauses.
 KILLS = int(os.environ.get("SEALANE_KILLS", "6"))
 
 _RECORD_BYTES = 56  # key epoch 4, IV 12, SHA-256 of the plaintext 32, LBA 8
 
 
 def _ivs(ledger: Path) -> list[tuple[int, int, int]]:
-    """Broker instance, start epoch and counter of every seal for a volume, of all processes."""
+    """Return broker instance, start epoch and counter of all seals of a volume, by any process."""
     content = ledger.read_bytes()
     whole = len(content) // _RECORD_BYTES * _RECORD_BYTES
     ivs = [content[at + 4 : at + 16] for at in range(0, whole, _RECORD_BYTES)]

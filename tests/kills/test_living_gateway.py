@@ -1,4 +1,4 @@
-"""A device put back between two anchors, under a gateway that lives: it notices."""
+"""A device rolled back between two anchors while its gateway runs, which notices."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ async def attach(world: StorageWorld, name: str = "") -> Volume:
 
 
 async def failure(world: StorageWorld) -> str:
-    """Wait until the gateway has failed its volume; the reason."""
+    """Wait until the gateway has failed its volume; return the reason."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             for line in world.daemons["g"].log_lines():
@@ -58,7 +58,7 @@ async def test_device_put_back_between_two_anchors_is_noticed_by_the_gateway_tha
             await host.request_queues(1)
             queue = await host.open_queue(1)
             await write(queue, b"1")
-            # A crash is none of that, although no anchor knows of the flush.
+            # A crash isn't a rollback, although no anchor covers the flush.
             await world.kill("s")
             assert await read(queue) == b"1" * BLOCK
             shutil.copyfile(store, older)
@@ -70,7 +70,7 @@ async def test_device_put_back_between_two_anchors_is_noticed_by_the_gateway_tha
                 await read(queue)
             assert await failure(world) == "volume.rolled_back"
             await queue.close()
-        # The target itself can't tell: what is there is for an operator to accept.
+        # The target can't detect it: an operator has to accept the state.
         async with connect(world.daemons["g"].socket) as client:
             await client.volumes.detach(volume.name)
         async with host_of(await attach(world, volume.name)) as host:

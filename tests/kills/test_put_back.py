@@ -1,4 +1,4 @@
-"""etcd put back under a running broker, and under one that is down: as daemons say it."""
+"""Rollback of etcd under a running and under a stopped broker, with real daemons."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_broker_ends_and_stays_down_when_its_store_was_put_back() -> None:
         again = sealaned("--config", config)
         assert again.returncode == EXIT_NOT_VERIFIED
         assert "broker.store.rolled_back" in again.stderr
-        # What docs/understand/broker-store.md says of a restore on purpose.
+        # The procedure of docs/understand/broker-store.md for a deliberate restore.
         for counter in ("starts.counter", "heads.counter"):
             (root / "b" / counter).unlink()
         config.write_text(config.read_text().replace("[broker]\n", "[broker]\ninstance = 2\n"))

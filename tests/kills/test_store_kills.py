@@ -1,4 +1,4 @@
-"""kill -9 of target, gateway and broker under live load, with stores that keep freshness."""
+"""kill -9 of target, gateway and broker under load, with stores that keep freshness."""
 
 import asyncio
 import os
@@ -13,9 +13,9 @@ from seeds import SEED
 
 VICTIMS = ("s", "s", "s", "g", "broker")
 CASES = [("file", "broker"), ("inline", "broker"), ("file", "tpm2"), ("inline", "file")]
-# `make kill-test` says how many, and wants every case.
+# `make kill-test` sets the number and requires every case.
 KILLS = int(os.environ.get("SEALANE_KILLS", "3"))
-# A host that leaves while its target is gone: what a cancelled command is waited for, and slack.
+# A host leaves while its target is gone: the wait for cancelled commands, plus slack.
 LEAVE_SECONDS = 30.0
 
 

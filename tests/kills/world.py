@@ -1,4 +1,4 @@
-"""Two brokers on three members of etcd, a target and two gateways, all processes to be killed."""
+"""Two brokers on three etcd members, a target and two gateways; any process may be killed."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ GATEWAYS = ("g1", "g2")
 
 @dataclass
 class World:
-    """Everything that may be killed, and the load on it."""
+    """The processes that may be killed, and their load."""
 
     site: Site
     etcd: Cluster
@@ -42,11 +42,11 @@ class World:
     another_round: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def start(self, name: str) -> None:
-        """Start a daemon, where it was before if it was there."""
+        """Start a daemon, at its previous addresses if it ran before."""
         self.daemons[name] = start_in_place(self.site, self.stack, name)
 
     async def kill(self, name: str) -> None:
-        """SIGKILL, and start it again."""
+        """Kill a daemon with SIGKILL and restart it."""
         if name in self.daemons:
             self.daemons[name].kill()
             await asyncio.to_thread(self.start, name)
@@ -58,7 +58,7 @@ class World:
         await asyncio.to_thread(member.wait_listening)
 
     async def load(self, name: str) -> None:
-        """Attach, write, flush and detach one gateway's volume, again and again."""
+        """Repeatedly attach, write, flush and detach a gateway's volume."""
         while True:
             try:
                 await self._round(name)
@@ -97,7 +97,7 @@ class World:
             await client.volumes.detach(volume.name)
 
     async def progressed(self) -> None:
-        """Return once every gateway has been through a whole round from now on."""
+        """Wait until every gateway has completed a whole round."""
         before = self.rounds.copy()
         async with asyncio.timeout(PROGRESS_SECONDS), self.another_round:
             await self.another_round.wait_for(
@@ -107,7 +107,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(ledgers: Path) -> AsyncIterator[World]:
-    """Start everything; at the end all of it is gone."""
+    """Start everything; stop and remove it at the end."""
     with short_directory() as root, etcd_cluster(3) as etcd, contextlib.ExitStack() as stack:
         site = Site(root)
         made = World(site, etcd, stack)

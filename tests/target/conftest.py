@@ -1,4 +1,4 @@
-"""A target and a gateway that the tests of this folder share."""
+"""Fixtures: a target and a gateway, shared by the tests of this folder."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A target and a gateway on loopback with one volume between them, for the tests of both."""
+"""A target and a gateway on loopback with one volume, for tests of both."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ COMPARE_FAILURE = 0x285
 
 
 def counters(*, start_epoch: int = 1, counter_end: int = 1 << 36) -> CounterRange:
-    """A lease."""
+    """Return the counters of a lease."""
     return CounterRange(
         broker_instance=1, start_epoch=start_epoch, counter_start=1, counter_end=counter_end
     )
@@ -58,7 +58,7 @@ class World:
         is_read_only: bool = False,
         gateway: PeerIncarnation | None = None,
     ) -> QueueGrant:
-        """What the control channel does, in one process; `epoch` None: the newest."""
+        """Grant a queue, as the control channel does; `epoch` None is the newest."""
         epoch = self.newest_epoch if epoch is None else epoch
         self.newest_epoch = max(epoch, self.newest_epoch)
         secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
@@ -116,7 +116,7 @@ class World:
     async def event(
         self, matches: Callable[[StorageEvent], bool], *, at_target: bool = False
     ) -> None:
-        """Wait until such an event is reported."""
+        """Wait until this event is reported."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 taken = (

@@ -1,4 +1,4 @@
-"""Listeners with a volume behind them, and raw connections to them."""
+"""Listeners with a volume, and raw connections to them."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ HEADER_FIELD, SEQUENCE, HEADER_DIGEST, RANGE, LIMIT = 1, 2, 3, 4, 5
 
 
 class Faults(list[str]):
-    """Reason ids as a listener reports them."""
+    """Reason ids that a listener reported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Faults(list[str]):
         self._reported.set()
 
     async def settled(self, *expected: str) -> None:
-        """Wait until these were reported, and no more than these; forget them."""
+        """Wait until exactly these are reported; clear them."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(self) < len(expected):
                 self._reported.clear()
@@ -60,7 +60,7 @@ class Faults(list[str]):
 
 @dataclass
 class Place:
-    """Where malformed PDUs go: a listener with a volume behind it."""
+    """The receiver of malformed PDUs: a listener with a volume."""
 
     address: tuple[str, int]
     nqn: str
@@ -103,7 +103,7 @@ async def secure() -> AsyncIterator[Place]:
         faults = Faults()
         world.target.listener.observe(faults.note)
         nqn = world.target.subsystem_nqn(world.volume_id)
-        # An expired ticket of another queue makes the host known.
+        # An expired ticket of another queue identifies the host.
         world.grant(9)
         yield Place(
             world.target.address,
@@ -137,13 +137,13 @@ PLACES = {"plain": plain, "secure": secure, "gateway": gateway}
 
 
 class Wire:
-    """One raw connection."""
+    """A raw connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def next(self) -> Pdu | None:
-        """Next PDU; None when the peer has closed."""
+        """Return the next PDU; None when the peer has closed."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             head = await self.reader.read(1)
             if not head:
@@ -154,7 +154,7 @@ class Wire:
         return Pdu(0, Way.TO_GATEWAY, bytearray(content[: head[2]]), bytearray(content[head[2] :]))
 
     async def status(self, sent: bytes) -> int:
-        """Status (type and code) of the next response, after data that may come before."""
+        """Return status (type and code) of the next response; skip data before it."""
         self.writer.write(sent)
         while True:
             pdu = await self.next()
@@ -163,7 +163,7 @@ class Wire:
                 return int(pdu.status) >> 1 & 0x7FF
 
     async def terminated(self, sent: bytes) -> tuple[int, int]:
-        """Fatal error status and field offset of the termination request that answers `sent`."""
+        """Return error status and field offset of the termination request that answers `sent`."""
         self.writer.write(sent)
         answers = []
         while (pdu := await self.next()) is not None:
@@ -190,7 +190,7 @@ async def wire(connection: socket.socket) -> AsyncIterator[Wire]:
 
 @contextlib.asynccontextmanager
 async def admin_queue(place: Place, *, digests: int = 0) -> AsyncIterator[Wire]:
-    """An admin queue that has connected and enabled its controller."""
+    """Open an admin queue and enable its controller."""
     connect = Connect(
         command_id=1,
         queue_id=0,
@@ -219,7 +219,7 @@ async def admin_queue(place: Place, *, digests: int = 0) -> AsyncIterator[Wire]:
 
 @contextlib.asynccontextmanager
 async def io_queue(place: Place, *, digests: Digests | None = None) -> AsyncIterator[Wire]:
-    """An I/O queue of an association of its own."""
+    """Open an I/O queue in its own association."""
     async with place.host(digests=digests) as host:
         connected = await host.connect_queue(1, ticket=place.ticket(1))
         async with wire(connected.socket) as opened:

@@ -1,4 +1,4 @@
-"""A target's directory as a device, without a broker: who serves it is nobody else's business."""
+"""A target's directory as a device, without a broker to decide who serves it."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from sealane.daemon.node.peers import ServedDevice
 async def open_device(
     directory: Path, anchor: Anchor | None = None, *, is_believed: bool = True
 ) -> AsyncIterator[tuple[Device, AnchoredCatalogue]]:
-    """Open `directory` with this anchor, by default with none."""
+    """Open `directory` with this anchor; default: none."""
     make_directory(directory)
     file = DeviceFile(directory)
     device = Device(
@@ -34,5 +34,5 @@ async def open_device(
 
 
 def volume_files(directory: Path) -> set[Path]:
-    """Return the files of `directory` that aren't the device's own."""
+    """Return the files of volumes in `directory`, without the device's own."""
     return {path for path in directory.iterdir() if path.name not in DEVICE_FILES}

@@ -1,4 +1,4 @@
-"""A list of volumes that is anchored: honest crashes raise no alarm, older directories do."""
+"""An anchored list of volumes: crashes raise no alarm, rolled-back directories do."""
 
 import contextlib
 import shutil
@@ -22,11 +22,11 @@ A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 
 
 class Crash(BaseException):
-    """The power goes."""
+    """A power failure."""
 
 
 class Steps:
-    """Counts whatever outlives a crash: file changes, and the two ends of anchoring."""
+    """Counts durable steps: file changes, and the two ends of anchoring."""
 
     def __init__(self, survives: int) -> None:
         self.left = survives
@@ -38,7 +38,7 @@ class Steps:
 
 
 class CrashingAnchor(MemoryAnchor):
-    """Power is lost before or after what it is asked: nothing is heard of it any more."""
+    """An anchor that loses power before or after a request, and then never answers."""
 
     steps = Steps(1 << 30)
 
@@ -52,7 +52,7 @@ class CrashingAnchor(MemoryAnchor):
 
 
 class Machine:
-    """One directory and its anchor, opened by one process after the other."""
+    """A directory and its anchor, opened by successive processes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,7 +63,7 @@ class Machine:
         return self.directory / f"{volume_id}{STORE_SUFFIX}"
 
     async def open(self, *, is_believed: bool = False) -> AnchoredCatalogue:
-        """Open as a start does, and discard what is not on the list."""
+        """Open as at a start, and discard files that aren't listed."""
         self.directory.mkdir(exist_ok=True)
         file = DeviceFile(self.directory)
         try:
@@ -97,7 +97,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def crashing(patch: pytest.MonkeyPatch, steps: Steps) -> None:
-    """Let every change of a file be a step."""
+    """Count every file change as a step."""
     for name in ("begin", "begin_replacement", "_rename", "forget", "drop_replacement"):
         real = getattr(Catalogue, name)
 
@@ -116,7 +116,7 @@ def crashing(patch: pytest.MonkeyPatch, steps: Steps) -> None:
 
 
 async def _work(machine: Machine, told: list[set[uuid.UUID]]) -> None:
-    """Open, make A and B, remove A; `told` notes what the tenant was told last."""
+    """Open, create A and B, remove A; `told` records what the tenant was told last."""
     catalogue = await machine.open(is_believed=machine.anchor.records == {})
     told.append(set(machine.has_volumes))
     for volume_id in (A, B):
@@ -141,7 +141,7 @@ async def test_crash_at_any_step_is_no_alarm_and_loses_nothing_that_was_told(
                 await _work(machine, told)
             except (Crash, UnavailableError):
                 was_cut = True
-        # And once more while it recovers, at each of its steps.
+        # Then crash again during recovery, at each of its steps.
         for again in range(8):
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash):
                 crashing(patch, again_steps := Steps(again))
@@ -150,7 +150,7 @@ async def test_crash_at_any_step_is_no_alarm_and_loses_nothing_that_was_told(
                     await machine.open()
         await machine.open()
         before = told[-1] if told else set()
-        # What was under way when the power went may have happened or not.
+        # The operation in progress at the power failure may have happened or not.
         after = [before, before | {A}] if before == set() else [before, before ^ {B}, before - {A}]
         assert machine.has_volumes in after, survives
         survives += 1
@@ -158,7 +158,7 @@ async def test_crash_at_any_step_is_no_alarm_and_loses_nothing_that_was_told(
 
 
 async def _replace(machine: Machine, told: list[bytes]) -> None:
-    """Open, and give A another descriptor twice; `told` notes what the tenant was told last."""
+    """Open, and replace A's descriptor twice; `told` records what the tenant was told last."""
     catalogue = await machine.open()
     for content in (b"next", b"last"):
         await catalogue.replace(A, content)
@@ -250,7 +250,7 @@ async def test_list_that_was_changed_by_hand_is_refused(machine: Machine, how: s
     elif how == "removed":
         path.unlink()
     elif how == "renamed":
-        # As if being removed, both: one may be, by a crash.
+        # Both look as if being removed; a crash explains one.
         for volume_id in (A, B):
             path = machine.directory / f"{volume_id}.volume"
             path.rename(path.with_suffix(".volume.unfinished"))

@@ -1,4 +1,4 @@
-"""When a back end is made again, and when it is given up."""
+"""When a back end is reconnected, and when it is given up."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from sealane.daemon.gateway.back_end import (
 
 
 class Clock:
-    """A clock that moves when told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -47,7 +47,7 @@ def test_delays_start_over_when_the_losses_are_old() -> None:
     delays = RetryDelays(now=clock, uniform=lambda _, high: high)
     assert [delays.next(), delays.next()] == [0.0, RETRY_SECONDS_MIN]
     clock.now += LOSS_WINDOW_SECONDS
-    assert delays.next() == 2 * RETRY_SECONDS_MIN  # both are on the window's edge
+    assert delays.next() == 2 * RETRY_SECONDS_MIN  # Both are on the window's edge.
     clock.now += LOSS_WINDOW_SECONDS + 1
     assert delays.next() == 0.0
 

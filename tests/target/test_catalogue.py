@@ -1,4 +1,4 @@
-"""Descriptor files beside the stores, and what a target makes of them at its start."""
+"""Descriptor files next to the stores, and how a target handles them at its start."""
 
 import os
 import uuid

@@ -14,13 +14,13 @@ from target.pair import MEBIBYTE, World, counters, make_world
 ROUNDS = 12
 WRITTEN = 12 * MEBIBYTE
 PIECE = 128 * 1024
-# What allocators and the target's store keep, of what all rounds together write.
+# The share of all written data that allocators and the target's store may keep.
 KEPT_MAX = 4 * WRITTEN
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Run without the cyclic collector."""
+    """Run without the cyclic garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -51,7 +51,7 @@ async def test_a_detached_volume_leaves_no_key_and_no_memory_behind() -> None:
             assert (journals.volumes, journals.taken >= WRITTEN - MEBIBYTE) == (1, True)
             await world.attached.detach()
             await world.attached.wipe()
-            # The engine drops keys, which zeroes them, with the volume.
+            # The engine drops, and so zeroes, the keys with the volume.
             assert (journals.volumes, journals.taken) == (0, 0)
             with pytest.raises(_native.QueueClosedError):
                 world.attached.counters_remaining()

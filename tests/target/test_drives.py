@@ -1,4 +1,4 @@
-"""Which namespace a volume of the `nvme` store gets. The drives themselves: tests/kernel_lab."""
+"""Choice of the namespace for a volume of the `nvme` store. Real drives: tests/kernel_lab."""
 
 import os
 import uuid
@@ -42,7 +42,7 @@ class Rack:
         self.known[real] = (self.known[real][0], True)
 
     def fill(self, volume_id: uuid.UUID) -> str:
-        """Note that a volume was laid out; returns where."""
+        """Record that a volume was laid out; return its path."""
         real = os.path.realpath(self.link(volume_id))
         self.known[real] = (self.known[real][0], False)
         return Path(real).name
@@ -85,7 +85,7 @@ def test_namespace_under_two_names_is_one(rack: Rack) -> None:
     alias.symlink_to(path)
     drives = Drives([alias, path], rack.directory)
     drives.claim(A, SECTORS)
-    # Also as long as nothing is laid out on it.
+    # Even while nothing is laid out on it.
     with pytest.raises(UnavailableError, match="in use by a volume"):
         drives.claim(B, SECTORS)
 
@@ -132,7 +132,7 @@ def test_catalogue_finds_a_volume_whose_drive_is_gone(rack: Rack) -> None:
 
 
 async def test_file_is_no_drive(tmp_path: Path) -> None:
-    """The engine's own check: without a namespace under it nothing is made and nothing stays."""
+    """The engine checks it, too: without a namespace, nothing is created or left behind."""
     path, directory = tmp_path / "image", tmp_path / "volumes"
     path.write_bytes(bytes(1 << 20))
     target = Target(

@@ -1,4 +1,4 @@
-"""Target, gateway and initiator on loopback: what is written comes back, and nothing else does."""
+"""Target, gateway and initiator on loopback: reads return what was written, and nothing else."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What unwritten, zeroed and deallocated sectors are, the same wherever a volume lies."""
+"""Unwritten, zeroed and deallocated sectors read the same on every back end."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ CONTENT: Final = data(SECTORS * PAGE)
 
 @contextlib.asynccontextmanager
 async def back_end(kind: str, directory: Path) -> AsyncIterator[Session]:
-    """An empty volume of at least SECTORS sectors."""
+    """Yield an empty volume of at least SECTORS sectors."""
     match kind:
         case "file" | "inline":
             async with make_world(directory / "store", store_kind=kind) as world:
@@ -44,7 +44,7 @@ def content(lba: int, sectors: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command and the sectors that it makes zeros, or what CONTENT has there."""
+    """A command and the sectors that it sets, to zeros or to CONTENT."""
 
     name: str
     run: Callable[[VolumeQueue], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""What a target tells the broker of findings: once, and not before the broker has heard it."""
+"""A target's reports of findings to the broker: sent once, and retried until answered."""
 
 import datetime as dt
 import uuid

@@ -1,4 +1,4 @@
-"""Hosts in numbers, hosts that are slow, and hosts that say nothing: bounded, and others served."""
+"""Many hosts, slow hosts and silent hosts: resources are bounded, and others are served."""
 
 import asyncio
 import contextlib
@@ -33,18 +33,18 @@ async def served(place: Place) -> None:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def open_descriptors() -> int:
-    """Descriptors of this process."""
+    """Return the open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def silent(place: Place, count: int) -> contextlib.ExitStack:
-    """Open connections that say nothing."""
+    """Open connections that send nothing."""
     stack = contextlib.ExitStack()
     for _ in range(count):
         stack.enter_context(socket.create_connection(place.address))
@@ -52,7 +52,7 @@ def silent(place: Place, count: int) -> contextlib.ExitStack:
 
 
 async def closed(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """Return what arrives until the other side closes."""
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     received = b""
@@ -72,7 +72,7 @@ async def test_connections_that_say_nothing_are_cut_and_others_served_meanwhile(
         await served(place)
         with socket.create_connection(place.address) as last:
             last.sendall(_native.encode_ic_req())
-            assert len(await closed(last)) == 128  # ICResp, and then its time was up
+            assert len(await closed(last)) == 128  # ICResp, then the timeout
         del stack
     await served(place)
     assert set(place.faults) == {"connection.timeout"}
@@ -89,7 +89,7 @@ async def test_more_half_open_connections_than_the_limit_are_refused_at_once(
                     with socket.create_connection(place.address) as more:
                         await closed(more)
             assert set(place.faults) == {"handshakes.limit"}
-            # Who is in is served while nobody new gets in.
+            # Connected hosts are served while no new ones are admitted.
             assert (await host.identify_namespace()).block_count > 0
     await served(place)
 
@@ -97,7 +97,7 @@ async def test_more_half_open_connections_than_the_limit_are_refused_at_once(
 async def test_a_host_that_sends_byte_by_byte_has_as_long_as_the_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is on the handshake and not on the silence between bytes."""
+    """The limit applies to the whole handshake, not to the silence between bytes."""
     monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.2)
     with socket.create_connection(place.address) as slow:
         ended = asyncio.ensure_future(closed(slow))
@@ -122,7 +122,7 @@ async def test_ten_thousand_connects_leave_nothing_behind(place: Place) -> None:
         connection = socket.socket()
         with connection:
             connection.setblocking(False)
-            # Reset on close: no port is left waiting.
+            # Reset on close, so that no port stays in TIME_WAIT.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with contextlib.suppress(ConnectionError):
                 await loop.sock_connect(connection, place.address)
@@ -157,7 +157,7 @@ async def test_a_host_that_takes_no_answer_is_cut(
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not place.faults:
                     opened.writer.write(asked * 64)
-                    # What isn't sent stays on this side: only what the daemon keeps counts.
+                    # Unsent data stays on this side: only the daemon's memory counts.
                     await asyncio.wait([asyncio.ensure_future(opened.writer.drain())], timeout=0.05)
         assert place.faults == ["connection.stalled"]
         assert resident_bytes() - before < 64 << 20

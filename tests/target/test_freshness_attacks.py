@@ -1,8 +1,7 @@
-"""Reference tests 15, 18, 20 and 29 from host to drive, for blocks out of place and in place.
+"""Reference tests 15, 18, 20 and 29 from host to drive, for stores out of place and in place.
 
-The drive's owner puts back, exchanges and tears what the target stored; the host behind the gateway
-sees what was written last, or an error. One attack at a time, in the store itself: the engine's
-worlds.
+The drive's owner rolls back, exchanges and tears stored blocks; the host behind the gateway reads
+what was written last, or gets an error. Attacks on the store alone are tested in the engine.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ OLD, NEW = b"\x01" * 4096, b"\x02" * 4096
 
 @dataclass(frozen=True)
 class Drive:
-    """A store's file, whose first page says where the rest is (docs/formats/stores.md §2)."""
+    """A store's file, whose first page locates the rest (docs/formats/stores.md §2)."""
 
     path: Path
     unit: int
@@ -53,17 +52,17 @@ class Drive:
         )
 
     def read(self) -> bytes:
-        """All of it."""
+        """Return the whole file."""
         return self.path.read_bytes()
 
     def write(self, place: int, content: bytes) -> None:
-        """Behind the target's back."""
+        """Overwrite bytes behind the target's back."""
         with self.path.open("r+b") as file:
             file.seek(place)
             file.write(content)
 
     def changed(self, before: bytes, after: bytes) -> int:
-        """Where the one block begins that was written since."""
+        """Return the offset of the one block written since."""
         starts = range(self.blocks, len(after), self.unit)
         (place,) = (
             at for at in starts if before[at : at + self.unit] != after[at : at + self.unit]
@@ -79,7 +78,7 @@ async def volume(directory: Path, kind: Kind) -> AsyncIterator[tuple[World, Volu
 
 
 async def merged(world: World, drive: Drive) -> None:
-    """Have all that waits in memory go to leaf pages: a scrub's repair ends with a checkpoint."""
+    """Merge everything pending into leaf pages: a scrub's repair ends with a checkpoint."""
     drive.write(8, b"\xff")
     before = world.target.statistics(world.volume_id)["merges"]
     jobs = world.target.jobs(world.volume_id)
@@ -90,7 +89,7 @@ async def merged(world: World, drive: Drive) -> None:
 
 @contextlib.asynccontextmanager
 async def closed(world: World) -> AsyncIterator[None]:
-    """The target without the volume for a while; its gateway waits."""
+    """Close the volume at the target within the block; its gateway waits."""
     await world.target.close_volume(world.volume_id)
     yield
     await world.target.open_volume(world.volume_id, sector_count=SECTORS)
@@ -179,7 +178,7 @@ async def test_29_sectors_of_a_torn_write_are_each_of_one_version(
         await queue.write(LBA, NEW * sectors)
         after = drive.read()
         async with closed(world):
-            # Power is cut when every other block is there, and half of one.
+            # Power is cut when every other block and half of one are written.
             image = bytearray(after)
             places = [
                 at
@@ -202,7 +201,7 @@ async def test_29_sectors_of_a_torn_write_are_each_of_one_version(
 
 
 def test_the_first_block_in_place_is_where_the_demo_has_it(tmp_path: Path) -> None:
-    """Two ways to reckon it, one of them of the product."""
+    """Checked against the product's own computation."""
     path = tmp_path / "x"
     sizes = struct.pack("<5Q", 8192, 340, 0, 4096, 4096)
     path.write_bytes(b"SEALSTOR" + bytes(56) + sizes + bytes(4096))

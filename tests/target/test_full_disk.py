@@ -1,6 +1,6 @@
-"""A target whose file system is full: what it holds is served, and it goes on when there is room.
+"""A target with a full file system: it serves existing data, and recovers when there is room.
 
-Each test mounts a small file system for the target's directory, for which it needs root.
+Each test mounts a small file system for the target's directory, which needs root.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class SmallDisk(Cluster):
         )
 
     def fill(self) -> None:
-        """Have somebody else take all the room that is left."""
+        """Fill the file system with another file."""
         descriptor = os.open(self._filler, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             for size in (1 << 20, 4096, 1):
@@ -55,12 +55,12 @@ class SmallDisk(Cluster):
             os.close(descriptor)
 
     def make_room(self) -> None:
-        """Have it go again."""
+        """Remove the filling file."""
         self._filler.unlink()
 
     @property
     def _filler(self) -> Path:
-        # In the directory, but none of the target's files.
+        # In the directory, but not a file of the target's.
         return self.mount / "filler"
 
 
@@ -90,7 +90,7 @@ async def test_target_on_a_full_file_system_serves_discards_restarts_and_deletes
         async with on(disk) as world:
             disk.fill()
             async with world.queue() as queue:
-                # Its room is its own from its making on.
+                # Its space was reserved at its creation.
                 for lba in range(0, 1024, 8):
                     await queue.write(lba, pattern(lba, 1, 8))
                 await queue.flush()
@@ -129,7 +129,7 @@ async def test_thin_volume_tells_hosts_that_there_is_no_room_and_goes_on_when_th
             errors = [outcome.error for outcome in outcomes if not outcome.is_success]
             assert errors
             assert {getattr(error, "status", None) for error in errors} == {CAPACITY_EXCEEDED}
-            # The store goes on: what it writes by itself has its room.
+            # The store goes on: its own metadata has reserved space.
             assert await queue.read(0) == pattern(0, 1)
             await queue.deallocate(0, 1)
             await queue.flush()

@@ -1,4 +1,4 @@
-"""The listener's limits at their real size: all that fits is served, and the next is refused."""
+"""The listener's limits at their real size: up to the limit all are served, the next is refused."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ DESCRIPTORS = 8192
 
 @pytest.fixture(autouse=True)
 def descriptors() -> Iterator[None]:
-    """Both ends of every connection are in this process."""
+    """Raise the descriptor limit: both ends of every connection are in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard >= DESCRIPTORS, "ulimit -Hn is too low"
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, DESCRIPTORS), hard))
@@ -45,7 +45,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def connection_from(place: Place, source: str) -> socket.socket:
-    """Connect from an address of this machine's choice: 127.0.0.0/8 is all of it."""
+    """Connect from a given loopback address: all of 127.0.0.0/8 is local."""
     made = socket.socket()
     made.bind((source, 0))
     made.setblocking(False)
@@ -76,7 +76,7 @@ async def admin_from(place: Place, stack: contextlib.AsyncExitStack, source: str
 
 
 async def refused(place: Place, source: str) -> None:
-    """A connection from an address is closed before a byte is asked of it."""
+    """Check that a connection from an address is closed before it sends anything."""
     async with wire(await connection_from(place, source)) as opened:
         with contextlib.suppress(ConnectionResetError):
             assert await opened.reader.read() == b""
@@ -105,14 +105,14 @@ async def test_every_connection_that_fits_is_served_and_the_next_is_refused(plac
         await all_served([*hosts, *others])
     async with asyncio.timeout(SECONDS), contextlib.AsyncExitStack() as stack:
         while True:
-            # The listener may not have heard of all their ends yet.
+            # The listener may not have noticed all of their ends yet.
             with contextlib.suppress(ConnectionError, AssertionError):
                 await all_served([await admin_from(place, stack, "127.0.0.2")])
                 break
 
 
 async def test_slow_writers_have_one_handshake_time_and_nobody_else_waits(place: Place) -> None:
-    """As many as may be half open, each sending a byte now and then, for the real time-out."""
+    """The maximum of half-open connections, each sending a byte at times, with the real timeout."""
     async with place.host() as host:
         async with contextlib.AsyncExitStack() as stack:
             slow = [
@@ -164,7 +164,7 @@ async def test_every_queue_that_fits_reads_and_the_next_is_refused(place: Place)
             assert bytes(answer.data) == bytes(BLOCK)
     async with asyncio.timeout(SECONDS), place.host() as host:
         while True:
-            # Closed queues are given back as their threads end.
+            # Closed queues are released when their threads end.
             with contextlib.suppress(NvmeStatusError):
                 (await host.connect_queue(1)).close()
                 break

@@ -1,4 +1,4 @@
-"""The listener against hosts that split, pipeline, stall and lie."""
+"""The listener against hosts that split, pipeline, stall or send false data."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ SECOND = "nqn.2026-11.dev.sealane:volume:second"
 
 @dataclass(slots=True)
 class Handed:
-    """An admission that keeps the descriptor it is given."""
+    """An admission that keeps the descriptor passed to it."""
 
     box: asyncio.Queue[socket.socket]
 
@@ -54,7 +54,7 @@ class Handed:
 
 
 class OneSubsystem(Exported, Provider):
-    """A provider with one subsystem whose queues go to the test instead of the engine."""
+    """A provider with a subsystem whose queues go to the test instead of the engine."""
 
     def __init__(self) -> None:
         self.shown = volume_subsystem(
@@ -166,7 +166,7 @@ def io_connect(host: HostController, **changes: object) -> bytes:
 
 @pytest.mark.parametrize("cut", [1, 8, 127, 128, 129, 136, 200, 1000, 1223, 1224, 1225, 1260])
 async def test_pipelined_bytes_reach_the_engine_untouched(world: World, cut: int) -> None:
-    """Whatever follows Connect, even in the same segment, is left in the socket."""
+    """Bytes after Connect, even in the same segment, stay in the socket."""
     behind = secrets.token_bytes(100)
     async with world.host() as host, world.raw() as (reader, writer):
         stream = _native.encode_ic_req() + io_connect(host) + behind
@@ -180,7 +180,7 @@ async def test_pipelined_bytes_reach_the_engine_untouched(world: World, cut: int
             handed.setblocking(True)
             left = await asyncio.to_thread(handed.recv, 100, socket.MSG_WAITALL)
             assert left == behind
-            # The response was complete before the queue was handed over.
+            # The response was complete before the queue was passed on.
             handed.setblocking(False)
             await asyncio.get_running_loop().sock_sendall(handed, b"engine")
             assert await reader.readexactly(6) == b"engine"
@@ -267,7 +267,7 @@ async def test_a_queue_id_connects_again_when_its_queue_is_drained(world: World)
         (await host.connect_queue(1)).close()
         (await world.provider.box.get()).close()
         again = asyncio.ensure_future(answered(world, io_connect(host)))
-        # What another queue does meanwhile takes longer than a refusal would.
+        # Meanwhile another queue does something that takes longer than a refusal.
         (await host.connect_queue(2)).close()
         (await world.provider.box.get()).close()
         world.listener.queue_closed(closed(2))
@@ -461,7 +461,7 @@ async def test_half_open_connections_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKES_MAX", 1)
-    # The first has said who it is and doesn't count.
+    # The first has identified itself and doesn't count.
     async with world.host(), world.raw() as (reader, writer):
         writer.write(IC_REQ)
         await reader.readexactly(128)
@@ -478,7 +478,7 @@ async def test_io_queues_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
         sent = io_connect(host, queue_id=2)
         assert (await answered(world, sent))[0] == Status.CONNECT_BUSY
         assert "queues.limit" in world.faults
-        # One that ended leaves its place to another.
+        # One that ended frees its place for another.
         world.listener.queue_closed(closed(1))
         (await host.connect_queue(2)).close()
         (await world.provider.box.get()).close()
@@ -514,7 +514,7 @@ def test_both_ends_notice_a_peer_that_vanishes_without_a_word() -> None:
 
 @pytest.fixture
 def draining(world: World, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Queues of the subsystem that is served take until this is set to drain."""
+    """Return an event: queues of the served subsystem don't drain until it is set."""
     gate = asyncio.Event()
 
     async def association_closed(association_id: int) -> None:
@@ -527,7 +527,7 @@ def draining(world: World, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def _vanish(world: World) -> None:
-    """Connect, and go without shutting the controller down; returns when its queues drain."""
+    """Connect, and disconnect without a controller shutdown; return when its queues drain."""
     old = world.host()
     await old.connect()
     assert old._admin is not None
@@ -557,7 +557,7 @@ async def test_a_host_that_left_is_answered_when_its_old_queues_are_drained(
 async def test_a_host_that_left_during_a_reset_is_waited_for_too(
     world: World, draining: asyncio.Event
 ) -> None:
-    # Nobody reads the admin queue meanwhile: only its socket tells that the host is gone.
+    # Nothing reads the admin queue meanwhile: only its socket shows that the host is gone.
     old, again = world.host(), world.host()
     await old.connect()
     resetting = asyncio.ensure_future(old._set_configuration(0))

@@ -53,7 +53,7 @@ ENABLE = 0x0046_0001
 
 @dataclass(slots=True)
 class Handed:
-    """An admission that keeps the descriptor it is given."""
+    """An admission that keeps the descriptor passed to it."""
 
     box: asyncio.Queue[socket.socket]
 
@@ -66,7 +66,7 @@ class Handed:
 
 @dataclass(eq=False)
 class Plain(Exported, Provider):
-    """A provider with one subsystem, in the test's hands."""
+    """A provider with one subsystem, controlled by the test."""
 
     shown: Subsystem
     hosts: set[str] = field(default_factory=lambda: {HOST})
@@ -103,14 +103,14 @@ class Plain(Exported, Provider):
         self.closed.append(association_id)
 
     def queue_closed(self, association_id: int, queue_id: int) -> None:
-        """Queues are in the test's hands."""
+        """Ignored: the test controls the queues."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """The listener's observers hear of it."""
+        """Ignored: the listener's observers get it."""
 
 
 class Queue:
-    """A host's queue, command by command."""
+    """A host's queue, at command level."""
 
     def __init__(self, stream: PduStream, result: int) -> None:
         self.stream = stream
@@ -161,7 +161,7 @@ class Queue:
     async def command(
         self, opcode: int, *words: int, nsid: int = 0, length: int = 4096, cid: int | None = None
     ) -> tuple[int, bytes]:
-        """Status and data."""
+        """Send a command; return status and data."""
         self._command_id += 1
         padded = (*words, 0, 0, 0, 0, 0, 0)[:6]
         command_id = self._command_id if cid is None else cid
@@ -195,7 +195,7 @@ class Queue:
         return data
 
     async def authenticate(self, machine: HostAuthentication) -> None:
-        """Carry messages until the machine is content or has failed."""
+        """Exchange messages until the state machine has succeeded or failed."""
         while machine.has_message:
             message = machine.take()
             sent = AuthenticationCommand(
@@ -368,7 +368,7 @@ async def test_a_reset_ends_the_io_queues_and_keeps_the_association(world: World
     assert status == Status.SEQUENCE_ERROR
     await admin.configure(0)
     assert world.plain.closed == [1]
-    # What the engine says of the queues it closed then is no fault of the host.
+    # Errors from queues that the engine closed aren't counted as faults of the host.
     world.listener.queue_closed(
         StorageEvent(
             kind="queue_closed", reason="queue_closed", detail="", association=1, queue_id=1
@@ -428,7 +428,7 @@ async def test_traffic_on_io_queues_keeps_an_association_alive(world: World) -> 
 
 
 def records(log: bytes) -> list[tuple[int, str, str, str]]:
-    """Subsystem type, name, address and port of each record."""
+    """Return subsystem type, name, address and port of each record."""
     count = struct.unpack_from("<Q", log, 8)[0]
     found = []
     for number in range(1, count + 1):

@@ -1,5 +1,6 @@
-"""Malformed PDUs at real listeners: each is answered as the specification
-has it, ends one connection, is logged once and counted once, and disturbs nobody else.
+"""Malformed PDUs at real listeners: each gets the answer that the specification requires.
+
+Each ends one connection, is logged once and counted once, and affects no other host.
 
 NVMe/TCP Transport 1.0 §3.5 (errors), §3.6.2.4 and §3.6.2.5 (termination requests).
 """
@@ -112,7 +113,7 @@ async def test_data_for_an_admin_queue_come_at_the_wrong_time(place: Place) -> N
 
 
 def wanted(tag: int, **changes: int) -> Pdu:
-    """Data of the write that `data_case` starts: command 5, four blocks."""
+    """Return the data of the write started by `data_case`: command 5, four blocks."""
     size = changes.pop("size", BLOCK)
     made = data_pdu(0, Kind.H2C_DATA, changes.pop("cid", 5), bytes(size), tag=tag, flags=0)
     for name, value in changes.items():
@@ -168,7 +169,7 @@ async def read(opened: Wire, lba: int, blocks: int) -> bytes:
 @pytest.mark.parametrize("queue", QUEUES)
 async def test_a_host_that_leaves_within_a_pdu_is_no_fault(place: Place, queue: str) -> None:
     whole = capsule(4096).encode()
-    # A secure queue need not see the data to know that such a command isn't its host's.
+    # A secure queue detects such a command as forged even without its data.
     is_forged = queue == "I/O" and place.block_bytes == SEALED_BLOCK
     for length in (1, 7, 8, 71) if is_forged else (1, 7, 8, 71, 72, 100, len(whole) - 1):
         async with QUEUES[queue](place) as opened:

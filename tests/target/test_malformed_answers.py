@@ -1,4 +1,4 @@
-"""Malformed PDUs from a controller: our initiator names each fault, and ends that queue alone.
+"""Malformed PDUs from a controller: our initiator names each fault and ends only that queue.
 
 NVMe/TCP Transport 1.0 §3.5 (errors), §3.6.2.4 and §3.6.2.5 (termination requests).
 """
@@ -120,7 +120,7 @@ async def test_an_io_queue_names_every_fault_of_its_controller(name: str) -> Non
     reading = asyncio.ensure_future(queue.read(0, bytearray(BLOCK)))
     asked = await controller.next()
     assert asked is not None
-    # The engine counts command ids from another number than the control side.
+    # The engine and the control side start command ids at different numbers.
     renamed = bytearray(sent)
     if renamed[0] == Kind.C2H_DATA and renamed[8] == 1:
         renamed[8:10] = int(asked.command_id).to_bytes(2, "little")

@@ -1,4 +1,4 @@
-"""What a gateway that lives holds a target's store to: what it was told to be flushed."""
+"""A running gateway detects a store that lost data reported as flushed."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ async def read(queue: VolumeQueue) -> bytes:
 
 
 async def reopen(world: World, *, older: Path | None = None) -> None:
-    """Open the store again, put back if there is something to put back."""
+    """Reopen the store, rolled back if there is an older copy."""
     assert world.path is not None
     await world.target.close_volume(world.volume_id)
     if older is not None:
@@ -49,7 +49,7 @@ async def test_store_put_back_behind_a_flush_fails_the_volume_of_the_gateway_tha
         with pytest.raises(NvmeStatusError):
             await read(queue)
         await world.reason("volume.rolled_back")
-        # Also who connects anew is told.
+        # New queues are refused, too.
         with pytest.raises(NvmeStatusError):
             async with world.queue():
                 pass

@@ -1,4 +1,4 @@
-"""Mode off on a target of ours: sealed everywhere, and as old as whoever stores it likes."""
+"""Mode off on our target: everything is sealed, but old data can be replayed."""
 
 import contextlib
 import secrets
@@ -220,12 +220,12 @@ async def test_sector_put_back_is_not_noticed_and_nobody_promises_it(world: Worl
         old = read_slot(world.path, 5)
         await queue.write(5, b"2" * PAGE)
         write_slot(old)
-        # docs/understand/threat-model.md: mode off keeps no freshness.
+        # docs/understand/threat-model.md: mode off provides no freshness.
         assert await read(queue, 5, 1) == b"1" * PAGE
 
 
 async def test_target_that_answers_unwritten_is_not_believed(world: World) -> None:
-    # A target with a table of current IVs, which says so of what it never stored.
+    # A target with a table of current IVs, which reports unwritten sectors as such.
     world.volume_id = uuid.uuid4()
     await world.target.create_volume(world.volume_id, sector_count=SECTORS)
     port = await world.attach()

@@ -1,4 +1,4 @@
-"""Identify Namespace: what a host must know before it puts sectors on somebody else's blocks."""
+"""Identify Namespace: the format data that a host needs to store sectors on third-party blocks."""
 
 import uuid
 

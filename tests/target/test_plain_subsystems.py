@@ -1,4 +1,4 @@
-"""Plain subsystems of a target, with the engine behind them: data, masking, reload, secrets."""
+"""Plain subsystems of a target with the real engine: data, masking, reload, secrets."""
 
 import asyncio
 import secrets
@@ -88,7 +88,7 @@ async def test_blocks_come_back_and_are_counted(world: World) -> None:
         health = await host.log_page(0x02, 512)
         await queue.close()
     figures = struct.unpack_from("<4Q", health, 32)
-    assert figures[0] == figures[2] == 1  # 128 sectors are one unit of 1000, begun
+    assert figures[0] == figures[2] == 1  # 128 sectors round up to one unit of 1000
     assert int.from_bytes(health[64:80], "little") >= 1
     assert int.from_bytes(health[80:96], "little") >= 1
     (statistics,) = world.plain.statistics().values()

@@ -1,4 +1,4 @@
-"""Hosts that close one I/O queue and open another, beside queues that go on (as SPDK's do)."""
+"""Hosts that close and open I/O queues while others keep running, as SPDK does."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ BLOCKS_OF_A_QUEUE = 32
 
 @dataclass(slots=True)
 class Site:
-    """Something with queues, and its listener."""
+    """A subsystem with queues, and its listener."""
 
     listener: Listener
     host: HostController
@@ -66,7 +66,7 @@ async def gateway(directory: Path) -> AsyncIterator[Site]:
 
 
 async def load(queue: VolumeQueue, number: int, until: asyncio.Event) -> int:
-    """Write, read and compare on a queue until told to stop; returns the rounds."""
+    """Write, read and compare on a queue until told to stop; return the number of rounds."""
     first = number * BLOCKS_OF_A_QUEUE
     for rounds in itertools.count():
         if until.is_set():
@@ -81,7 +81,7 @@ async def load(queue: VolumeQueue, number: int, until: asyncio.Event) -> int:
 
 
 async def churn(host: HostController, number: int) -> None:
-    """Open, use and close a queue again and again; every other time with commands on their way."""
+    """Open, use and close a queue repeatedly; every other time with commands in flight."""
     for rounds in range(ROUNDS):
         queue = await host.open_queue(number)
         lba = number * BLOCKS_OF_A_QUEUE
@@ -118,7 +118,7 @@ async def test_queues_that_come_and_go_leave_the_others_alone(
         assert all(rounds > 0 for rounds in await asyncio.gather(*loads))
         assert list(made.listener.associations) == [association]
         await until_used(association.queues, set(LIVE))
-        # The host's own word that its controller is the same.
+        # The host's own claim that its controller is the same.
         await made.host.identify_namespace()
         for queue in queues:
             await queue.close()
@@ -127,7 +127,7 @@ async def test_queues_that_come_and_go_leave_the_others_alone(
 
 
 async def until_used(queues: dict[int, asyncio.Event], numbers: set[int]) -> None:
-    """Wait until the listener knows of just these queues."""
+    """Wait until the listener has exactly these queues."""
     while set(queues) != numbers:
         await queues[min(set(queues) - numbers)].wait()
 
@@ -147,7 +147,7 @@ async def test_back_ends_go_with_their_queues(tmp_path: Path) -> None:
 
 
 async def settled(world: World, *, queues: int) -> None:
-    """Wait until the target serves so many queues, each in an association of its own."""
+    """Wait until the target serves `count` queues, each in its own association."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             running = world.target.statistics(world.volume_id)["queues_running"]
@@ -164,7 +164,7 @@ async def test_a_secure_controllers_queues_come_and_go_by_tickets(world: World) 
         (association,) = world.target.listener.associations
         for _ in range(3):
             second.close()
-            # At once: the listener waits for the end of what had the id.
+            # Immediately: the listener waits until the previous queue with this id has ended.
             second = await host.connect_queue(2, ticket=world.grant(2).ticket)
             assert set(association.queues) == {1, 2}
         ended = association.queues[2]
@@ -174,7 +174,7 @@ async def test_a_secure_controllers_queues_come_and_go_by_tickets(world: World) 
             await host.connect_queue(2, ticket=spent.ticket)
         second = await host.connect_queue(2, ticket=world.grant(2).ticket)
         await settled_queues(world, 2)
-        # A fence ends what came late to the association as well.
+        # A fence also ends queues that joined the association late.
         await world.target.close_older_queues(world.volume_id, GATEWAY, world.newest_epoch + 1)
         assert world.target.statistics(world.volume_id)["queues_running"] == 0
         with pytest.raises(Error):
@@ -184,7 +184,7 @@ async def test_a_secure_controllers_queues_come_and_go_by_tickets(world: World) 
 
 
 async def settled_queues(world: World, queues: int) -> None:
-    """Wait until the target serves so many queues."""
+    """Wait until the target serves `count` queues."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if world.target.statistics(world.volume_id)["queues_running"] == queues:

@@ -83,7 +83,7 @@ async def test_target_takes_no_size_that_the_broker_does_not_sign(site: Site) ->
             assert caught.value.reason == reason
         assert await sectors(service, volume_id) == 64
         await service.resize(CALLER, larger)
-        # What it signed before is an older size now.
+        # The descriptor signed earlier has the old size now.
         with pytest.raises(UsageError) as caught_smaller:
             await service.resize(CALLER, signed(site, volume_id, 64))
         assert caught_smaller.value.reason == "namespace.resize"
@@ -139,7 +139,7 @@ async def test_descriptor_that_was_being_replaced_at_a_crash_is_no_stray(
                 await service.resize(CALLER, signed(site, volume_id, 128))
     assert site.path(volume_id, "volume.next").exists()
     async with site.process() as service:
-        # Without an anchor nobody knows that it was to be the new one.
+        # Without an anchor, nobody knows that the new size was due.
         assert await sectors(service, volume_id) == 64
         assert not site.path(volume_id, "volume.next").exists()
 
@@ -184,7 +184,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_gateways_go_on_when_their_volume_has_grown(world: World) -> None:
-    """And none of them reaches beyond the size that it attached."""
+    """None of them can access sectors beyond the size at its attach."""
     content, back = data(32 << 10), bytearray(32 << 10)
     async with world.queue() as queue:
         await queue.write(0, content)
@@ -218,7 +218,7 @@ async def test_queues_are_refused_while_a_volume_is_being_resized(
     monkeypatch.setattr(subsystem, "is_resizing", True)
     asks: list[Callable[[], object]] = [
         lambda: world.grant(1, epoch=9),
-        # The store would block whom its anchor waits for.
+        # The store would block the caller that its anchor waits for.
         lambda: target.milestone(world.volume_id),
         lambda: target.require_milestone(world.volume_id, b""),
     ]

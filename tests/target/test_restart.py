@@ -1,4 +1,4 @@
-"""A target that ends and starts again: which volumes it has, and what it says of others."""
+"""A target that restarts: the volumes it restores, and its reports about others."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ CALLER = Subject(
 
 
 class Site:
-    """One directory and the processes that serve it, one after another."""
+    """A directory and the successive processes that serve it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -105,7 +105,7 @@ async def test_volumes_are_there_after_a_restart_under_another_incarnation(site:
         assert site.said("restored") == [(volume_id, "")]
         assert (await second.namespace(CALLER, volume_id)).sector_count == 64
         assert second.admission.incarnation != first.admission.incarnation
-        # Asking for it again is as harmless as before.
+        # Repeating the request is still idempotent.
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         await second.create(CALLER, signed)
 
@@ -197,13 +197,13 @@ async def test_volume_of_another_device_is_not_made_here(site: Site) -> None:
 async def test_volume_that_came_with_its_device_is_served_by_the_new_target(site: Site) -> None:
     async with site.process() as service:
         volume_id = await site.create(service)
-        # As of another target: the device was moved here since.
+        # As if from another target: the device was moved here since.
     site.path(volume_id, "volume").write_bytes(site.signed(volume_id, node="before"))
     async with site.process() as service:
         assert site.said("restored") == [(volume_id, "")]
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         await service.create(CALLER, signed)
-        # What is new is for the target that it names.
+        # New volumes are accepted only if they name this target.
         with pytest.raises(UsageError) as caught:
             await site.create(service, node="before")
         assert caught.value.reason == "namespace.target"

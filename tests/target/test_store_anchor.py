@@ -1,4 +1,4 @@
-"""What a store gets of its device's anchors: answers, and none while there is none."""
+"""A store's use of its device's anchors, with and without answers."""
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ SECTORS = 64
 
 
 class Memory:
-    """A broker's side of an anchor that can be silent."""
+    """The broker's side of an anchor, which can be silent."""
 
     def __init__(self) -> None:
         self.is_silent = False

@@ -23,7 +23,7 @@ from target.pair import (
 
 @pytest.fixture
 async def inline_world(tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose stored sectors can be found, as on a drive."""
+    """Yield a world whose stored sectors can be located, as on a drive."""
     async with make_world(tmp_path / "store", store_kind="inline") as made:
         yield made
 
@@ -78,10 +78,10 @@ async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: Wo
 
 
 class Interceptor:
-    """Between gateway and target: forwards bytes, may change or repeat what a gateway sends.
+    """Forwards bytes between gateway and target, and may change or repeat those of a gateway.
 
-    `forges`: completions of writes to forge; `forges_outcomes`: answers to the question what became
-    of them, too.
+    `forges`: number of completions of writes to forge; `forges_outcomes`: also forge answers about
+    the outcome of those writes.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -98,7 +98,7 @@ class Interceptor:
         assert task is not None
         self.serving.add(task)
         task.add_done_callback(self.serving.discard)
-        # Cancelled at the end of a test, and no error of it.
+        # Cancelled at the end of a test, which is no error.
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await self._relay(reader, writer)
 
@@ -132,8 +132,8 @@ class Interceptor:
                 awaited.set()
             if self.forges and not requests and awaited.is_set():
                 self.forges -= 1
-                awaited.clear()  # the gateway gives this connection up
-                # Dword 0 of a completion entry, or a byte of the data that precedes it.
+                awaited.clear()  # the gateway abandons this connection
+                # Dword 0 of a completion entry, or a byte of the data before it.
                 sent[8 if chunk[0] == 0x05 else 100] ^= 1
             if is_write and self.rewrites:
                 self.rewrites -= 1
@@ -143,7 +143,7 @@ class Interceptor:
                 self.replays -= 1
                 writer.write(sent)
             await writer.drain()
-        with contextlib.suppress(OSError):  # the other end may be gone already
+        with contextlib.suppress(OSError):  # the other end may have closed
             writer.write_eof()
 
 
@@ -190,7 +190,7 @@ async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> Non
         back = bytearray(4096)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not any(back):
-                # The next attempt to reconnect may come later than this hold time.
+                # The next reconnection attempt may come after this hold time.
                 with contextlib.suppress(NvmeStatusError):
                     await queue.read(4, back)
         assert back == data(4096)
@@ -200,11 +200,11 @@ async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> Non
 async def test_forged_completions_that_keep_coming_fail_the_volume(
     world: World, monkeypatch: pytest.MonkeyPatch, forges_outcomes: bool
 ) -> None:
-    """Of one write, where nothing about it gets through; of write after write, where answers do."""
+    """For one write whose outcome is forged, too; or for many writes whose outcomes are genuine."""
     monkeypatch.setattr("sealane.daemon.gateway.back_end.RETRY_SECONDS_MAX", 0.001)
     async with intercepted(world) as wire, world.queue() as queue:
         wire.forges_outcomes = forges_outcomes
-        # An end to them, so that a gateway that takes no offence has its writes done.
+        # A limit, so that a gateway that doesn't detect them can finish its writes.
         wire.forges = 2 * VERIFICATION_LOSSES_MAX
         for _ in range(0 if forges_outcomes else VERIFICATION_LOSSES_MAX):
             await queue.write(4, data(4096))

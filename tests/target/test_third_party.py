@@ -56,7 +56,7 @@ async def test_lost_third_party_costs_the_host_a_pause_and_no_acknowledged_write
     async with world.attached() as queue:
         await queue.write(0, b"f" * PAGE * 8)
         await queue.flush()
-        # Acknowledged and not flushed: the store's table had them in memory only.
+        # Acknowledged but not flushed: the store's table had them only in memory.
         await queue.write(4, b"u" * PAGE * 8)
         await world.plain.apply([])
         await world.plain.apply([world.config()])
@@ -143,7 +143,7 @@ async def test_namespace_that_is_too_small_or_not_configured_is_refused(world: W
         )
 
 
-# Attacks on what the third party stores.
+# Attacks on data stored by the third party.
 
 
 async def test_changed_or_swapped_sectors_are_errors(world: World) -> None:
@@ -185,7 +185,7 @@ async def test_sector_put_back_while_detached_is_an_error(world: World) -> None:
     old = world.pages(SLOTS_START + slot, 1)
     async with world.attached() as queue:
         await queue.write(10, b"2" * PAGE)
-    # Opening makes a checkpoint: from then on no record is taken for one that was never durable.
+    # Opening makes a checkpoint, after which no record is regarded as never durable.
     await (await world.open()).close()
     for slot in world.used_slots():
         world.put(SLOTS_START + slot, old)
@@ -204,7 +204,7 @@ async def test_damaged_map_or_sector_never_reads_as_data(world: World, page: int
     if page == 1:
         for checkpoint in (1, 2):
             world.put(checkpoint, bytes(PAGE))
-    # What was written waits in the log: nothing was merged yet.
+    # The writes are still in the log: nothing has been merged.
     for number in range(page, page + 16 if page == LOG_START else page + 1):
         content = bytearray(world.pages(number, 1))
         content[100] ^= 1
@@ -220,7 +220,7 @@ async def test_damaged_map_or_sector_never_reads_as_data(world: World, page: int
 
 
 async def test_store_made_by_who_has_no_key_of_the_volume_is_refused(world: World) -> None:
-    """Everything on the namespace is authentic, of another key: a forger can do no better."""
+    """Everything on the namespace is authentic under another key, the best that a forger can do."""
     world.is_anchored = False
     await world.create()
     own, world.store_key = world.store_key, bytes(32)
@@ -229,7 +229,7 @@ async def test_store_made_by_who_has_no_key_of_the_volume_is_refused(world: Worl
     world.store_key = own
     with pytest.raises(UnavailableError, match="forged"):
         await world.open()
-    # The volume's own superblock before the forger's log and tree.
+    # The volume's own superblock with the forger's log and tree.
     forged = world.pages(1, PAGES - 1)
     world.put(0, bytes(PAGE))
     await world.create()
@@ -290,7 +290,7 @@ async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: 
         await queue.write(SECTORS - 1, bytes(PAGE))
         await queue.flush()
         jobs = world.back.jobs
-        # A piece at once, the next one in hours.
+        # One piece immediately, the next one in hours.
         await jobs.start("scrub", bytes_per_second=1)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:

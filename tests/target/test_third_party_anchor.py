@@ -1,4 +1,4 @@
-"""Volumes on third parties that are anchored: whole older states, forks and foreign anchors."""
+"""Anchored volumes on third-party targets: rollbacks, forks and foreign anchors."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ both_layouts = pytest.mark.parametrize("metadata", [False, True], ids=["pages", 
 
 @pytest.fixture
 def metadata() -> bool:
-    """Whether blocks have metadata: where nothing else is said, they do."""
+    """Whether blocks have metadata; they do by default."""
     return True
 
 
@@ -37,7 +37,7 @@ async def world(tmp_path: Path, metadata: bool) -> AsyncIterator[World]:
 
 
 async def written(world: World, content: bytes) -> bytes:
-    """Write and flush sector 10; returns the namespace as it is then, detached."""
+    """Write and flush sector 10, detach; return a copy of the namespace."""
     async with world.attached() as queue:
         await queue.write(10, content * PAGE)
         await queue.flush()
@@ -66,13 +66,13 @@ async def test_without_an_anchor_that_is_not_noticed_and_nobody_promises_it(worl
     await written(world, b"2")
     world.put(0, old)
     async with world.attached() as queue:
-        # docs/operate/third-party.md: what `--anchor none` says.
+        # docs/operate/third-party.md describes `--anchor none`.
         assert await read(queue, 10, 1) == b"1" * PAGE
 
 
 @both_layouts
 async def test_one_sector_put_back_while_detached_is_refused(world: World) -> None:
-    """All of the namespace but the older sector is the newest."""
+    """The whole namespace is current except for one older sector."""
     await world.create()
     old = await written(world, b"1")
     newest = await written(world, b"2")
@@ -83,7 +83,7 @@ async def test_one_sector_put_back_while_detached_is_refused(world: World) -> No
         if any(old[at : at + block]):
             mixed = newest[:at] + old[at : at + block] + newest[at + block :]
         else:
-            # Out of place the newest version has a slot of its own, which was empty.
+            # Out of place, the newest version has its own, previously empty, slot.
             mixed = newest[:at] + bytes(block) + newest[at + block :]
         world.put(0, mixed)
         async with world.attached() as queue:
@@ -92,7 +92,7 @@ async def test_one_sector_put_back_while_detached_is_refused(world: World) -> No
 
 
 def _is_data(world: World, old: bytes, newest: bytes, at: int) -> bool:
-    """Whether the block there is one of the sector's versions, not one of the store's pages."""
+    """Return whether the block is a version of the sector, not one of the store's pages."""
     block = PAGE + 64 if world.metadata else PAGE
     start = _data_start(world) * block
     return at >= start and old[at : at + block] != newest[at : at + block]
@@ -122,7 +122,7 @@ async def test_whole_namespace_put_back_at_a_reconnect_is_refused(world: World) 
 
 
 async def read_in_time(queue: VolumeQueue) -> bytes:
-    """Read sector 10 as soon as the gateway has its store again."""
+    """Read sector 10 as soon as the gateway has reopened its store."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(NvmeStatusError):
@@ -136,7 +136,7 @@ async def read_until_refused(queue: VolumeQueue) -> None:
 
 
 async def delayed_by(world: World) -> set[str]:
-    """Why the gateway hasn't got its store back, once it has tried."""
+    """Return the reason why the gateway couldn't reopen its store."""
     assert world.port is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -154,23 +154,23 @@ async def test_of_two_gateways_the_one_that_opened_first_can_neither_flush_nor_g
     async with world.attached() as queue:
         await queue.write(10, b"1" * PAGE)
         await queue.flush()
-        # Another machine of that node's name, with a lock of its own.
+        # Another machine with the same node name and its own lock.
         taken_over = await world.broker.open()
         kept = world.broker.records
         await queue.write(10, b"2" * PAGE)
         with pytest.raises(NvmeStatusError):
             await queue.flush()
-        # Then it lets go of the store, which the other may have changed.
+        # Then it releases the store, which the other may have changed.
         with pytest.raises(NvmeStatusError):
             await read_until_refused(queue)
         assert world.broker.records == kept
-        # It doesn't even try to open it: an opening writes there before it is anchored.
+        # It doesn't even try to open it, because opening writes before it anchors.
         assert await delayed_by(world) == {"device.fenced"}
         await taken_over.close()
 
 
 async def test_new_gateway_finds_the_anchor_of_the_old_one(world: World, tmp_path: Path) -> None:
-    """The anchor is the volume's: where the gateway kept its files plays no part."""
+    """The anchor belongs to the volume, wherever the gateway kept its files."""
     await world.create()
     old = await written(world, b"1")
     newest = await written(world, b"2")
@@ -192,7 +192,7 @@ async def test_new_gateway_finds_the_anchor_of_the_old_one(world: World, tmp_pat
 
 
 async def test_lost_anchor_and_one_of_another_state_open_nothing(world: World) -> None:
-    """An anchor that names another state than the namespace has is no reason to believe it."""
+    """A state of the namespace is refused if the anchor names another one."""
     await world.create()
     await written(world, b"1")
     newest = await written(world, b"2")

@@ -1,4 +1,4 @@
-"""Volumes on namespaces of others with 64 bytes of metadata: each sector lies there as it is."""
+"""Volumes on third-party namespaces with 64 bytes of metadata: each sector is one block."""
 
 import secrets
 import uuid
@@ -29,7 +29,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def lay_out(world: World) -> None:
-    """Lay the volume out; in mode off fill it, as the gateway does before the first attach."""
+    """Format the volume; in mode off, fill it, as the gateway does before the first attach."""
     await world.create()
     if world.is_off:
         async with world.attached() as queue:
@@ -37,7 +37,7 @@ async def lay_out(world: World) -> None:
 
 
 def place(world: World, lba: int) -> int:
-    """Where a sector's block begins: behind a label in mode off, else behind the store's pages."""
+    """Return the offset of a sector's block: after the label (mode off) or the store's pages."""
     return ((1 if world.is_off else IN_PLACE_PAGES) + lba) * BLOCK
 
 
@@ -124,7 +124,7 @@ async def test_older_sector_put_back_while_detached_is_refused_but_in_mode_off(
     store(world, 10, old)
     async with world.attached() as queue:
         if is_off:
-            # docs/operate/third-party.md: nothing says which version of a sector counts.
+            # docs/operate/third-party.md: nothing determines which version of a sector is current.
             assert await read(queue, 10, 1) == b"1" * PAGE
         else:
             with pytest.raises(NvmeStatusError):

@@ -1,4 +1,4 @@
-"""Who may open a secure queue, and that a newer association fences the older ones."""
+"""Permission to open a secure queue; a newer association fences older ones."""
 
 import contextlib
 import socket

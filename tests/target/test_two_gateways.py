@@ -1,4 +1,4 @@
-"""Two gateways with one volume: they share its data and leave each other's queues alone."""
+"""Two gateways with one volume: they share data and don't affect each other's queues."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def subject(node: str) -> Subject:
 
 @dataclass
 class Rack:
-    """A target, and what every gateway that attaches its volume shares with the others."""
+    """A target, and the state shared by all gateways that attach its volume."""
 
     target: Target
     service: StorageService
@@ -78,7 +78,7 @@ class Rack:
     async def open_queue(
         self, node: str, queue_id: int, association_epoch: int, milestone: bytes = b""
     ) -> QueueGrant:
-        """What the control channel does, without the network."""
+        """Open a queue, as the control channel does, without the network."""
         opening = self.opening(node, queue_id, association_epoch, milestone)
         return opening.grant(await self.service.open_queue(subject(node), opening.request))
 
@@ -180,7 +180,7 @@ async def test_each_reads_what_the_other_wrote_and_may_reconnect(rack: Rack) -> 
             assert await read(second, 0) == content(1)
             await second.write(0, content(2))
             assert await read(first, 0) == content(2)
-        # g2 comes back twice: as a host that reconnects, and in a newer association.
+        # g2 connects twice more: as a reconnecting host, and in a newer association.
         async with rack.queue("g2") as second:
             rack.attached["g2"].back_end.lose("told to")
             await second.write(1, content(3))
@@ -215,7 +215,7 @@ async def test_a_gateway_cannot_fence_in_anothers_name(rack: Rack) -> None:
 async def test_authorization_that_is_lost_during_the_fence_admits_no_queue(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fence may take longer than an authorization lasts: it is asked for again behind it."""
+    """A fence may take longer than an authorization lasts, so it is checked again afterwards."""
     is_lost = False
     close_older, require = Target.close_older_queues, Authorizations.require
 
@@ -313,7 +313,7 @@ async def test_writes_of_a_host_that_left_are_not_stored_after_it_is_back(
 
 
 def write_entry(command_id: int) -> bytes:
-    """One block to LBA 0, in the capsule."""
+    """Return a write of one in-capsule block to LBA 0."""
     entry = bytearray(64)
     entry[0], entry[1] = 0x01, 0x40
     entry[2:4] = command_id.to_bytes(2, "little")
@@ -332,7 +332,7 @@ async def test_a_new_key_epoch_seals_at_once_and_old_sectors_stay_readable(rack:
         assert not any(key)
         await queue.write(1, content(2))
         assert [await read(queue, lba) for lba in (0, 1)] == [content(1), content(2)]
-    # A gateway that was not given the new epoch refuses it, one without the old one refuses that.
+    # A gateway without the new epoch refuses it; one without the old epoch refuses that.
     for node, epochs, opens in (("g3", (1, 2), (True, True)), ("g4", (2,), (False, True))):
         async with rack.gateway(node, epochs), rack.queue(node) as queue:
             for lba, is_open in enumerate(opens):
@@ -367,7 +367,7 @@ async def test_replaced_counters_come_back_once(rack: Rack) -> None:
     assert attached.counters_remaining() == new.count
     async with rack.queue("g1") as queue:
         await queue.write(0, content(1))
-    # The queue took all there was; what it left came back when it ended.
+    # The queue took all counters; it returned the rest when it ended.
     (left,) = attached.replace_counters()
     assert (left.arena, left.counter_start, left.counter_end) == ((2, 9), 512, 1 << 20)
     assert attached.replace_counters() == []

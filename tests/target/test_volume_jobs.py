@@ -1,4 +1,4 @@
-"""Scrub and refresh of a target's volumes: what they find, and that they go on after a restart."""
+"""Scrub and refresh of a target's volumes: findings, and continuation after a restart."""
 
 import asyncio
 import datetime as dt
@@ -43,12 +43,12 @@ def running(directory: Path) -> Target:
 
 
 def files(directory: Path) -> list[Path]:
-    """What a target has there, but for its reserve of room."""
+    """Return the target's files, except the one that reserves space."""
     return [path for path in directory.iterdir() if path.name != RESERVE_NAME]
 
 
 async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
-    """Wait until a job is over and kept as such: an opening that follows doesn't go on with it."""
+    """Wait until a job has ended and is saved as ended, so that no later opening continues it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await jobs.observe()
@@ -59,7 +59,7 @@ async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
 
 
 async def moved(jobs: VolumeJobs, is_far: Callable[[Job], bool]) -> Job:
-    """Wait until a job has come so far."""
+    """Wait until a job has reached this point."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if is_far(job := jobs.list()[0]):
@@ -106,7 +106,7 @@ async def test_sector_that_only_a_write_mends_is_an_error_until_it_is_written(
         await queue.write(5, bytes(4096))
         await queue.flush()
         if kind == "file":
-            # Slots come behind all else.
+            # Slots come last in the file.
             changed = last_change(before, world.path.read_bytes())
         else:
             changed = block_start(world.path, 5) + 4096 + 16
@@ -158,7 +158,7 @@ async def test_pages_of_nodes_and_log_that_are_wrong_are_written_again_before_an
 
 
 def last_change(before: bytes, after: bytes) -> int:
-    """Return where the last 4 KiB page that differs begins."""
+    """Return the offset of the last 4 KiB page that differs."""
     starts = range(len(before) - len(before) % 4096, -1, -4096)
     return next(at for at in starts if before[at : at + 4096] != after[at : at + 4096])
 
@@ -203,7 +203,7 @@ async def test_job_goes_on_at_its_place_when_the_target_starts_again(tmp_path: P
                 await queue.write(lba, bytes(4096))
                 count += 1
         jobs = world.target.jobs(volume_id)
-        # A piece at once, and the next one in hours.
+        # One piece immediately, the next one in hours.
         await jobs.start("scrub", bytes_per_second=1)
         first = await moved(jobs, lambda job: job.position > 0)
         assert first.checked == 1
@@ -232,7 +232,7 @@ async def test_job_goes_on_at_its_place_when_the_target_starts_again(tmp_path: P
         assert job.position == job.sector_count == 8192
     finally:
         await target.stop()
-    # What has ended stays known.
+    # Ended jobs stay listed.
     target = running(tmp_path)
     await target.start()
     try:
@@ -357,7 +357,7 @@ async def test_target_scrubs_by_itself_what_is_due(inline_world: World) -> None:
         looks += 1
         return looks > 5
 
-    # It isn't due again, and without a schedule none ever is.
+    # It isn't due again; without a schedule, no job ever is.
     await scrubs_for(ScrubConfig(), until=have_looked)
     assert jobs.list()[0].started == job.started
 

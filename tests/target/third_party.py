@@ -1,4 +1,4 @@
-"""A gateway and a target that isn't its own: an ordinary namespace in a file."""
+"""A gateway and a third-party target: an ordinary namespace in a file."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ def arena(start_epoch: int) -> CounterRange:
 
 
 class Broker:
-    """The brokers' side of a volume's anchor: what they keep, and the opening that counts."""
+    """The broker's side of a volume's anchor: its records and the current opening."""
 
     def __init__(self) -> None:
         self.records: dict[str, Anchored] = {}

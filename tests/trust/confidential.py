@@ -1,4 +1,4 @@
-"""What a verifier wants and knows of confidential machines of made-up vendors."""
+"""Policy and collateral for confidential machines of synthetic vendors."""
 
 from sealane.crypto.evidence.chain import key_sha256
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots
@@ -10,7 +10,7 @@ from vendors.nvidia import nvidia
 
 
 def policy(evidence_type: str, *, secondary: str = "[]") -> str:
-    """Write a policy for node `n`, a gateway; its evidence must come with `secondary`."""
+    """Write a policy for gateway `n` that requires `secondary` evidence."""
     genoa = amd("Genoa")
     zeros48, zeros16 = "00" * 48, "00" * 16
     snp = f"""
@@ -98,7 +98,7 @@ def _device_id() -> str:
 
 
 def known() -> Collateral:
-    """Return the made-up vendors' roots and collateral."""
+    """Return the synthetic vendors' roots and collateral."""
     roots = VendorRoots(
         amd={"Genoa": amd("Genoa").ark.certificate},
         intel=intel().root.certificate,

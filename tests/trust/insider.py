@@ -1,4 +1,4 @@
-"""One role of a node that attests at a real broker from within the test, which has all it knows."""
+"""A role that attests at a real broker from inside the test, which has access to its secrets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from sealane.daemon.runtime.metrics import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class Insider:
-    """Its keys and certificate, and its calls to the broker."""
+    """A role's keys and certificate, and its calls to the broker."""
 
     config: EnrolmentConfig
     identity: Identity
@@ -29,7 +29,7 @@ class Insider:
 def enrolment_config(
     site: Site, broker: Daemon, *, node: str, broker_address: str = ""
 ) -> EnrolmentConfig:
-    """Return what the node's configuration would say."""
+    """Return the enrolment section of the node's configuration."""
     site.key(node)
     return EnrolmentConfig(
         broker_node="broker",

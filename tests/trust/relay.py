@@ -1,4 +1,4 @@
-"""A TCP relay on a control path that a test can cut and mend."""
+"""A TCP relay on a control path that a test can cut and restore."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 
 class Relay:
-    """Relays connections to one address; while cut, old ones are dead and new ones refused."""
+    """Relays connections to one address; while cut, old ones are closed and new ones refused."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")
@@ -30,13 +30,13 @@ class Relay:
             self._server.close()
 
     def cut(self) -> None:
-        """Let nothing through any more."""
+        """Close all connections and refuse new ones."""
         self.is_cut = True
         for writer in self._writers:
             writer.transport.abort()
 
     def mend(self) -> None:
-        """Let connections through again."""
+        """Accept connections again."""
         self.is_cut = False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +52,7 @@ class Relay:
         ends = {writer, far_writer}
         self._writers |= ends
         if self.is_cut:
-            # Cut while the far end was being reached.
+            # Cut while connecting to the far end.
             self.cut()
         try:
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))

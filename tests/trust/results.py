@@ -25,7 +25,7 @@ def result_for(
     now: dt.datetime,
     policy_version: int = 1,
 ) -> Metadata:
-    """Return what a call by `leaf` carries."""
+    """Return the attestation result that a call by `leaf` carries."""
     machine = Hardware(
         hardware_id="key-sha256:00",
         nodes=frozenset({subject.node}),
@@ -60,6 +60,6 @@ def result_for(
 def issued(
     authority: CertificateAuthority, subject: Subject, leaf: x509.Certificate, *, now: dt.datetime
 ) -> Issued:
-    """Return what an attestation yields."""
+    """Return the leaf and the result of an attestation."""
     metadata = result_for(authority, subject, leaf, now=now)
     return Issued(leaf=leaf, metadata=tuple(metadata.items()))

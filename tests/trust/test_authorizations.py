@@ -1,6 +1,6 @@
-"""Authorizations of peers: how long they last, what ends them, what an attacker can't stretch.
+"""Authorizations of peers: lifetime, ends, and attempts to extend them.
 
-In virtual time, in which nobody is late.
+The tests run in virtual time, so nothing is late.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def _peer(name: str = "g") -> PeerIncarnation:
 
 @dataclass
 class World:
-    """A broker that answers as it is told, and a target that uses what is authorized."""
+    """A broker with scripted answers, and a target that uses the authorizations."""
 
     refusals: dict[PeerIncarnation, str] = field(default_factory=dict)
     is_away: bool = False
@@ -251,13 +251,13 @@ async def test_a_peer_that_guesses_volumes_is_not_asked_for_any_more(world: Worl
         await made.require(use(REFUSED_VOLUMES_MAX))
     assert caught.value.reason == "authorization.limit"
     assert len(world.asked) == asked
-    # Nobody else pays for it, nor does what the peer may do without that volume.
+    # Other peers, and the peer's authorization without a volume, aren't affected.
     await made.require(use(1, "h"))
     await made.require(_peer())
 
 
 def _boot_world(world: World, *, keep: float | None = None) -> Authorizations:
-    """Authorizations on the clock that permits are on."""
+    """Return authorizations on the clock of permits."""
     return Authorizations(
         ask=world.ask, uses=lambda: world.used, lost=world.end, fresh_seconds=60, keep_seconds=keep
     )
@@ -274,7 +274,7 @@ async def test_a_permit_begins_with_the_answer_and_counts_from_the_question(worl
     await asyncio.sleep(0.4)
     assert monotonic_ns() > sent + 0.3e9
     assert not permit.holds
-    # A yes that was held back longer than it lasts is worth nothing.
+    # An authorization delayed beyond its lifetime is worthless.
     world.held.set()
     await asking
     assert not permit.holds
@@ -293,7 +293,7 @@ async def test_a_permit_is_taken_back_by_a_no_and_by_our_own_end(world: World) -
     assert [permit.holds for permit in permits] == [False, True]
     running.lose_all("node.revoked")
     assert not permits[1].holds
-    # Restored, and asked again: the same permit holds again.
+    # Once restored and authorized again, the same permit is valid again.
     world.refusals.clear()
     await running._ask_again([refused])
     assert permits[0].holds

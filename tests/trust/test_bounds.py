@@ -1,7 +1,7 @@
-"""Bounds on revoked peers hold where their bytes move: real daemons whose event loops stand still.
+"""Bounds on revoked peers hold in the engine even if the daemon's event loop is stopped.
 
-The host of a daemon stops its main thread by ptrace: the event loop, which asks the broker and ends
-what was revoked, does nothing, and the engine's threads go on.
+The tests stop the main thread of a real daemon with ptrace. Its event loop, which asks the broker
+and ends revoked connections, then does nothing, while the engine's threads go on.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ WATCHED_SECONDS = 3.0
 
 
 async def _silent(load: Load, *, seconds: float = WATCHED_SECONDS) -> None:
-    """Watch that no write is acknowledged for some time."""
+    """Check that no write is acknowledged for some time."""
     before = load.written
     with contextlib.suppress(TimeoutError):
         await load.goes_on(within=seconds)
@@ -49,7 +49,7 @@ async def _silent(load: Load, *, seconds: float = WATCHED_SECONDS) -> None:
 
 @dataclass
 class Received:
-    """The far end of a session: how many messages have arrived."""
+    """The far end of a session, which counts arrived messages."""
 
     count: int = 0
     progress: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,7 +69,7 @@ class Received:
 
 
 def _ends(fabric: Daemon) -> list[object]:
-    """Return why sessions of a fabric ended, as it logged it."""
+    """Return the logged reasons for which a fabric's sessions ended."""
     return [line["reason"] for line in fabric.log_lines() if line["event"] == "session_closed"]
 
 
@@ -106,7 +106,7 @@ async def test_revoked_gateway_is_cut_at_the_bound_by_a_target_whose_loop_is_sto
     async with connect(cluster.gateway.socket) as client:
         volume = await client.volumes.create(size_bytes=1 << 20)
     async with _writing(cluster.gateway, volume.name) as load:
-        # The gateway is revoked, and doesn't hear of it: it goes on as long as it is let.
+        # The gateway doesn't learn of its revocation and goes on until it is stopped.
         with (
             main_thread_stopped(cluster.gateway.process.pid),
             main_thread_stopped(cluster.target.process.pid),
@@ -129,11 +129,11 @@ async def test_frozen_target_serves_nothing_before_a_fresh_authorization(cluster
             with frozen(cluster.target.process.pid):
                 await asyncio.sleep(AUTHORIZATION_SECONDS + MARGIN_SECONDS)
                 before = load.written
-            # The answer of a command may be on its way in the kernel.
+            # The answer to a command may still be in the kernel.
             await asyncio.sleep(MARGIN_SECONDS)
             assert load.written <= before + 1
             await _silent(load)
-        # Nobody was revoked: with the loops running it is authorized again, and goes on.
+        # Nobody was revoked: once the event loops run, it is authorized again and goes on.
         await load.goes_on()
         assert load.failure is None
 
@@ -153,7 +153,7 @@ async def test_session_with_a_revoked_fabric_is_cut_at_the_grace_by_one_whose_lo
             listening = tasks.create_task(received.run(far))
             sending = tasks.create_task(_sent(near, there))
             await received.goes_on()
-            # The revoked one is a liar: its loop doesn't end what it has.
+            # The revoked fabric is dishonest: its event loop doesn't end its sessions.
             with (
                 main_thread_stopped(here.process.pid),
                 main_thread_stopped(there.process.pid),
@@ -165,7 +165,7 @@ async def test_session_with_a_revoked_fabric_is_cut_at_the_grace_by_one_whose_lo
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not (reasons := await asyncio.to_thread(_ends, here)):
                     pass
-            # Whichever was authorized first ended it, and told the other one.
+            # The end whose authorization expired first closed it and notified the other.
             assert reasons[0] in {"session.trust.ended", "session.peer_closed.requested"}
 
 
@@ -178,7 +178,7 @@ async def test_revoked_gateway_stops_at_a_third_party_by_itself(
     with array(world, tmp_path / "image") as disks, gateway(world, disks, "g", more=more) as here:
         made = create(here, "--anchor", "none")
         async with _writing(here, made["name"]) as load:
-            # No target of ours stands between the two: what the broker says, nobody else says.
+            # There is no target of ours to enforce the revocation; only the gateway can.
             with main_thread_stopped(here.process.pid):
                 await load.goes_on()
                 await asyncio.sleep(AUTHORIZATION_SECONDS + MARGIN_SECONDS)

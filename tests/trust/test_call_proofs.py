@@ -1,7 +1,7 @@
-"""A stolen leaf calls nothing: every method of every server wants a proof of the attested process.
+"""A stolen leaf is useless: every method of every server requires a proof by the attested process.
 
-Broker, target and fabric are daemons. The victims attest at the real broker from within the test,
-so that the thief can be given exactly what was stolen.
+Broker, target and fabric are daemons. The victims attest at the real broker from inside the test,
+so that the thief gets exactly the stolen secrets.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Cluster:
     fabric: Daemon
 
     def address(self, role: str) -> tuple[str, str, str]:
-        """Where a server is, its node, and its role."""
+        """Return a server's address, node and role."""
         return {
             "broker": (self.broker.addresses["broker"], "broker", "broker"),
             "target": (self.target.addresses["target_control"], "s", "target"),
@@ -68,7 +68,7 @@ class Cluster:
         }[role]
 
     def audited(self, subject: str, reason: str) -> list[dict[str, Any]]:
-        """Records of refusals in the broker's audit log."""
+        """Return the refusals in the broker's audit log."""
         text = (self.site.root / "broker" / "audit.jsonl").read_text()
         records = [json.loads(line) for line in text.splitlines()]
         return [r for r in records if (r["subject"], r["reason"]) == (subject, reason)]
@@ -77,8 +77,9 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with short_directory() as root, contextlib.ExitStack() as stack:
-        # w, x and z are gateways of the volume's tenant, y is one of an accomplice's. Refusals are
-        # told apart only up to a number for each caller, so a test that reads them has its own.
+        # w, x and z are gateways of the volume's tenant, y is an accomplice's. Refusals are
+        # recorded individually only up to a limit per caller, so a test that reads them has its own
+        # caller.
         site = Site(root, tenants={"y": "accomplice"})
         site.write_policy(
             {
@@ -199,7 +200,7 @@ async def test_what_a_stolen_leaf_asks_for_does_not_happen(
         await _refused(thief, cluster.address("broker"), at_broker)
         delete = storage_pb2.DeleteNamespaceRequest(volume_id=_id(volume))
         await _refused(thief, cluster.address("target"), [("Storage/DeleteNamespace", delete)])
-        # All is as it was, to whom it belongs and to the accomplice.
+        # Nothing has changed for the owner or the accomplice.
         descriptor = await victim.broker.descriptor(_id(volume))
         assert (len(descriptor.shares), descriptor.sector_count) == (0, 256)
         address = cluster.address("target")
@@ -209,7 +210,7 @@ async def test_what_a_stolen_leaf_asks_for_does_not_happen(
         with pytest.raises(UsageError) as caught:
             await accomplice.broker.descriptor(_id(volume))
         assert caught.value.reason == "volume.not_found"
-        # It is the proof that the thief lacks, and nothing else.
+        # The same calls succeed with a proof: nothing else stopped the thief.
         await victim.broker.share(_id(volume), tenant="accomplice", read_only=False)
         await accomplice.broker.descriptor(_id(volume))
         await victim.broker.unshare(_id(volume), tenant="accomplice")
@@ -244,7 +245,7 @@ async def test_a_stolen_leaf_of_a_target_takes_no_device_and_moves_no_anchor(
                 ("Devices/CloseDevice", devices_pb2.CloseDeviceRequest(**names)),
             ],
         )
-        # The opening still counts, and nothing is anchored but what the victim anchors.
+        # The opening is still valid, and only the victim's changes are anchored.
         first = Change(name=CATALOGUE, expected=0, record=Anchored(number=1, blob=b"first"))
         await victim.devices.advance(served, [first])
         await victim.devices.confirm(served)
@@ -291,7 +292,7 @@ async def test_a_thief_that_asks_for_the_call_key_gets_what_only_the_victim_open
 async def test_a_proof_is_good_for_one_call_of_one_request_at_one_server(
     cluster: Cluster, volume: Volume
 ) -> None:
-    """The thief overheard proofs, too, which TLS keeps from it."""
+    """Here the thief has also captured proofs, which TLS would prevent."""
     get = "/sealane.v1.Broker/GetVolumeDescriptor"
     request = broker_pb2.GetVolumeDescriptorRequest(volume_id=_id(volume)).SerializeToString()
     async with insider(cluster.site, cluster.broker, node="z") as victim:
@@ -299,7 +300,7 @@ async def test_a_proof_is_good_for_one_call_of_one_request_at_one_server(
         proof: Any = ((PROOF_KEY, prover.prove(get, request)),)
         async with LeafThief(victim).channel(*cluster.address("broker")) as channel:
             unregister = "/sealane.v1.Broker/UnregisterVolume"
-            # Both requests have the same bytes: only the method differs.
+            # Both requests have the same bytes; only the method differs.
             assert await outcome(channel, unregister, request, metadata=proof) == (
                 "call.proof.mismatch"
             )
@@ -319,7 +320,7 @@ async def test_a_proof_is_good_for_one_call_of_one_request_at_one_server(
         for reason in ("call.proof.mismatch", "call.proof.replayed"):
             assert cluster.audited(victim.identity.spiffe_id, reason)
         kept: Any = ((PROOF_KEY, prover.prove(get, request)),)
-    # The same node, started again.
+    # The same node after a restart.
     async with (
         insider(cluster.site, cluster.broker, node="z") as victim,
         LeafThief(victim).channel(*cluster.address("broker")) as channel,
@@ -329,7 +330,7 @@ async def test_a_proof_is_good_for_one_call_of_one_request_at_one_server(
 
 
 async def _prover(cluster: Cluster, victim: Insider, server: str) -> CallProver:
-    """Return the key that the victim proves its calls to a server with, from its memory."""
+    """Return the victim's call key for a server, from its memory."""
     address, node, role = cluster.address(server)
     identity = victim.identity
     async with identity.channel(address, node, role) as channel:
@@ -360,7 +361,7 @@ async def test_a_superseded_process_is_refused_at_its_next_call(
 async def test_a_server_that_restarts_or_forgets_is_asked_for_a_key_within_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a call survives, without daemons: the server's table is ours to change."""
+    """A call succeeds although the server lost its key; without daemons, to edit its table."""
     monkeypatch.setattr(call_keys, "CALLERS_MAX", 1)
     world = World()
     async with world.stop:
@@ -374,7 +375,7 @@ async def test_a_server_that_restarts_or_forgets_is_asked_for_a_key_within_the_c
                 request = storage_pb2.GetNamespaceRequest(volume_id="v")
                 answer = await StorageStub(channel).GetNamespace(request, timeout=30)
             assert answer.volume_id == "v"
-        # Each was made once: a refused call had not reached the handler.
+        # Each call ran once: a refused one didn't reach the handler.
         assert echo.calls == 5
 
 
@@ -395,7 +396,7 @@ def test_a_server_keeps_keys_of_so_many_callers(monkeypatch: pytest.MonkeyPatch)
     made = [keys.key_for(callers[i]) for i in (0, 1)]
     assert keys.key_for(callers[0]) is made[0]
     keys.key_for(callers[2])
-    # The one that came longest ago had to go, and is wiped.
+    # The least recently used key was evicted and wiped.
     assert made[1]._key == bytes(32)
     assert keys.key_for(callers[0]) is made[0]
     assert made[0]._key != bytes(32)
@@ -414,7 +415,7 @@ async def test_a_role_keeps_keys_of_so_many_servers_and_counts_on(
             node: await world.serve(await world.identity("target", node), Echo())
             for node in ("s", "t")
         }
-        # Keys are forgotten in between and opened again: no counter may come twice.
+        # Keys are dropped and opened again in between: no counter may repeat.
         for node in ("s", "s", "t", "s", "t", "t"):
             async with gateway.channel(addresses[node], node, "target") as channel:
                 request = storage_pb2.GetNamespaceRequest(volume_id=node)
@@ -423,7 +424,7 @@ async def test_a_role_keeps_keys_of_so_many_servers_and_counts_on(
 
 
 class Held(CallKeysServicer):
-    """Gives keys when it is let, and counts how often it was asked."""
+    """Answers key requests when released, and counts them."""
 
     def __init__(self, keys: CallKeys, caller: Any) -> None:
         super().__init__(keys, caller)
@@ -432,7 +433,7 @@ class Held(CallKeysServicer):
         self.released = asyncio.Event()
 
     async def GetCallKey(self, request: Any, context: Any) -> calls_pb2.SealedCallKey:  # noqa: N802
-        """Wait, then answer."""
+        """Wait for the release, then answer."""
         self.asked += 1
         self.arrived.set()
         await self.released.wait()
@@ -441,7 +442,7 @@ class Held(CallKeysServicer):
 
 @pytest.fixture
 async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Held, Any, str, Echo]]:
-    """A server whose keys are held back, the gateway that asks, the address, and the handler."""
+    """Yield a server that delays keys, the calling gateway, the address and the handler."""
     made: list[Held] = []
 
     def hold(keys: CallKeys, caller: Any) -> Held:

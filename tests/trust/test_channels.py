@@ -1,4 +1,4 @@
-"""Channels: pinned to the peer's leaf, kept, and replaced without a call that fails."""
+"""Channels: pinned to the peer's leaf, reused, and replaced without failing calls."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ async def test_calls_share_one_channel(site: Site) -> None:
 async def test_another_leaf_of_the_same_broker_is_no_substitute(site: Site) -> None:
     true = await site.identity("target", "s")
     pinned = list(site.leaves["s", "target"])
-    # A second process that the broker has certified as the same node: name, role and issuer fit.
+    # A second process certified as the same node: name, role and issuer match.
     impostor = await site.identity("target", "s")
     site.leaves["s", "target"] = pinned
     gateway = await site.identity("gateway", "g")
@@ -150,7 +150,7 @@ async def test_stream_that_is_followed_moves_to_the_renewed_certificates_channel
             assert renewed.done()
             assert stream.cancelled()
             assert gateway.certificate != leaf
-    # Nothing is left on a channel of an old leaf, whose end the target would report.
+    # No channel of an old leaf is left, or the target would report its end.
     assert await ask(gateway, address) == "x"
     assert gateway.channels.count == 1
 

@@ -1,7 +1,7 @@
-"""Nodes in confidential machines, from driver to certificate's subject, over made-up hardware.
+"""Nodes in confidential machines, from driver to certificate subject, with synthetic hardware.
 
-The driver reads an imitated configfs-tsm whose reports a made-up AMD or Intel signs; verifiers,
-policy and appraisal are the broker's own.
+The driver reads an emulated configfs-tsm, whose reports are signed by a synthetic AMD or Intel.
+Verifiers, policy and appraisal are the broker's own.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Node:
         collateral: Item | None = None,
         **changes: object,
     ) -> tuple[RuntimeData, dict[str, Item]]:
-        """Return runtime data and evidence as the node's enrolment makes them."""
+        """Return runtime data and evidence, made as in enrolment."""
         endorsements = collateral or asyncio.run(self.driver.endorsements())
         items = {COLLATERAL: endorsements} if endorsements else {}
         data = RuntimeData(
@@ -165,7 +165,7 @@ def test_another_table_than_was_named_is_refused(snp_node: Node) -> None:
 def test_endorsements_of_another_media_type_are_refused(
     evidence_type: str, media_type: str, tmp_path: Path
 ) -> None:
-    """Each type takes its own; a TDX quote brings its chain along and takes none."""
+    """Each type accepts only its own; a TDX quote contains its chain and accepts none."""
     node = Node(tmp_path / "report", evidence_type)
     challenge = node.challenge()
     data, items = node.answer(challenge, collateral=Item(media_type, b"table"))
@@ -180,7 +180,7 @@ def test_a_gpu_speaks_beside_its_node(snp_node: Node) -> None:
 
 
 def test_a_gpus_answer_to_somebody_else_is_refused(snp_node: Node) -> None:
-    """Another node's GPU signs any nonce its host asks for: ours names our keys."""
+    """Another node's GPU signs any nonce that its host supplies, but our nonce covers our keys."""
     challenge = snp_node.challenge()
     theirs, their_items = snp_node.answer(challenge, gpu=True, kem_public_key=bytes(32))
     items = {"gpu0": their_items["gpu0"], COLLATERAL: their_items[COLLATERAL]}

@@ -1,4 +1,4 @@
-"""What a target takes of a broker's answer about its device: nothing that isn't signed for it."""
+"""A target accepts a broker's answer about its device only if it is signed for that device."""
 
 import hashlib
 import uuid
@@ -23,7 +23,7 @@ SECRET = bytes(range(32))
 
 @dataclass
 class World:
-    """A target's client, and a broker that answers as the test says."""
+    """A target's client, and a broker with scripted answers."""
 
     site: Site
     identity: Identity

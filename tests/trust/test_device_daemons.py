@@ -1,4 +1,4 @@
-"""Devices with real daemons: who may open one, what a put-back one meets, what a move ends."""
+"""Devices with real daemons: opening, rolled-back devices, moves between targets."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 NOT_VERIFIED = 3
 UNAVAILABLE = 4
-# What a loaded machine may add to a bound before it counts as broken.
+# Delay of a loaded machine that is tolerated on top of a bound.
 SLACK_SECONDS = 10.0
 
 
 @dataclass
 class World:
-    """A broker, and the targets and gateways that a test starts."""
+    """A broker, and targets and gateways started by the test."""
 
     site: Site
     stack: contextlib.AsyncExitStack
@@ -170,7 +170,7 @@ async def test_directory_that_was_put_back_is_refused(
 
     with daemon(config) as target, world.gateway(target) as gateway:
         volume = await _create(gateway)
-        # As it is while it is served: the same opening, and then another list.
+        # A copy of the device while it is served: same opening, but the list changes afterwards.
         shutil.copytree(world.directory, kept)
         async with connect(gateway.socket) as client:
             await client.volumes.delete(volume)
@@ -185,13 +185,13 @@ async def test_directory_that_was_put_back_is_refused(
                 line.get("kind") == "restored" and f"volumes/{line['volume_id']}" == volume
                 for line in again.log_lines()
             )
-    # Put back from before the last start, with the same list.
+    # A copy from before the last start, with the same list.
     put_back(newest)
     world.refused_start(config, "device.anchor.mismatch")
     if anchor == "broker":
         refusals = [r for r in world.audited("device.open") if r["outcome"] == "refused"]
         assert {r["reason"] for r in refusals} == {"device.anchor.mismatch"}
-    # The operator believes it all the same.
+    # The operator accepts it nevertheless.
     [device] = world.devices()
     world.ctl("init", device["device"], "--anew", "--yes")
     with daemon(config):
@@ -221,12 +221,12 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
                 await asyncio.to_thread(
                     world.ctl, "move", device["device"], "--to", "s2", "--unseen", "--yes"
                 )
-                # It hears of it when it asks about its gateways the next time.
+                # The old target learns of the move when it next asks about its gateways.
                 await asyncio.to_thread(wait_for_log, old.process, config, "device_lost")
                 with pytest.raises(Error):
                     await client.volumes.create(size_bytes=MIB)
                 running.cancel()
-        # It has said that it serves nothing, so that the new owner needn't wait for its end.
+        # The old owner has reported that it stopped, so the new one needn't wait for its lease.
         with daemon(world.target_config("s2")) as new:
             assert world.devices()[0]["owner"] == "s2"
             assert old.stop() == 0
@@ -264,7 +264,7 @@ async def test_device_that_is_given_back_is_served_again_by_the_same_process(
                 await load.goes_on()
                 await move(world, device["device"], "s2")
                 if hears:
-                    # Else it hears of both moves at once.
+                    # Otherwise it learns of both moves at once.
                     await until(lambda: _logged(target, "device_lost") == 1)
                 await move(world, device["device"], "s")
                 await until(lambda: _logged(target, "device_opened") == 2)
@@ -277,7 +277,7 @@ async def test_device_that_is_given_back_is_served_again_by_the_same_process(
 
 
 async def move(world: World, device: str, node: str) -> None:
-    """As sealanectl does, at once."""
+    """Move a device, as sealanectl does, without waiting."""
     request = devices_pb2.MoveDeviceRequest(device_id=device, node=node, unseen=True)
     async with connect(world.broker.socket) as operator:
         await operator.devices.MoveDevice(request, timeout=PATIENCE_SECONDS)
@@ -306,7 +306,7 @@ def _logged(target: Daemon, event: str) -> int:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait until another process has done something."""
+    """Wait until another process has made a condition true."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if happened():
@@ -315,7 +315,7 @@ async def until(happened: Callable[[], bool]) -> None:
 
 
 def _copy_of(world: World, config: Path) -> Path:
-    """Copy the device's directory, as who has it under his hands can, and configure that one."""
+    """Copy the device's directory, as its host's administrator can, and configure the copy."""
     copy = f"{world.directory}-copy"
     shutil.copytree(world.directory, copy)
     config.write_text(config.read_text().replace(str(world.directory), copy))
@@ -345,7 +345,7 @@ async def test_anchor_that_cannot_be_reached_is_waited_for_no_longer_than_the_bo
         began = time.monotonic()
         with pytest.raises(UnavailableError) as caught:
             await _create(gateway)
-        # Of the store, which is anchored before the list that it is to be on.
+        # The failure concerns the store, which is anchored before the list that names it.
         assert caught.value.reason == "anchor.unreachable"
         assert ANCHOR_SECONDS <= time.monotonic() - began < ANCHOR_SECONDS + SLACK_SECONDS
         relay.mend()
@@ -354,10 +354,10 @@ async def test_anchor_that_cannot_be_reached_is_waited_for_no_longer_than_the_bo
                 with contextlib.suppress(UnavailableError):
                     made = await _create(gateway)
                     break
-        # Nothing is left of the volume that failed.
+        # Nothing is left of the failed volume.
         volumes = {f"volumes/{path.stem}" for path in world.directory.glob("*.sectors")}
         assert volumes == {kept, made}
-    # In threads: the relay lives on this loop.
+    # In a thread, because the relay runs on this event loop.
     assert await asyncio.to_thread(target.stop) == 0
     again = await asyncio.to_thread(world.stack.enter_context, daemon(config))
     restored = [line for line in again.log_lines() if line.get("kind") == "restored"]
@@ -403,7 +403,7 @@ async def test_anchor_goes_on_at_the_next_broker_when_one_is_killed(world: World
         [device] = world.devices()
         shown = world.ctl("show", device["device"])
         assert len(shown["volumes"]) == 2
-        # Opened, and two volumes: each change once, whoever made it.
+        # One opening and two volumes: each change counts once, whoever made it.
         assert shown["anchored"]["catalogue"].startswith("3: ")
     assert target.stop() == 0
     with daemon(world.site.root / "s.toml") as again:
@@ -412,7 +412,7 @@ async def test_anchor_goes_on_at_the_next_broker_when_one_is_killed(world: World
 
 
 def _enrolled_at_both(config: Path, second: Daemon) -> Path:
-    """Name brokers b1 and b2 in a configuration that has the address of b1."""
+    """Name brokers b1 and b2 in a configuration with the address of b1."""
     before, section, after = config.read_text().partition("[enrolment]\n")
     own, role, others = after.partition("[target]\n" if "[target]" in after else "[gateway]\n")
     own = own.replace("/broker/trust-anchor", "/b1/trust-anchor")

@@ -1,4 +1,4 @@
-"""What a target does once its device is lost: which it takes up again, and which it never does."""
+"""A target after the loss of its device: which losses it recovers from, and which it doesn't."""
 
 import asyncio
 import uuid
@@ -19,7 +19,7 @@ SERVED = ServedDevice(device_id=uuid.UUID(int=1), fencing_epoch=1)
 
 @dataclass
 class Target:
-    """All that `keep_served` has to do with, in one: it notes what is asked of it."""
+    """All collaborators of `keep_served` in one; records its calls."""
 
     losses: list[Error]
     answers: list[Error | None] = field(default_factory=list)

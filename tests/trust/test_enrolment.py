@@ -1,4 +1,4 @@
-"""A node enrols with brokers that go meanwhile: challenges are answered where they are from."""
+"""Enrolment while brokers fail: each challenge is answered at the broker that issued it."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -34,7 +34,7 @@ from trust.verifiers import LISTED, NoBooks, software_policy
 
 
 class Scripted(AttestationServicer):
-    """A broker's servicer that notes the sessions, and does something before it is answered."""
+    """A broker's servicer that records sessions, and runs a hook before an answer."""
 
     def __init__(self, name: str, service: VerifierService, *, anchor_pem: bytes) -> None:
         super().__init__(service, anchor_pem=anchor_pem)
@@ -66,11 +66,11 @@ class Site:
 
     @property
     def answered(self) -> list[tuple[str, bytes]]:
-        """Which broker was sent which session, in no order between brokers."""
+        """Sessions and the brokers that received them, in no order of brokers."""
         return [each for broker in self.brokers.values() for each in broker.sessions]
 
     def is_straight(self) -> bool:
-        """Whether every session was answered at the broker that gave it."""
+        """Return whether every session was answered at the broker that issued it."""
         return all(session in self.brokers[name].given for name, session in self.answered)
 
 
@@ -169,7 +169,7 @@ async def test_a_broker_that_goes_between_challenge_and_attest_costs_a_fresh_cha
 
 async def test_a_broker_that_forgot_its_challenge_costs_a_fresh_one(site: Site) -> None:
     def forget() -> None:
-        # As after a restart at the same address, or behind one that several brokers share.
+        # As after a restart at the same address, or behind an address shared by several brokers.
         site.brokers["b1"].before_attest = None
         raise VerificationError("attestation.nonce.stale", "no such challenge is open")
 
@@ -208,7 +208,7 @@ async def test_brokers_that_forget_every_challenge_are_not_asked_for_ever(
 
 
 async def test_challenge_of_another_verifier_is_not_answered(site: Site) -> None:
-    """Whoever relays it would have our hardware speak to a verifier that we didn't call."""
+    """Otherwise a relay could make our hardware answer a verifier that we didn't call."""
     site.brokers["b1"].audience = spiffe_id("b2", "broker")
     with pytest.raises(VerificationError) as caught:
         await site.enrolment.obtain(Keys.create())

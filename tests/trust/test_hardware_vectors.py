@@ -1,6 +1,6 @@
-"""Real evidence from verifier to verdict: what a strict policy says of each set, and by which rule.
+"""Real evidence under a strict policy: the verdict on each set and the rule behind it.
 
-The policy names everything the good sets claim; a bad set fails by the rule its README names.
+The policy names every claim of the good sets; a bad set fails the rule named in its README.
 """
 
 from collections.abc import Iterator
@@ -67,9 +67,9 @@ def gpu_claims() -> Claims:
 
 
 def policy_text(claims: Claims, device: Claims | None = None, **changes: str) -> str:
-    """Write a policy that names everything that `claims` says: its own machine, its own values.
+    """Write a policy that requires exactly the machine and values in `claims`.
 
-    No list of AMD's or NVIDIA's is among the vectors, so those two may be unchecked.
+    The vectors contain no lists by AMD or NVIDIA, so those two may remain unchecked.
     """
 
     def reference(of: Claims, secondary: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a role takes of the certificate that it gets: only one for its keys, its node, its role."""
+"""A role accepts only a certificate for its own keys, node and role."""
 
 import dataclasses
 import datetime as dt
@@ -18,7 +18,7 @@ OTHER_AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
 
 
 class World:
-    """A role whose broker certifies what the test says."""
+    """A role whose broker issues the certificate that the test specifies."""
 
     def __init__(self) -> None:
         self.authority = AUTHORITY
@@ -73,7 +73,7 @@ async def test_certificate_for_this_role_is_shown_from_then_on() -> None:
     ids=lambda changes: next(iter(changes)),
 )
 async def test_certificate_for_somebody_else_is_refused(changes: dict[str, Any]) -> None:
-    """Another KEM key above all: whoever has its private half would open what is sealed to us."""
+    """Above all for another KEM key, whose owner could open secrets sealed to us."""
     world = World()
     world.changes = changes
     assert await world.refusal() == "certificate.subject.mismatch"

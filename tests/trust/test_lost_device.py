@@ -1,4 +1,4 @@
-"""A target whose device is lost: whoever notices, its gateways and volumes end, once."""
+"""A lost device ends its gateways and volumes exactly once, however the loss is noticed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ FENCED = VerificationError("device.fenced", "moved")
 
 
 class Broker:
-    """Answers what it is asked about peers and devices."""
+    """Answers requests about peers and devices."""
 
     def __init__(self) -> None:
         self.refusal: Error | None = None
@@ -46,7 +46,7 @@ class Broker:
 
 
 class Target:
-    """Notes what it is told to end, in order."""
+    """Records what it is told to end, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ class World:
         self.ask = authorize_at(broker, self.device)
 
     async def abandoned(self) -> None:
-        """Return once what follows a loss has been done."""
+        """Wait until a loss has been handled."""
         stand_ins: list[Any] = [self.broker, self.target]
         broker, target = stand_ins
 
@@ -116,7 +116,7 @@ async def test_lost_device_ends_gateways_then_volumes_and_lets_the_next_owner_in
     assert world.target.told == [("gateways", "device.fenced"), ("volumes", "device.fenced")]
     assert world.broker.closed == [world.device.served]
     assert world.device._secret == bytes(32)
-    # The directory is free, and gateways are refused without asking the broker again.
+    # The directory is released, and gateways are refused without asking the broker again.
     DeviceFile(tmp_path).release()
     questions = len(world.broker.asked)
     assert await world.ask(b"", [PEER, PEER]) == ["device.fenced"] * 2

@@ -1,8 +1,8 @@
-"""What nodes take of a broker's answers: nothing that doesn't answer what they asked.
+"""Nodes accept from a broker only answers to their own requests.
 
-The clients are the product's, over TLS. The server has a certificate of the broker's role and all
-that the authority ever signed, for others and about other things: as whoever stole a broker's TLS
-key has, or stands in for a broker that is confused.
+The clients are the product's, over TLS. The server has a certificate for the broker role and
+everything the authority ever signed, including for others and on other subjects. It stands for a
+thief of a broker's TLS key, or a faulty broker.
 """
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
@@ -59,7 +59,7 @@ Verdicts = Callable[[trust_pb2.AuthorizePeersRequest], trust_pb2.Authorization |
 
 @dataclass
 class Liar(trust_pb2_grpc.TrustServicer, broker_pb2_grpc.BrokerServicer):
-    """Answers each call as the test says. By default it tells the truth."""
+    """Answers each call as the test specifies; truthfully by default."""
 
     site: Site
     client: Identity
@@ -149,7 +149,7 @@ class Liar(trust_pb2_grpc.TrustServicer, broker_pb2_grpc.BrokerServicer):
 
 @dataclass
 class World:
-    """A node's clients, and who answers them."""
+    """A node's clients, and the server that answers them."""
 
     site: Site
     liar: Liar
@@ -202,7 +202,7 @@ def other_authority() -> CertificateAuthority:
     return CertificateAuthority.create(broker="b", now=utc_now())
 
 
-# What peers show
+# Certificates and results of peers
 
 
 async def leaf_of(world: World, role: str, node: str) -> str:
@@ -244,7 +244,7 @@ async def test_leaf_that_the_authority_did_not_issue_now_is_refused(world: World
     assert await reason_of(world.trust.leaves("s", "target"), UnavailableError) == "peer.unattested"
 
 
-# Whether peers may act
+# Authorizations of peers
 
 
 async def test_verdicts_are_taken_in_the_order_that_was_asked(world: World) -> None:
@@ -260,7 +260,7 @@ async def test_verdicts_are_taken_in_the_order_that_was_asked(world: World) -> N
 
 
 def change(name: str, answer: trust_pb2.Authorization) -> None:
-    """Make a true answer one to another question."""
+    """Turn a true answer into one to another request."""
     verdict = answer.verdicts[0]
     if name == "nonce":
         answer.nonce = OTHER_NONCE
@@ -309,7 +309,7 @@ async def test_authorization_that_answers_another_question_is_refused(
 
 
 async def test_authorization_of_an_earlier_question_is_refused(world: World) -> None:
-    """Recorded while the peer might still act, and played back after it was revoked."""
+    """An answer recorded before a revocation is replayed after it."""
     recorded: list[trust_pb2.Authorization] = []
 
     def record(request: trust_pb2.AuthorizePeersRequest) -> trust_pb2.Authorization:
@@ -381,7 +381,7 @@ async def test_descriptor_of_another_volume_is_refused(world: World, name: str) 
 async def test_volume_of_another_kind_than_was_asked_for_is_refused(
     world: World, changes: dict[str, Any]
 ) -> None:
-    """A volume without freshness, say, in the place of one with it."""
+    """For example, a volume without freshness instead of one with it."""
     values = {"volume_id": "v", "sector_count": 256, "target_node": "s", **changes}
     world.liar.descriptor = broker_pb2.VolumeDescriptor(**values)
     assert await reason_of(register(world.broker)) == "volume.descriptor.mismatch"
@@ -466,7 +466,7 @@ def changed(**values: Any) -> broker_pb2.Lease:
 async def test_lease_that_is_not_the_one_asked_for_is_refused(
     world: World, values: dict[str, Any]
 ) -> None:
-    """Signed and sealed for this request, but what is inside says otherwise."""
+    """It is signed and sealed for this request, but its contents differ."""
     world.liar.lease = changed(**values)
     assert await reason_of(world.broker.lease(V), LeaseError) == "lease.mismatch"
 

@@ -1,4 +1,4 @@
-"""The broker's books of nodes: who is authorized, what a revocation ends, what comes back."""
+"""The broker's records of nodes: authorization, revocation and restoration."""
 
 import contextlib
 import datetime as dt
@@ -104,7 +104,7 @@ class World:
         return leaf
 
     def result(self, subject: Subject, leaf: x509.Certificate) -> AttestationResult:
-        """Return the result under the present policy."""
+        """Return the result under the current policy."""
         metadata = result_for(
             self.authority, subject, leaf, now=self.now, policy_version=self.policy_version
         )
@@ -268,7 +268,7 @@ async def test_an_older_policy_counts_for_a_while_and_its_results_are_asked_to_b
     ("hardware", "incarnation", "version", "ends"),
     [
         (HARDWARE, GATEWAY.incarnation, 2, True),
-        # Evidence of other hardware, or of another process, says nothing of this one.
+        # Evidence of other hardware or of another process doesn't concern this one.
         (bytes(32), GATEWAY.incarnation, 2, False),
         (HARDWARE, b"N" * 16, 2, False),
         (HARDWARE, GATEWAY.incarnation, 1, False),
@@ -294,7 +294,7 @@ async def test_what_the_new_policy_refuses_ends_at_once(
     else:
         await admitted
         assert await world.refusal(GATEWAY) == ""
-    # Accepted after all: mended, or by a policy that is newer still.
+    # Now accepted: the node was fixed, or the policy changed again.
     leaf = await world.attest(GATEWAY)
     assert not await world.membership().admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
     assert await world.refusal(GATEWAY) == ""
@@ -463,7 +463,7 @@ async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world:
     ):
         assert await may(tenant, volume_id) == writes
         assert await may(tenant, volume_id, reading=True) == reads
-        # One answer for all that is not to be had here.
+        # Volumes that are missing or inaccessible get the same answer.
         for volume in (elsewhere, gone, filler, "x", f"{volume_id}".upper(), "\x00" * 9):
             assert await may(tenant, volume, reading=True) == NO_VOLUME
     await world.membership().revoke("g-w", "gateway", reason="")

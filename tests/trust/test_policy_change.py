@@ -1,4 +1,4 @@
-"""A policy changes under nodes that are at work: real daemons."""
+"""A policy change while nodes are in use, with real daemons."""
 
 import asyncio
 import contextlib
@@ -54,13 +54,13 @@ async def test_a_policy_change_fences_no_gateway_that_attests_again() -> None:
             attached = await client.volumes.attach(volume.name, host_nqn=HOST)
             async with client.open(attached) as disk:
                 await disk.write(0, b"x" * 4096)
-                # From here on nobody calls but the daemons themselves.
+                # From here on, only the daemons make calls.
                 policy = site.write_policy(nodes)
                 applied = sealanectl("--socket", broker.socket, "policy", "apply", policy)
                 assert applied.returncode == 0, applied.stderr
                 async with asyncio.timeout(REAPPRAISAL_SECONDS - 5):
                     for node in (target, gateway):
-                        # A process tells of itself only when it is asked.
+                        # Poll: the process publishes its state only on request.
                         while await asyncio.to_thread(_policy_version, node) != 2:
                             pass
                 await disk.write(0, b"y" * 4096)

@@ -1,4 +1,4 @@
-"""The policy in force: signed by its owner, versions only grow, everyone is appraised again."""
+"""The policy in force: signed by its owner, with growing versions; nodes are reappraised."""
 
 from pathlib import Path
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""One record of a broker's store put back by who can write to the store: real brokers end."""
+"""An adversary with write access rolls back a record in the store: real brokers stop."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ TARGET = '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstor
 
 
 class Adversary:
-    """Who can write to etcd, and has no key of a broker."""
+    """An adversary who can write to etcd but has no key of a broker."""
 
     def __init__(self, etcd: Cluster) -> None:
         self._channel = grpc.insecure_channel(etcd.endpoints[0])
@@ -46,7 +46,7 @@ class Adversary:
 def _broker(site: Site, etcd: Cluster, name: str, instance: int) -> Path:
     return site.write_config(
         name,
-        # Long: it is the watch that tells, not the periodic check.
+        # Long, so that the watch detects the change, not the periodic check.
         f'{BROKER}instance = {instance}\nstore = "etcd"\nhead_seconds = 3600\n'
         f'policy_file = "{site.root / "policy.toml"}"\nkey_file = "{site.root / "kek"}"\n'
         f"[broker.etcd]\nendpoints = {json.dumps(etcd.endpoints)}\n",
@@ -155,7 +155,7 @@ def test_audit_log_that_was_cut_with_its_row_put_back_is_noticed(site: Site) -> 
     ended = sealaned("--config", config)
     assert ended.returncode == EXIT_NOT_VERIFIED
     assert "broker.store.rolled_back" in ended.stderr
-    # Its chain is whole, and that alone is no answer.
+    # Its chain is intact, which alone proves nothing.
     assert sealanectl("audit", "verify", log, "--chain-only").returncode == 0
     socket = site.root / "broker-run" / "control.sock"
     assert sealanectl("--socket", socket, "audit", "verify", log).returncode == 4

@@ -1,4 +1,4 @@
-"""Access that ends: real daemons, a host that writes all the time, a control path that is cut."""
+"""End of access with real daemons, under constant writes and with a cut control path."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from trust.relay import Relay
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
 MIB = 1 << 20
 AUTHORIZATION_SECONDS = 3
-# What a loaded machine may add to a bound before it counts as broken.
+# Delay of a loaded machine that is tolerated on top of a bound.
 SLACK_SECONDS = 10.0
 
 
@@ -45,7 +45,7 @@ class Cluster:
         return {row["node"]: row for row in json.loads(ended.stdout)}
 
     def writes(self) -> int:
-        """Commands that the target has stored, by its metrics."""
+        """Return the number of stored writes, from the target's metrics."""
         text = self.metrics(self.target)
         lines = [x for x in text.splitlines() if x.startswith("sealane_target_volume_host_writes")]
         return sum(int(float(line.rpartition(" ")[2])) for line in lines)
@@ -99,7 +99,7 @@ def host_of(volume: Volume) -> HostController:
 
 @dataclass
 class Load:
-    """A host that writes one block after the other; `failure` is what ended it."""
+    """A host that writes blocks one after another; `failure` is the error that ended it."""
 
     written: int = 0
     first_block: int = 0
@@ -125,7 +125,7 @@ class Load:
                     await queue.close()
 
     async def goes_on(self, *, within: float = 60.0) -> None:
-        """Wait until another write was acknowledged."""
+        """Wait until another write is acknowledged."""
         self.progress.clear()
         await asyncio.wait_for(self.progress.wait(), within)
 
@@ -148,7 +148,7 @@ async def test_revoked_gateway_is_cut_off_within_the_bound(cluster: Cluster) -> 
         await asyncio.to_thread(cluster.revoke, "revoke", "--yes", "g", "--reason", "stolen")
         await asyncio.wait({running}, timeout=AUTHORIZATION_SECONDS + SLACK_SECONDS)
         ended = asyncio.get_running_loop().time()
-        # Failed with a status, not lost: the host was told.
+        # It failed with a status, so the host was informed.
         assert isinstance(load.failure, NvmeStatusError), load.failure
         assert ended - began < AUTHORIZATION_SECONDS + SLACK_SECONDS
         before = await asyncio.to_thread(cluster.writes)
@@ -165,7 +165,7 @@ async def test_revoked_gateway_is_cut_off_within_the_bound(cluster: Cluster) -> 
     assert 'sealane_authorizations_lost_total{reason="node.revoked",role="target"} 1.0' in text
     log = (cluster.site.root / "broker" / "audit.jsonl").read_text()
     assert '"node.revoked"' in log
-    # Restored, it attests by itself and serves again.
+    # Once restored, it attests automatically and serves again.
     await asyncio.to_thread(cluster.revoke, "restore", "g")
     async with connect(cluster.gateway.socket) as client, asyncio.timeout(60):
         while True:
@@ -181,14 +181,14 @@ async def test_cut_control_path_ends_the_queues_and_mending_it_resumes_them(
     async with _loaded(cluster) as (load, _, _):
         cluster.relay.cut()
         async with asyncio.timeout(AUTHORIZATION_SECONDS + SLACK_SECONDS):
-            # A process tells of itself only when it is asked.
+            # Poll: the process publishes its state only on request.
             while "authorization.stale" not in await _lost(cluster):
                 pass
-        # The queues are drained by now or within a moment; then nothing is stored any more.
+        # Soon the queues are drained; after that nothing is stored.
         async with asyncio.timeout(SLACK_SECONDS):
             while (before := await asyncio.to_thread(cluster.writes)) != await _later(cluster):
                 pass
-        # It is said to be away when a question has failed, which may take as long as a call may.
+        # The broker is reported as away once a request has failed, after up to the call's timeout.
         async with asyncio.timeout(SLACK_SECONDS):
             while 'sealane_broker_away{role="target"} 1.0' not in await _metrics(cluster):
                 pass
@@ -210,7 +210,7 @@ async def test_revocation_reaches_a_target_whose_control_path_is_cut(cluster: Cl
             while (before := await asyncio.to_thread(cluster.writes)) != await _later(cluster):
                 pass
         cluster.relay.mend()
-        # The gateway hears of it at its next question to the broker, and fails what it held.
+        # The gateway learns of it from its next request to the broker, and fails held commands.
         await asyncio.wait({running}, timeout=channels.PIN_SECONDS + 3 * SLACK_SECONDS)
         assert isinstance(load.failure, NvmeStatusError), load.failure
         assert await asyncio.to_thread(cluster.writes) == before
@@ -226,6 +226,6 @@ async def _lost(cluster: Cluster) -> str:
 
 
 async def _later(cluster: Cluster) -> int:
-    """Look again after longer than any write takes."""
+    """Read the metric again after longer than any write takes."""
     await asyncio.sleep(0.5)
     return await asyncio.to_thread(cluster.writes)

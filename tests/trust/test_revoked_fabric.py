@@ -1,4 +1,4 @@
-"""A fabric is revoked while a session with it is open: real daemons."""
+"""Revocation of a fabric that has an open session, with real daemons."""
 
 import asyncio
 import signal
@@ -15,14 +15,14 @@ from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 
 REGION = 1 << 20
-# channels.md: the next question, a third of the lifetime later. What a loaded machine may add.
+# channels.md: the next request, after a third of the lifetime; plus the delay of a loaded machine.
 BOUND_SECONDS = AUTHORIZATION_SECONDS / 3
 SLACK_SECONDS = 15.0
 
 
 @pytest.fixture
 def site() -> Iterator[FabricDaemons]:
-    # Silence alone must not be what ends the session.
+    # The idle timeout must not be what ends the session.
     with fabric_daemons(more="idle_timeout_seconds = 600\n") as made:
         yield made
 
@@ -37,7 +37,7 @@ async def _is_open(client: Client, name: str) -> bool:
 
 
 async def _opened(client: Client, far: Daemon, opened: asyncio.Event) -> None:
-    """Hold a session with `far` open for as long as it lasts."""
+    """Keep a session with `far` open until it ends."""
     while True:
         try:
             async with open_session(
@@ -73,12 +73,12 @@ async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Fabri
         await asyncio.wait_for(opened.wait(), 60)
         (session,) = await _sessions(near)
         assert session.state == sessions_pb2.Session.ESTABLISHED
-        # It doesn't go by itself: a revoked node is not to be relied on.
+        # Stop it, because a revoked node can't be trusted to end the session.
         there.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.to_thread(site.revoke, "b")
             async with asyncio.timeout(BOUND_SECONDS + SLACK_SECONDS):
-                # A process tells of itself only when it is asked.
+                # Poll: the process publishes its state only on request.
                 while await _is_open(near, session.name):
                     pass
             (ended,) = [s for s in await _sessions(near) if s.name == session.name]
@@ -92,7 +92,7 @@ async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Fabri
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        # And it gets no other one.
+        # It can't open another session.
         with pytest.raises(Error) as caught:
             async with open_session(
                 near.sessions,

@@ -1,7 +1,7 @@
-"""A node that enrols with a device: from the command that asks it to the broker's verdict.
+"""Enrolment with a device, from the command that queries it to the broker's verdict.
 
-Machine and device are of made-up vendors, whose roots the verifier is given; the rest is the
-product's: enrolment over TLS, the command as a process, verifiers, policy, appraisal.
+Machine and device come from synthetic vendors whose roots the verifier trusts. The rest is the
+product: enrolment over TLS, the command as a process, verifiers, policy, appraisal.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from vendors.tsm import ImitationTree
 
 
 def machine(root: Path) -> TsmDriver:
-    """Return the driver of the made-up machine."""
+    """Return the driver of the synthetic machine."""
     tree = ImitationTree(
         root / "tsm",
         "sev_guest",
@@ -63,7 +63,7 @@ def machine(root: Path) -> TsmDriver:
 
 
 def devices(*commands: list[str]) -> list[dict[str, Any]]:
-    """Return `enrolment.secondary` of devices that answer by these commands."""
+    """Return `enrolment.secondary` for devices queried by these commands."""
     return [
         {"label": f"gpu{i}", "type": "nvidia", "command": command, "timeout_seconds": 30}
         for i, command in enumerate(commands)
@@ -72,7 +72,7 @@ def devices(*commands: list[str]) -> list[dict[str, Any]]:
 
 @dataclass
 class Site:
-    """A broker that wants a GPU beside a confidential machine, and such a machine."""
+    """A broker that requires a GPU with a confidential machine, and such a machine."""
 
     root: Path
     audit: MemoryAudit
@@ -80,7 +80,7 @@ class Site:
     config: dict[str, Any]
 
     async def enrol(self, *commands: list[str]) -> Issued:
-        """Attest as a gateway whose devices answer by these commands."""
+        """Attest as a gateway whose devices are queried by these commands."""
         config = EnrolmentConfig.model_validate({**self.config, "secondary": devices(*commands)})
         node = Enrolment(
             config,
@@ -92,7 +92,7 @@ class Site:
         return await node.obtain(Keys.create())
 
     async def refusal(self, *commands: list[str]) -> str:
-        """Be refused; return the reason, which the audit log alone has."""
+        """Expect a refusal; return its reason, which only the audit log contains."""
         with pytest.raises(VerificationError) as caught:
             await self.enrol(*commands)
         assert caught.value.reason == "attestation.refused"
@@ -101,7 +101,7 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    # The made-up vendors' certificates have their time.
+    # The synthetic vendors' certificates are valid at a fixed time.
     monkeypatch.setattr(verifier_module, "utc_now", lambda: NOW)
     (tmp_path / "tsm").mkdir()
     async with contextlib.AsyncExitStack() as stack:
@@ -164,7 +164,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 def saying(path: Path) -> list[str]:
-    """Return a command that says what it once said, whatever it is asked."""
+    """Return a command that replays an answer, whatever the nonce."""
     return [sys.executable, "-c", f"print(open({str(path)!r}).read())"]
 
 
@@ -192,7 +192,7 @@ async def test_answer_to_an_earlier_challenge_is_refused(site: Site) -> None:
 async def test_device_of_another_machine_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is genuine, but not listed with this machine."""
+    """The device is genuine, but not listed for this machine."""
     other = Nvidia()
     other.root, other.identity, other.provisioner = (
         nvidia().root,
@@ -211,7 +211,7 @@ async def test_device_of_another_machine_is_refused(
 async def test_device_that_the_runtime_data_do_not_name_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if whoever relays the evidence had put another device's answer in the place of ours."""
+    """As if a relay had replaced our device's answer by another's."""
     digests = enrolment_module.secondary_digests
     monkeypatch.setattr(
         enrolment_module,

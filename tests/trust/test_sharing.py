@@ -1,4 +1,4 @@
-"""A volume used by gateways of two tenants: real daemons, and one gateway that breaks the rules."""
+"""A volume shared by gateways of two tenants: real daemons, and a gateway that breaks the rules."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ from trust.insider import Insider, insider
 HOST = "nqn.2014-08.org.nvmexpress:uuid:44444444-2222-4333-8444-555555555555"
 MIB = 1 << 20
 AUTHORIZATION_SECONDS = 3
-# Of the bound, and of looking for a new key epoch, on a loaded machine.
+# Tolerated delay on a loaded machine, for the bound and for polling for a new key epoch.
 ENDS_WITHIN_SECONDS = 40.0
 WRITE_PROTECTED = 0x20
 PATTERNS = [bytes([n]) * 4096 for n in range(256)]
@@ -57,7 +57,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def volume(self) -> AsyncIterator[Volume]:
-        """A volume of the owner, written once and detached."""
+        """Yield a volume of the owner, written once and detached."""
         async with connect(self.owner.socket) as client:
             volume = await client.volumes.create(size_bytes=MIB)
             attached = await client.volumes.attach(volume.name, host_nqn=HOST)
@@ -71,12 +71,12 @@ class Cluster:
             await client.volumes.delete(volume.name)
 
     def stored(self, volume: Volume, lba: int) -> bytes:
-        """What lies on the target's drive."""
+        """Return a stored block of the target's drive."""
         path = self.site.root / "s" / "volumes" / f"{volume.name.removeprefix('volumes/')}.sectors"
         return read_slot(path, lba).block
 
     def audit(self) -> list[dict[str, object]]:
-        """The broker's audit log."""
+        """Return the broker's audit log."""
         log = (self.site.root / "broker" / "audit.jsonl").read_text()
         return [json.loads(line) for line in log.splitlines()]
 
@@ -147,7 +147,7 @@ async def _host(volume: Volume) -> AsyncIterator[HostController]:
 
 
 async def _queue(host: HostController) -> VolumeQueue:
-    """Open an I/O queue as hosts do: again while the gateway's own way to the target is busy."""
+    """Open an I/O queue as hosts do: retry while the gateway is still connecting to the target."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
@@ -171,7 +171,7 @@ async def _read(queue: VolumeQueue, lba: int) -> bytes:
 async def test_another_tenant_reads_what_is_shared_and_nothing_else(cluster: Cluster) -> None:
     async with cluster.volume() as volume, connect(cluster.guest.socket) as guest:
         for _ in range(2):
-            # Before the share and after it ended, it is a volume like none.
+            # Before and after the share, the volume doesn't exist for the guest.
             with pytest.raises(UsageError) as caught:
                 await guest.volumes.get(volume.name)
             assert caught.value.reason == "volume.not_found"
@@ -182,7 +182,7 @@ async def test_another_tenant_reads_what_is_shared_and_nothing_else(cluster: Clu
                 _ctl, cluster.owner, "share", volume.name, "--tenant", "u", "--read-only"
             )
             assert shown["shares"] == [{"tenant": "u", "is_read_only": True}]
-            # No tenant hears of another one that it is shared with.
+            # A tenant doesn't learn which others the volume is shared with.
             await asyncio.to_thread(_ctl, cluster.owner, "share", volume.name, "--tenant", "v")
             (seen,) = await guest.volumes.list()
             assert (seen.name, seen.tenant, seen.is_read_only) == (volume.name, "t", True)
@@ -212,7 +212,7 @@ async def test_another_tenant_reads_what_is_shared_and_nothing_else(cluster: Clu
 async def _attached_by(
     member: Insider, cluster: Cluster, volume: Volume, *, asks_read_only: bool
 ) -> AsyncIterator[HostController]:
-    """A gateway of the guest that lets its host write, under IVs of its own invention."""
+    """Yield a guest's gateway that lets its host write, with invented IVs."""
     descriptor = await member.broker.descriptor(_id(volume))
     back_ends = VolumeBackEnds(
         GatewayConfig(target_node="s", target_address=cluster.target.addresses["target_control"]),
@@ -264,7 +264,7 @@ async def test_the_target_keeps_a_reader_from_writing_whatever_its_gateway_does(
                 assert refused.value.status == WRITE_PROTECTED
                 assert await _read(queue, 0) == PATTERNS[1]
                 await queue.close()
-            # And it gets no queue that would let it.
+            # It gets no queue that would permit writes, either.
             with pytest.raises(Error):
                 async with _attached_by(member, cluster, volume, asks_read_only=False) as host:
                     await host.open_queue(1)
@@ -296,7 +296,7 @@ async def test_unsharing_ends_access_and_the_old_key_opens_nothing_written_since
             await own_queue.flush()
             with pytest.raises(Error):
                 await asyncio.wait_for(_write_on(guest_queue), ENDS_WITHIN_SECONDS)
-            # The owner's host has noticed nothing of it.
+            # The owner's host wasn't affected.
             assert await _read(own_queue, 2) == PATTERNS[4]
             await own_queue.close()
             with contextlib.suppress(Error, OSError):
@@ -316,7 +316,7 @@ async def test_unsharing_ends_access_and_the_old_key_opens_nothing_written_since
 
 
 def _opens(block: bytes, key: bytes, descriptor: broker_pb2.VolumeDescriptor, lba: int) -> bytes:
-    """Open a stored sector as secure-queue.md §1 says, under a key of whatever epoch."""
+    """Try to open a stored sector (secure-queue.md §1) with the key of any epoch."""
     data, tag, iv = block[:4096], block[4096:4112], block[4112:4124]
     (key_epoch,) = struct.unpack_from("<I", block, 4096 + 44)
     volume_id = uuid.UUID(descriptor.volume_id).bytes

@@ -1,7 +1,7 @@
-"""Whoever stole the TLS key of a target's leaf writes to the device's anchor: nothing is undone.
+"""A thief of a target's TLS key writes to the device's anchor: nothing is rolled back.
 
-The thief has leaf and TLS key, not the KEM key, so not the device's secret: it sends what changes
-it likes. It also has the drive, and what the anchor had at any time.
+The thief has leaf and TLS key, but not the KEM key and so not the device's secret. It can send any
+change, and has the drive and all earlier states of the anchor.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ OLD, NEW = b"1" * 4096, b"2" * 4096
 
 
 class Thief:
-    """One opening of a device, in the name of its owner."""
+    """An opening of a device in the name of its owner."""
 
     def __init__(self, client: DeviceClient, opened: OpenedDevice) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class Thief:
         wipe(opened.secret)
 
     async def change(self, name: str, expected: int, record: Anchored | None) -> str:
-        """Ask for a change; returns the reason it was refused for, empty: it was made."""
+        """Request a change; return the reason of the refusal, or an empty string."""
         made = Change(name=name, expected=expected, record=record)
         try:
             await self._client.advance(self._opened.served, [made])
@@ -57,7 +57,7 @@ class Thief:
 async def thief(
     world: World, device_id: uuid.UUID, *, node: str = "s", role: str = "target"
 ) -> AsyncIterator[Thief]:
-    """Open a device as its owner does. What was found of its catalogue the broker tells anybody."""
+    """Open a device as its owner does; the broker tells anybody the state of its catalogue."""
     async with insider(world.site, world.broker, node=node, role=role) as victim:
         found = [] if role == "gateway" else await _catalogue(world, victim, device_id)
         opened = await victim.devices.open(device_id, anchor="broker", found=found)
@@ -76,7 +76,7 @@ def _device(world: World) -> uuid.UUID:
 
 
 async def _states(world: World, tmp_path: Path) -> tuple[Path, str, uuid.UUID, Anchored]:
-    """Write twice, each flushed and anchored; return what an adversary has kept of the first."""
+    """Write twice, flush and anchor each time; return an adversary's copy of the first state."""
     world.start_broker()
     config = world.target_config()
     with daemon(config) as target:
@@ -103,7 +103,7 @@ async def test_anchored_write_is_not_undone_by_forgetting_its_record_and_making_
         newest = second.records[name]
         assert older.number < newest.number
         assert await second.change(name, newest.number, None) == ""
-        # The number is taken, by whatever name, and so are all below.
+        # This number and all lower ones are used up, under any name.
         for number in (older.number, newest.number):
             again = Anchored(number=number, blob=older.blob, mac=older.mac)
             assert await second.change(name, 0, again) == "anchor.order"
@@ -111,7 +111,7 @@ async def test_anchored_write_is_not_undone_by_forgetting_its_record_and_making_
     for which in ("older", "newest"):
         shutil.copyfile(tmp_path / which, store)
         with daemon(config) as target:
-            # It is refused for want of its record, whatever is found, and never undone.
+            # Either store is refused because its record is missing; nothing is rolled back.
             assert outcome(target, volume) == ("skipped", "store.rolled_back")
 
 

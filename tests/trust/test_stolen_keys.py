@@ -1,8 +1,8 @@
-"""Whoever stole the TLS key of a leaf, and sits where it likes: no secret opens to it.
+"""A thief of a leaf's TLS key, anywhere on the network, can open no secret.
 
-The thief has leaf, TLS key and attestation result of a node, not its KEM key, which never leaves
-the process (or the TPM). So its calls are refused: `test_call_proofs.py`. Here it has the call
-keys, too, and what stands behind the proofs is attacked by itself.
+The thief has leaf, TLS key and attestation result of a node, but not its KEM key, which never
+leaves the process (or the TPM). So its calls are refused (`test_call_proofs.py`). Here it also has
+the call keys, so that the defences behind the proofs are tested on their own.
 """
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base class
@@ -71,26 +71,26 @@ HOST = "nqn.2014-08.org.nvmexpress:uuid:55555555-2222-4333-8444-555555555555"
 
 @dataclass
 class Thief:
-    """Everything of a node's but its KEM key."""
+    """A thief with all secrets of a node except its KEM key."""
 
     victim: Insider
     kem: X25519KemKey = field(default_factory=X25519KemKey.create)
 
     @property
     def key_pem(self) -> bytes:
-        """The stolen TLS key."""
+        """Stolen TLS key."""
         return self.victim.identity.keys.tls.private_bytes(
             Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
         )
 
     @property
     def leaf_pem(self) -> bytes:
-        """The leaf that goes with it."""
+        """Leaf of the stolen key."""
         return self.victim.identity.certificate.public_bytes(Encoding.PEM)
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
-        """Call `role` of `node` as the victim, with proofs under its call keys."""
+        """Open a channel to `role` of `node` as the victim, with proofs under its call keys."""
         identity = self.victim.identity
         own = Own(
             leaf=identity.certificate,
@@ -205,7 +205,7 @@ async def test_keys_and_leases_of_a_stolen_leaf_are_sealed_to_its_owner(
             with pytest.raises(VerificationError) as caught:
                 open_signed(secret, private_key=thief.kem, context=context, signer=broker_key)
             assert caught.value.reason == "secret.sealed"
-            # It is what the thief lacks, and nothing else, that keeps it closed.
+            # The secret opens with the victim's KEM key: nothing else stopped the thief.
             own = victim.identity.keys.kem
             assert open_signed(secret, private_key=own, context=context, signer=broker_key)
 
@@ -226,7 +226,7 @@ async def test_a_stolen_leaf_of_a_gateway_gets_no_queue(cluster: Cluster, volume
             with pytest.raises(VerificationError) as caught:
                 opening.grant(answer)
             refused.append(caught.value.reason)
-            # The best guess it has: a share of zeros, sealed to itself.
+            # Its best guess: a share of zeros, sealed to itself.
             answer.sealed_share = _sealed_to(thief.kem, opening, answer)
             return opening.grant(answer)
 
@@ -301,7 +301,7 @@ def _sealed_to(
 
 @contextlib.asynccontextmanager
 async def _attached(volume: Volume, open_queue: OpenQueue) -> AsyncIterator[HostController]:
-    """A gateway of the thief's own, with a key and counters of its own invention."""
+    """Yield a gateway of the thief's, with an invented key and counters."""
     gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=1.0))
     await gateway.start()
     try:
@@ -330,7 +330,7 @@ async def _attached(volume: Volume, open_queue: OpenQueue) -> AsyncIterator[Host
 
 @dataclass
 class FalseTarget(storage_pb2_grpc.StorageServicer):
-    """Serves under a stolen leaf of a target, and derives what it can."""
+    """Serves under a stolen target leaf, and derives the keys that it can."""
 
     thief: Thief
     gateway: Subject
@@ -389,7 +389,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
         server = grpc.aio.server()
         false = FalseTarget(thief, gateway.identity.subject)
         storage_pb2_grpc.add_StorageServicer_to_server(false, server)
-        # A call key of its own making: proofs under it are good nowhere else.
+        # An invented call key; proofs under it are valid nowhere else.
         keys = CallKeys(victim.identity.spiffe_id)
         calls_pb2_grpc.add_CallKeysServicer_to_server(
             CallKeysServicer(keys, lambda _: gateway.identity.subject), server
@@ -444,7 +444,7 @@ async def _session_keys(
     pins: Sequence[x509.Certificate],
     kem: KemKey,
 ) -> SessionKeys:
-    """Ask for a session as the victim, with this KEM key; what the asker derives."""
+    """Request a session as the victim, with this KEM key; return the derived keys."""
     name = secrets.token_hex(4)
     listening = client.sessions.ListenSession(
         sessions_pb2.ListenSessionRequest(
@@ -472,7 +472,7 @@ async def _session_keys(
                     establish_request(initiation.offer)
                 )
             except grpc.aio.AioRpcError as error:
-                # The listener starts in another task, if it is let.
+                # The listener starts in another task, if it is permitted.
                 is_early = error_of(error, peer="f").reason == "session.listener.absent"
                 if not is_early or listening.done():
                     raise

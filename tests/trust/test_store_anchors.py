@@ -1,4 +1,4 @@
-"""Stores with real daemons and an anchor: what was put back is refused, a crash is not."""
+"""Anchored stores with real daemons: a rollback is refused, a crash isn't."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ __all__ = ["world"]
 
 @asynccontextmanager
 async def attached(world: World, target: Daemon, name: str = "") -> AsyncIterator[Volume]:
-    """A volume, made if it has no name yet, at a gateway of its own."""
+    """Attach a volume, created if unnamed, at a gateway of its own."""
     with world.gateway(target) as gateway:
         async with connect(gateway.socket) as client:
             if name:
@@ -49,7 +49,7 @@ async def read(volume: Volume) -> bytes:
 
 
 def outcome(target: Daemon, volume: str) -> tuple[str, str]:
-    """How a start found the volume: the event and its reason."""
+    """Return the event and reason with which a start reported the volume."""
     lines = [line for line in target.log_lines() if f"volumes/{line.get('volume_id')}" == volume]
     events: list[dict[str, Any]] = [
         line for line in lines if line.get("kind") in {"restored", "skipped"}

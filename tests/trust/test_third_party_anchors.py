@@ -1,4 +1,4 @@
-"""A volume on a third party with real daemons: what is put back is refused, also after a move."""
+"""Volumes on a third-party target, with real daemons: a rollback is refused, also after a move."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ DISKS = "nqn.2026-11.example:disks"
 
 @contextlib.contextmanager
 def array(world: World, image: Path) -> Iterator[Daemon]:
-    """Somebody's ordinary target: for the test one of ours, with a plain namespace in a file."""
+    """Run a third-party target: one of ours, with a plain namespace in a file."""
     hosts = ", ".join(f'{{nqn = "nqn.2026-11.dev.sealane:gateway:{n}"}}' for n in ("g", "g2"))
     config = world.target_config("s")
     config.write_text(

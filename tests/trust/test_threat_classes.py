@@ -1,6 +1,6 @@
-"""The threat classes that attestation must stand up to, each with the tests that attack it.
+"""The threat classes that attestation must resist, and the tests for each.
 
-Every test named here must exist; a class that lost its last test is a gap.
+Every test named here must exist; a class without tests is a gap.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Nodes with TPMs and a real broker: who is let in, and what is refused for which reason."""
+"""Nodes with TPMs and a real broker: admissions, and refusals with their reasons."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 
 @dataclass
 class Trust:
-    """A broker that takes TPM evidence, and its policy."""
+    """A broker that accepts TPM evidence, and its policy."""
 
     site: Site
     hardware: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Trust:
     broker: Daemon | None = None
 
     def allow(self, identifier: str, node: str, role: str) -> None:
-        """Put a TPM on the list, as one node in one role."""
+        """List a TPM for one node in one role."""
         self.hardware[node] = (identifier, role)
 
     def write_policy(self) -> None:
-        """Write what is wanted of every node."""
+        """Write the requirements for every node."""
         lines = ["version = 1"]
         for node, (identifier, role) in self.hardware.items():
             lines += [
@@ -79,7 +79,7 @@ class Trust:
         (self.site.root / "policy.toml").write_text("\n".join(lines) + "\n")
 
     def enrolment(self) -> dict[str, Any]:
-        """Return what an [enrolment] section says of the broker."""
+        """Return the [enrolment] settings for the broker."""
         assert self.broker is not None
         return {
             "broker_address": self.broker.addresses["broker"],
@@ -89,7 +89,7 @@ class Trust:
         }
 
     def refusals(self) -> list[str]:
-        """Return the reasons that the audit log has for refusals, oldest first."""
+        """Return the reasons of refusals in the audit log, oldest first."""
         lines = (self.site.root / "broker" / "audit.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         return [e["reason"] for e in events if e.get("reason", "").startswith("attestation.")]
@@ -102,7 +102,7 @@ def trusting(
     policy: str | None = None,
     secondary: str = "[]",
 ) -> Iterator[Trust]:
-    """Run a broker that lists hardware, node and role, and wants the maker's certificate."""
+    """Run a broker that lists hardware, node and role, and requires the maker's certificate."""
     with short_directory() as root:
         trust = Trust(Site(root), secondary=secondary)
         config = trust.site.broker_config()
@@ -141,7 +141,7 @@ def identifier_of(driver: Any) -> str:
 def enrol(
     trust: Trust, driver: Any, *, node: str = "g", role: str = "gateway", keys: Keys | None = None
 ) -> tuple[Keys, Subject]:
-    """Let a node's driver get a certificate."""
+    """Enrol with a node's driver."""
 
     async def run() -> tuple[Keys, x509.Certificate, x509.Certificate]:
         mine = keys or Keys.create(kem=await driver.create_kem_key())
@@ -155,7 +155,7 @@ def enrol(
 
 
 def refused(trust: Trust, driver: Any, **arguments: Any) -> str:
-    """Let an enrolment fail; return the reason that only the audit log has."""
+    """Expect an enrolment to fail; return the reason, which only the audit log contains."""
     with pytest.raises(VerificationError) as caught:
         enrol(trust, driver, **arguments)
     assert caught.value.reason == "attestation.refused"
@@ -168,7 +168,7 @@ def test_node_is_certified_for_the_key_in_its_tpm(machine: SoftwareTpm) -> None:
         keys, subject = enrol(trust, driver)
         assert subject.kem_algorithm == "p256"
         assert subject.kem_public_key == keys.kem_public
-        # Again, with the same keys: a renewal.
+        # The same keys again: a renewal.
         assert enrol(trust, driver, keys=keys)[1] == subject
     driver.close()
 
@@ -220,7 +220,7 @@ def test_policy_can_want_the_makers_certificate(machine: SoftwareTpm) -> None:
 
 
 class Hostile:
-    """A node that has a listed TPM and changes what goes between it and the verifier."""
+    """A node with a listed TPM that modifies the messages to and from the verifier."""
 
     def __init__(self, driver: Any, **replaced: Callable[..., Any]) -> None:
         self._driver = driver
@@ -234,7 +234,7 @@ class Hostile:
 
 
 def test_evidence_of_another_attestation_key_is_refused(machine: SoftwareTpm) -> None:
-    """The listed TPM's endorsement key beside an attestation key made up in memory."""
+    """The listed TPM's endorsement key with an attestation key made in software."""
     driver, liar = open_driver(machine), SyntheticTpm(pcrs={i: bytes(32) for i in PCRS})
 
     async def introduction() -> bytes:
@@ -264,7 +264,7 @@ def test_replayed_evidence_is_refused(machine: SoftwareTpm) -> None:
         keys, _ = enrol(trust, Hostile(driver, collect=record))
         hostile = Hostile(driver, collect=replay)
         assert refused(trust, hostile, keys=keys) == "attestation.tpm2.not_activated"
-        # Also if the fresh credential is opened and proved for.
+        # Even if the fresh credential is activated and proved.
         hostile = Hostile(driver, collect=lambda *a, **k: proved_again(driver, kept[0], *a, **k))
         assert refused(trust, hostile, keys=keys) == "attestation.tpm2.binding"
     driver.close()
@@ -297,7 +297,7 @@ def _rebuilt(proof: bytes, parts: list[bytes]) -> bytes:
 def test_chosen_attestation_key_forges_no_state_and_bars_nobody(
     machine: SoftwareTpm, parent: str
 ) -> None:
-    """Whoever runs as root beside a listed TPM tries keys until the counts and versions please."""
+    """An attacker with root next to a listed TPM tries keys until counts and versions match."""
     driver = open_driver(machine)
     with trusting((identifier_of(driver), "g", "gateway")) as trust:
         for attempt in range(3):
@@ -310,7 +310,7 @@ def test_chosen_attestation_key_forges_no_state_and_bars_nobody(
 
 
 def test_key_that_the_tpm_did_not_make_is_refused(machine: SoftwareTpm) -> None:
-    """In memory and not certified, or in memory with the certification of another."""
+    """Made in software, without certification or with that of another key."""
     driver = open_driver(machine)
     foreign = Keys.create(kem=X25519KemKey.create())
 
@@ -424,7 +424,7 @@ def test_volume_lives_on_nodes_with_tpms_until_one_is_changed(tmp_path: Path) ->
 
 
 def test_daemon_sends_what_its_devices_say(machine: SoftwareTpm) -> None:
-    """Here a GPU of a vendor that nobody trusts: the broker has read what came of the command."""
+    """Untrusted vendor of a GPU: the refusal proves that the broker read the command's output."""
     driver = open_driver(machine)
     identifier = identifier_of(driver)
     driver.close()

@@ -1,4 +1,4 @@
-"""The verifier service: single use, limits, one text for refusals, a record of each."""
+"""The verifier service: single-use challenges, limits, uniform refusals, audit records."""
 
 import asyncio
 import contextlib
@@ -110,7 +110,7 @@ async def test_challenges_expire_by_a_clock_that_nobody_sets(
     async with running_verifier(tmp_path) as (service, _, _):
         node = Node()
         challenge = await node.challenge(service)
-        # The wall clock jumps an hour back: the challenge neither dies nor lives longer.
+        # The wall clock jumps back an hour: the challenge's lifetime doesn't change.
         earlier = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
         monkeypatch.setattr(module, "utc_now", lambda: earlier)
         issued = await node.present(service, challenge, *node.answer(challenge))
@@ -211,7 +211,7 @@ async def test_oversized_evidence_costs_nothing(tmp_path: Path) -> None:
         error = await refused(node.present(service, challenge, data, large))
         assert isinstance(error, UsageError)
         assert error.reason == "attestation.evidence.size"
-        # It was not even looked at: the challenge is still open.
+        # It wasn't examined: the challenge is still open.
         assert await node.present(service, challenge, data, evidence)
 
 
@@ -258,7 +258,7 @@ def test_limit_is_not_forgotten_by_calls_from_elsewhere() -> None:
             limiter.take(f"2001:db8:{number >> 8:x}:{number & 255:x}00::1", now_ns=now_ns)
     with pytest.raises(UnavailableError):
         limiter.take("198.51.100.7", now_ns=now_ns)
-    # Those that found the table full share one limit; once buckets are full again there is room.
+    # Callers that don't fit the table share one limit; refilled buckets make room.
     with pytest.raises(UnavailableError):
         limiter.take("203.0.113.1", now_ns=now_ns)
     assert len(limiter._full_at) <= PREFIXES_MAX + 1

@@ -1,4 +1,4 @@
-"""Whoever stole a node's TLS key, leaf and attestation result, and nothing that opens a secret."""
+"""A thief with a node's TLS key, leaf and attestation result, but no key that opens secrets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -19,13 +19,13 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True)
 class LeafThief:
-    """Calls as the victim from a connection of its own."""
+    """Makes calls as the victim over its own connection."""
 
     victim: Insider
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
-        """Open one to `role` of `node`."""
+        """Open a channel to `role` of `node`."""
         identity = self.victim.identity
         pins = [] if role == "broker" else await self.victim.trust.leaves(node, role)
         roots = [leaf.public_bytes(Encoding.PEM) for leaf in pins or [identity.anchor]]
@@ -49,7 +49,7 @@ async def outcome(
     metadata: Metadata = (),
     is_streamed: bool = False,
 ) -> str:
-    """Make a call with these bytes; returns the reason of its refusal, or nothing."""
+    """Make a call with these bytes; return the reason of its refusal, or an empty string."""
     try:
         if is_streamed:
             stream = channel.unary_stream(method)(request, metadata=metadata)

@@ -1,4 +1,4 @@
-"""A verifier service without a daemon around it, and nodes that enrol at it."""
+"""A verifier service without a daemon, and nodes that enrol with it."""
 
 import contextlib
 import datetime as dt
@@ -32,7 +32,7 @@ LISTED, FORBIDDEN, UNKNOWN = (SoftwareKey.create() for _ in range(3))
 
 
 def software_policy(version: int = 1) -> Policy:
-    """LISTED may be gateway g1, FORBIDDEN is listed as another node, UNKNOWN isn't listed."""
+    """Return a policy: LISTED is gateway g1, FORBIDDEN is another node, UNKNOWN isn't listed."""
     machines = [
         Hardware(
             hardware_id=key.fingerprint.replace("sha256", "key-sha256"),
@@ -61,7 +61,7 @@ class Node:
     )
 
     async def challenge(self, service: VerifierService) -> Challenge:
-        """Ask for a challenge."""
+        """Request a challenge."""
         return await service.challenge(
             node=self.name,
             role="gateway",
@@ -89,7 +89,7 @@ class Node:
         return data.encode(), encode_collection({PRIMARY: item})
 
     async def enrol(self, service: VerifierService) -> Issued:
-        """Do both."""
+        """Request a challenge and answer it."""
         challenge = await self.challenge(service)
         return await self.present(service, challenge, *self.answer(challenge))
 
@@ -107,7 +107,7 @@ class Node:
 
 @dataclass
 class NoBooks:
-    """Books of nodes that only note what was refused."""
+    """Node records that only note refusals."""
 
     refusals: list[dict[str, object]] = field(default_factory=list)
 
@@ -123,7 +123,7 @@ class NoBooks:
 async def running_verifier(
     directory: Path,
 ) -> AsyncIterator[tuple[VerifierService, MemoryAudit, Registry]]:
-    """Run a service on a store of its own."""
+    """Run a service on its own store."""
     store = SqliteStore(directory / "broker.sqlite")
     registry = await Registry.open(store, WrappingKey(bytes(32)), node="b")
     audit = MemoryAudit()

@@ -1,4 +1,4 @@
-"""An authority, roles of nodes with real mutual TLS, and a server whose calls are simple."""
+"""An authority, roles with real mutual TLS, and a server with simple calls."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -33,7 +33,7 @@ async def everybody(caller: Subject, leaf: x509.Certificate, result: Attestation
 
 
 async def authorize_all(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
-    """Answer as a broker that nobody was revoked at."""
+    """Answer as a broker without revocations."""
     assert len(nonce) == NONCE_BYTES
     return [""] * len(peers)
 
@@ -45,7 +45,7 @@ def all_authorized(target: Target) -> Authorizations:
 
 @contextlib.asynccontextmanager
 async def running_authorizations(authorizations: Authorizations) -> AsyncIterator[None]:
-    """Keep asking until the end of the block."""
+    """Keep authorizations renewed until the end of the block."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(authorizations.run())
         try:
@@ -56,7 +56,7 @@ async def running_authorizations(authorizations: Authorizations) -> AsyncIterato
 
 @dataclass
 class Echo(storage_pb2_grpc.StorageServicer):
-    """Answers with what it was asked; streams until the end of the test."""
+    """Echoes requests; streams until the end of the test."""
 
     calls: int = 0
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,7 +86,7 @@ class Echo(storage_pb2_grpc.StorageServicer):
 
 @dataclass
 class Site:
-    """Who has which leaves, as the broker would say it."""
+    """The leaves of all nodes, as the broker would report them."""
 
     authority: CertificateAuthority = field(
         default_factory=lambda: CertificateAuthority.create(broker="b", now=utc_now())
@@ -100,7 +100,7 @@ class Site:
     async def identity(
         self, role: str, node: str, *, lifetime: Callable[[], dt.datetime] = utc_now
     ) -> Identity:
-        """Make a role that has just enrolled; `lifetime` says when its leaves are issued."""
+        """Return a newly enrolled role; `lifetime` returns the time its leaves are issued."""
 
         async def issue(keys: Keys) -> Issued:
             if self.refusal is not None:
@@ -141,7 +141,7 @@ class Site:
     async def serve(
         self, identity: Identity, servicer: Echo, *, admit: Admit = everybody, listen: str = ""
     ) -> str:
-        """Serve `servicer` as `identity`; returns the address."""
+        """Serve `servicer` as `identity`; return the address."""
         authorizer = Authorizer(
             self.authority.certificate,
             server=identity.spiffe_id,
@@ -157,7 +157,7 @@ class Site:
 
 
 async def ask(identity: Identity, address: str, text: str = "x", *, node: str = "s") -> str:
-    """Call target `node` once and return what it answered."""
+    """Call target `node` once and return its answer."""
     async with identity.channel(address, node, "target") as channel:
         answer = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
             storage_pb2.GetNamespaceRequest(volume_id=text), timeout=PATIENCE_SECONDS

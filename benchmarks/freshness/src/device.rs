@@ -1,5 +1,5 @@
-//! A device of sealed blocks that counts: it keeps the store's own pages, and of blocks their metadata,
-//! so that working sets may be larger than memory.
+//! An in-memory device of sealed blocks that counts operations. It keeps the store's own pages, but only
+//! the metadata of other blocks, so that working sets can be larger than memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,9 +16,9 @@ use sealane_proto::sector::DATA_BYTES;
 #[derive(Debug)]
 struct Shared {
     block_count: u64,
-    /// Blocks before this one are the store's own.
+    /// Blocks below this one belong to the store itself.
     own: u64,
-    /// Whether blocks' metadata is kept.
+    /// Whether the metadata of blocks is kept.
     keeps: bool,
     pages: Mutex<HashMap<u64, Vec<u8>>>,
     metadata: Mutex<HashMap<u64, [u8; METADATA_BYTES]>>,
@@ -26,12 +26,12 @@ struct Shared {
     written: AtomicU64,
 }
 
-/// The device.
+/// The counting device.
 #[derive(Debug, Clone)]
 pub struct Device(Arc<Shared>);
 
 impl Device {
-    /// One for a store in place of so many sectors. What isn't kept reads as zeros.
+    /// Returns a device for a store in place of `sectors` sectors. Anything not kept reads as zeros.
     pub fn new(sectors: u64, keeps: bool) -> Self {
         let block_count = raw_blocks(sectors);
         Self(Arc::new(Shared {
@@ -45,7 +45,7 @@ impl Device {
         }))
     }
 
-    /// Blocks read, and blocks written, so far.
+    /// Returns the numbers of blocks read and written so far.
     pub fn counts(&self) -> [u64; 2] {
         [&self.0.read, &self.0.written].map(|count| count.load(Ordering::Relaxed))
     }

@@ -1,6 +1,6 @@
-//! Rates and latencies on one emulated drive (`evo870`, slow enough that two cores keep up with it): its
-//! blocks as they are, the store in place that keeps them fresh, and the paper's three I/Os a write
-//! (arXiv:2510.18756 §4.4) as they are when a sector's set isn't in its cache.
+//! Rates and latencies on an emulated drive (`evo870`, slow enough that two cores keep up with it): plain
+//! blocks, the store in place that keeps them fresh, and the paper's three I/Os per write when a sector's
+//! set isn't cached (arXiv:2510.18756 §4.4).
 
 use std::io;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use sealane_engine::storage::stores::in_place_store::{InPlaceStore, raw_blocks};
 use crate::load::{Load, Outcome, Pattern, Until};
 use crate::sample::{percentile, print};
 
-/// Blocks that are loaded: 256 MiB.
+/// Blocks under load: 256 MiB.
 const BLOCKS: u64 = 1 << 16;
 const WRITERS: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// A drive that outlives the store on it.
+/// A drive that outlives its store.
 #[derive(Debug, Clone)]
 struct Drive(Arc<EmulatedStore>);
 
@@ -47,7 +47,7 @@ impl BlockStore for Drive {
     }
 }
 
-/// A plain drive and a fresh store on another, both filled.
+/// A plain drive, and a fresh store on another drive; both are filled.
 struct Pair {
     plain: Load,
     fresh: Load,
@@ -90,7 +90,7 @@ impl Pair {
         }
     }
 
-    /// Gives every sector that isn't waiting to be merged its fast-path MAC.
+    /// Gives a fast-path MAC to every sector without a pending change.
     fn refresh(&self) {
         let mut upkeep = self
             .store
@@ -124,7 +124,7 @@ impl Pair {
     }
 }
 
-/// Writes a second if each reads a leaf page first and writes one back.
+/// Returns writes per second if each one also reads and writes a leaf page.
 fn three_operations(load: &mut Load, until: Until) -> f64 {
     let pattern = Pattern {
         is_write: false,
@@ -136,7 +136,7 @@ fn three_operations(load: &mut Load, until: Until) -> f64 {
     outcome.operations as f64 / outcome.seconds / 3.0
 }
 
-/// Compares reads and writes, QD 32.
+/// Measures reads and writes at QD 32.
 pub fn run(rounds: u64, milliseconds: u64) {
     let mut pair = Pair::new();
     for _ in 0..rounds {
@@ -149,7 +149,7 @@ pub fn run(rounds: u64, milliseconds: u64) {
     }
 }
 
-/// Latencies of writers that each wait for their write before the next.
+/// Measures latencies of writers that have one write in flight each.
 pub fn latencies(rounds: u64, milliseconds: u64) {
     let mut pair = Pair::new();
     let until = Until::Elapsed(Duration::from_millis(milliseconds));

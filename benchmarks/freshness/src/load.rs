@@ -1,4 +1,4 @@
-//! A load on one channel of a store: random blocks, so many operations on their way.
+//! A load on one channel of a store: random blocks, with a fixed number of operations in flight.
 
 use std::time::{Duration, Instant};
 
@@ -11,41 +11,41 @@ use sealane_proto::sector::{FORMAT_VERSION, field};
 
 use crate::sample::Random;
 
-/// What a load does.
+/// Parameters of a load.
 #[derive(Clone, Copy)]
 pub struct Pattern {
-    /// Writes, rather than reads.
+    /// Whether it writes instead of reading.
     pub is_write: bool,
-    /// Blocks from the first on that it takes at random.
+    /// Number of blocks, from block 0, that it picks from at random.
     pub span: u64,
-    /// Operations on their way.
+    /// Operations in flight.
     pub depth: usize,
-    /// Writes between two flushes; 0: none.
+    /// Writes between two flushes; 0 for no flushes.
     pub flush_every: u64,
 }
 
-/// How long a load runs.
+/// Length of a load.
 #[derive(Clone, Copy)]
 pub enum Until {
-    /// So long.
+    /// A time.
     Elapsed(Duration),
-    /// So many operations, and those on their way then.
+    /// A number of operations, plus those then in flight.
     Operations(u64),
 }
 
-/// What came of it.
+/// Result of a load.
 #[derive(Default)]
 pub struct Outcome {
     pub operations: u64,
     pub seconds: f64,
-    /// Processor seconds of this thread, and of all others of the process.
+    /// Processor seconds of this thread, and of all other threads of the process.
     pub own: f64,
     pub others: f64,
-    /// Nanoseconds of each operation, sorted.
+    /// Latency of each operation in nanoseconds, ascending.
     pub latencies: Vec<u64>,
 }
 
-/// A channel and the buffers that it works on.
+/// A channel and its buffers.
 pub struct Load {
     channel: Box<dyn StoreChannel>,
     block_bytes: usize,
@@ -84,7 +84,7 @@ impl Load {
         buffer
     }
 
-    /// Writes these blocks, so many at a time, none of them twice.
+    /// Writes these distinct blocks, `depth` at a time.
     pub fn write(&mut self, lbas: &[u64], depth: usize) {
         for lbas in lbas.chunks(depth) {
             for lba in lbas {
@@ -119,7 +119,7 @@ impl Load {
         }
     }
 
-    /// Writes blocks once, in order, 32 at a time.
+    /// Writes each block once, in order, 32 at a time.
     pub fn fill(&mut self, span: u64) {
         for first in (0..span).step_by(32) {
             let count = 32.min(span - first);
@@ -163,7 +163,7 @@ impl Load {
         self.run_each(pattern, until, &[pattern.is_write])
     }
 
-    /// The same with each slot doing these in turn: reads and writes (true).
+    /// Loads the store; each slot repeats these operations in order (true: write, false: read).
     pub fn run_each(&mut self, pattern: Pattern, until: Until, turns: &[bool]) -> Outcome {
         let mut outcome = Outcome::default();
         let mut busy: Vec<(u64, Instant)> = vec![(u64::MAX, Instant::now()); pattern.depth];

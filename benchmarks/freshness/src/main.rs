@@ -1,5 +1,5 @@
-//! Measures the pieces of freshness: one JSON object a line on standard output, for
-//! `python -m benchmarks.freshness`, which shows them.
+//! Measures the parts of freshness. Prints one JSON object per line for `python -m benchmarks.freshness`,
+//! which shows them.
 
 mod device;
 mod drive;

@@ -1,5 +1,5 @@
-//! Memory of what a full store keeps of its leaves, from 1 GiB up, beside the formula: 16 bytes for each
-//! node, of the leaves and of all levels above them. Leaf pages and pending changes are not in it.
+//! Memory that full stores, from 1 GiB up, need for their trees, compared with the formula: 16 bytes for
+//! each node, leaves and all levels above them. Leaf pages and pending changes don't count.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const SIZES: [u64; 5] = [
 ];
 const BATCH: u64 = 65_536;
 
-/// Measures stores of up to so many terabytes.
+/// Measures stores of up to `terabytes_max` terabytes.
 pub fn run(terabytes_max: u64) {
     for bytes in SIZES
         .into_iter()
@@ -47,7 +47,7 @@ pub fn run(terabytes_max: u64) {
     }
 }
 
-/// Gives every leaf a node. The page is one for all: pages in memory are not what is measured.
+/// Gives every leaf a node. All share one page, because memory of pages isn't measured.
 fn fill(leaves: &Leaves, leaf_count: u64) {
     let page = Arc::new([1; LEAF_BYTES]);
     let mut random = Random(3);

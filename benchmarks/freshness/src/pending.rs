@@ -1,5 +1,5 @@
-//! The table of pending changes: cost of insertion and look-up by size, bytes an entry, and the
-//! longest that one insertion took.
+//! The table of pending changes: cost of insertion and lookup by size, bytes per entry, and the slowest
+//! insertion.
 
 use std::hint::black_box;
 use std::time::Instant;

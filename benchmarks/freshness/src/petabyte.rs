@@ -1,5 +1,5 @@
-//! Makes a petabyte void, in the engine: a store in place of a quarter of a billion sets, some blocks of
-//! which are written, all over it.
+//! Deallocates a petabyte in the engine: a store in place of a quarter of a billion sets, with some written
+//! blocks spread over it.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ use crate::sample::{Random, print};
 const BLOCKS: u64 = 1_000_000_000_000_000 / 4096;
 const WRITTEN: u64 = 20_000;
 
-/// Pages in memory.
+/// Pages kept in memory.
 #[derive(Debug, Default)]
 struct Pages(Mutex<HashMap<u64, Page>>);
 
@@ -45,7 +45,7 @@ impl BlockFile for Pages {
     }
 }
 
-/// Measures what a host waits for, and until leaf pages, tree and checkpoint say so too.
+/// Measures the time until the host has its answer, until a flush, and until the change is merged.
 pub fn run(rounds: u64) {
     let geometry = Geometry::in_place(BLOCKS, Ivs::ENTRIES_PER_LEAF);
     let superblock = Superblock {

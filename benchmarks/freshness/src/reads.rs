@@ -1,7 +1,7 @@
-//! Device I/Os and processor time of a random read, by how many of the sets read from are *polluted*: a
-//! sibling of the sector read was written since its fast-path MAC was issued, so that its leaf page
-//! has to be asked (arXiv:2510.18756 §5.3). The working set has six times the leaf pages that fit the
-//! cache. Beside it the paper's scheme: a write-back cache of 5000 leaf pages, and no table.
+//! Device I/Os and processor time of a random read, by share of *polluted* sets. In a polluted set a
+//! sibling of the sector was written after the sector's fast-path MAC was issued, so the read needs the
+//! leaf page (arXiv:2510.18756 §5.3). The working set has six times the leaf pages that fit the cache.
+//! For comparison, the paper's scheme: a write-back cache of 5000 leaf pages, and no table.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,17 +14,17 @@ use crate::load::Load;
 use crate::sample::{Random, print, processor_time};
 
 const SET_SECTORS: u64 = 340;
-/// Sets that are read from, and those that take what only fills the table, so that it is merged.
+/// Sets that are read, and sets that are written only to fill the table and trigger a merge.
 const SETS: u64 = 98_304;
 const FILLER_SETS: u64 = 4096;
-/// Of each set, the sector that is read and the one that is written to pollute it.
+/// The sector of each set that is read, and the one that is written to pollute the set.
 const READ: u64 = 7;
 const SIBLING: u64 = 9;
 const DEPTH: usize = 1024;
-/// Leaf pages in the paper's prototype's cache.
+/// Leaf pages in the cache of the paper's prototype.
 const PAPER_PAGES: usize = 5000;
 
-/// Measures `steps` + 1 fractions from none to all.
+/// Measures `steps` + 1 shares of polluted sets, from none to all.
 pub fn run(steps: u64, reads: u64) {
     let sectors = (SETS + FILLER_SETS) * SET_SECTORS;
     let device = Device::new(sectors, true);
@@ -43,7 +43,7 @@ pub fn run(steps: u64, reads: u64) {
         load.write(&in_sets(polluted..until, SIBLING), DEPTH);
         polluted = until;
         merge(&store, &mut load);
-        // In an order that has nothing to do with which of them are polluted.
+        // The order is independent of which sets are polluted.
         let mut random = Random(2);
         let lbas: Vec<u64> = (0..reads)
             .map(|_| random.below(SETS) * SET_SECTORS + READ)
@@ -87,7 +87,7 @@ fn merge(store: &InPlaceStore, load: &mut Load) {
     }
 }
 
-/// Gives sectors their fast-path MACs, as the refresh job does.
+/// Issues fast-path MACs, as the refresh job does.
 fn refresh(store: &InPlaceStore, lbas: &[u64]) {
     let mut upkeep = store
         .upkeep()
@@ -104,9 +104,9 @@ fn refresh(store: &InPlaceStore, lbas: &[u64]) {
     );
 }
 
-/// Device I/Os of the paper's scheme for reads of these sets: the sector; if the set is polluted, its
-/// leaf page, unless it is cached; and a changed one that gives way to it. The polluting writes left as
-/// many changed leaf pages as fit.
+/// Returns the device I/Os of the paper's scheme for reads of these sets: the sector; for a polluted set,
+/// its leaf page unless it is cached; and the write of a changed page evicted for it. At the start, the
+/// cache is full of pages changed by the polluting writes.
 fn paper(sets: &[u64], polluted: u64) -> u64 {
     let mut last_use: HashMap<u64, (u64, bool)> = HashMap::new();
     let mut by_use: BTreeMap<u64, u64> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Processor time that stores which keep freshness take beside those that don't: random reads and writes of
-//! 4 KiB, QD 32, a flush every 1024 writes.
+//! Processor time of stores that keep freshness, compared with plain ones: random reads and writes of 4 KiB,
+//! QD 32, one flush per 1024 writes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,17 +31,17 @@ fn open(way: &str, directory: &Path) -> Box<dyn BlockStore> {
             Box::new(InPlaceStore::create(raw, BLOCKS, &Trust::default()).expect("store"))
         }
     };
-    // It goes with the process. Those in memory have none.
+    // The open file lives until the process ends. Stores in memory have none.
     let _ = std::fs::remove_file(&path);
     store
 }
 
-/// Loads the stores in turn, round by round.
+/// Measures the stores in turn, round by round.
 pub fn run(rounds: u64, milliseconds: u64, directory: &Path) {
     let stores = WAYS.map(|way| open(way, directory));
     let mut loads = stores.each_ref().map(|store| Load::new(&**store, 1));
     for load in &mut loads {
-        // Twice, so that each slot was taken: a file system gives blocks out at their first write.
+        // Twice, so that each slot was written: a file system allocates blocks at their first write.
         load.fill(BLOCKS);
         load.fill(BLOCKS);
     }

@@ -1,4 +1,4 @@
-//! Node functions, updates of a tree over a petabyte, and the memory of trees.
+//! Node functions, updates of a tree over a petabyte, and its memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub fn key() -> Arc<NodeKey> {
     Arc::new(NodeKey::new(&Secret::take(&mut [7; 32])))
 }
 
-/// Some node.
+/// Returns an arbitrary node.
 pub fn node(random: &mut Random) -> Option<Node> {
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&random.below(u64::MAX).to_le_bytes());
@@ -37,7 +37,7 @@ pub fn hash_on_threads(subtrees: &mut [Subtree<'_>]) {
     only.hash();
 }
 
-/// Nanoseconds of each function, one call after the other.
+/// Measures nanoseconds per call of each function.
 pub fn functions(rounds: u64) {
     let key = key();
     let mut leaf = Leaf::void(3);
@@ -75,8 +75,8 @@ pub fn functions(rounds: u64) {
     }
 }
 
-/// Batches of updates all over a petabyte, among 2^`log_pool` leaves that have memory already, or
-/// among all of them (12 GB). What is timed is the climb to the root; new nodes are given.
+/// Measures batches of updates spread over a petabyte, among 2^`log_pool` leaves whose memory is allocated,
+/// or among all leaves (12 GB). Only the update of the path to the root is timed; new nodes are given.
 pub fn updates(rounds: u64, log_pool: u64) {
     let mut random = Random(2);
     let mut tree = Tree::new(key(), PETABYTE_LEAVES);

@@ -1,8 +1,8 @@
-//! What writers wait for: an entry in the pending table; and when the root covers it.
+//! Latency of writers: until their entry is in the pending table, and until the root covers it.
 //!
-//! Writers put entries into the table under its lock. One thread takes the table as it is, merges
-//! it set by set, updates the tree and commits; then it does the same again. The paper's experiment
-//! (its figure 7) has writers wait for the commit, so both times are taken.
+//! Writers insert entries into the table under its lock. One thread repeatedly takes the whole table,
+//! merges it set by set, updates the tree and commits. In the paper's experiment (its figure 7) writers
+//! wait for the commit, so both latencies are measured.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -15,7 +15,7 @@ use sealane_proto::freshness::tree::Tree;
 use crate::sample::{PETABYTE_LEAVES, Random, percentile, print};
 use crate::trees::key;
 
-/// Sets that are written to: their leaf pages are in memory, as in a leaf cache.
+/// Sets that are written; their leaf pages are in memory, as in a leaf cache.
 const SETS: u64 = 4096;
 const SECONDS: f64 = 0.5;
 
@@ -28,7 +28,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// Measures 1 to 64 writers, waiting for the table only and for the root.
+/// Measures 1 to 64 writers that wait for the table only, or for the root.
 pub fn run(rounds: u64) {
     for round in 0..rounds {
         for writers in [1, 2, 4, 8, 16, 32, 64] {
@@ -90,7 +90,7 @@ fn write(shared: &Shared, writer: u64, waits_for_root: bool) -> Vec<u64> {
             }
         }
         times.push(start.elapsed().as_nanos() as u64);
-        // The table is bounded: whoever is faster than the merge waits for it, outside the time.
+        // The table is bounded: a writer faster than the merge waits here, untimed.
         while shared.pending.lock().expect("pending").0.entries() > 65_536 {
             std::thread::yield_now();
         }

@@ -1,6 +1,6 @@
-//! Device I/Os that a random write costs, by the size of the working set: the store in place, and the
-//! scheme of the paper (arXiv:2510.18756 §4.4), a write-back cache of leaf pages without a table of
-//! pending changes, which is here and not in the product.
+//! Device I/Os per random write, by size of the working set, of the store in place and of the paper's scheme
+//! (arXiv:2510.18756 §4.4). That is a write-back cache of leaf pages without a table of pending changes; it
+//! is implemented only here, not in the product.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,15 +17,15 @@ const SECTORS: u64 = 1 << 28;
 const SET_SECTORS: u64 = 340;
 /// Writes between two flushes.
 const FLUSH_EVERY: u64 = 1024;
-/// Writes between two looks whether a merge has ended, and merges that are measured.
+/// Writes between two checks for the end of a merge, and number of merges measured.
 const LOOK_EVERY: u64 = 16_384;
 const MERGES: u64 = 2;
-/// Leaf pages in the paper's prototype's cache; and as many as take the memory of our table and
-/// cache of leaf pages.
+/// Leaf pages in the cache of the paper's prototype; and in a cache with the memory of our table and leaf
+/// cache together.
 const PAPER_CACHES: [usize; 2] = [5000, 24_000];
 
-/// Measures working sets up to `gibibytes_max`; the paper's scheme by `writes` to each after as many to
-/// come to rest.
+/// Measures working sets up to `gibibytes_max`. The paper's scheme is measured over `writes` writes, after
+/// as many to warm up.
 pub fn run(gibibytes_max: u64, writes: u64) {
     let mut gibibytes = 1;
     while gibibytes <= gibibytes_max {
@@ -44,8 +44,8 @@ pub fn run(gibibytes_max: u64, writes: u64) {
     }
 }
 
-/// Blocks read, and blocks written, a write to the store in place: from the end of its first merge to
-/// that of another, so that the writes have what all of their merges cost.
+/// Returns blocks read and blocks written per write to the store in place. It counts from the end of the
+/// first merge to the end of a later one, so that the full cost of merges is included.
 fn in_place(sectors: u64) -> [f64; 2] {
     let device = Device::new(SECTORS, false);
     let store = InPlaceStore::create(Box::new(device.clone()), SECTORS, &Trust::default());
@@ -79,8 +79,8 @@ fn in_place(sectors: u64) -> [f64; 2] {
     [0, 1].map(|index| (after[index] - before[index]) as f64 / writes)
 }
 
-/// Device I/Os of the paper's scheme: the block, its leaf page if it isn't cached, and the changed
-/// one that gives way to it. Its log lies in memory that outlives power, and costs nothing.
+/// Returns the device I/Os of the paper's scheme: the block, its leaf page if it isn't cached, and the
+/// changed page evicted for it. Its log is in non-volatile memory and costs nothing.
 fn cached(sectors: u64, writes: u64, pages: usize) -> u64 {
     let mut random = Random(6);
     let mut last_use: HashMap<u64, u64> = HashMap::new();

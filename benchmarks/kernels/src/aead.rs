@@ -1,5 +1,5 @@
-//! AES-256-GCM at the sizes of a packet, of a sector and of a large unit; GMAC over a sector. The
-//! product's kernel beside libraries.
+//! AES-256-GCM for a packet, a sector and a large unit, and GMAC over a sector: the product's kernel and
+//! other libraries.
 
 use std::hint::black_box;
 
@@ -9,17 +9,17 @@ use ring::aead as ringed;
 
 use crate::{Case, measure};
 
-/// Any key.
+/// An arbitrary key.
 pub const KEY: [u8; 32] = [7; 32];
 
-/// A nonce of its own for each call.
+/// A distinct nonce for each call.
 pub fn nonce(number: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
     nonce
 }
 
-/// Sealing in place, the tag apart; GMAC is sealing nothing.
+/// Measures sealing in place with a separate tag; GMAC is sealing of empty data.
 pub fn measure_all(rounds: u64) {
     for (shape, data_bytes, aad_bytes) in [
         ("1408 B", 1408, 32),
@@ -34,7 +34,7 @@ pub fn measure_all(rounds: u64) {
     }
 }
 
-/// Opening from one buffer into another, so that there is something to open each time.
+/// Measures opening from one buffer into another, so that the input stays intact.
 fn open(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let Some(own_key) = sealane_gcm::Key::new(&KEY) else {
         return;

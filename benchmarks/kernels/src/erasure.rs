@@ -1,4 +1,4 @@
-//! Reed–Solomon over symbols that stay in the caches: the product's kernels, ISA-L and two crates.
+//! Reed–Solomon over symbols that stay in the caches: the product's kernels, ISA-L and other crates.
 
 use std::hint::black_box;
 
@@ -19,14 +19,14 @@ const SHAPES: [(usize, usize, usize); 7] = [
     (128, 32, 4096),
 ];
 
-/// Symbols of one code, with their parity.
+/// The symbols of one code and their parity.
 struct Block {
     k: usize,
     m: usize,
     symbol: usize,
     data: Vec<Vec<u8>>,
     parity: Vec<Vec<u8>>,
-    /// Coefficients, row after row.
+    /// Coefficients in row-major order.
     matrix: Vec<u8>,
 }
 
@@ -38,7 +38,7 @@ impl Block {
             .collect();
         let mut parity = vec![vec![0; symbol]; m];
         encode(&mut Coder::default(), &data, &mut parity);
-        // What comes out for a lone 1 is the column of the matrix.
+        // Encoding a single 1 yields that column of the matrix.
         let mut matrix = vec![0; m * k];
         for column in 0..k {
             let one: Vec<Vec<u8>> = (0..k).map(|i| vec![u8::from(i == column)]).collect();
@@ -60,7 +60,7 @@ impl Block {
         self.k * self.symbol
     }
 
-    /// ISA-L's usual decode: survivors' rows inverted, then the rows of the lost symbols.
+    /// Decodes as usual with ISA-L: inverts the rows of survivors, then takes the rows of lost symbols.
     fn isal_decode(&self, isal: &Isal, lost: usize, outputs: &mut [Vec<u8>]) {
         let k = self.k;
         let mut survivors = vec![0; k * k];
@@ -76,7 +76,7 @@ impl Block {
         isal.multiply(&tables, &sources, &mut outputs);
     }
 
-    /// Ours: the first `lost` data symbols from the first parity symbols.
+    /// Decodes with our kernel: the first `lost` data symbols, from the first parity symbols.
     fn decode(&self, coder: &mut Coder, lost: usize, outputs: &mut [Vec<u8>]) {
         let data = self.data.iter().enumerate().skip(lost);
         let present: Vec<(usize, &[u8])> = data.map(|(i, symbol)| (i, &symbol[..])).collect();
@@ -95,7 +95,7 @@ fn encode(coder: &mut Coder, data: &[Vec<u8>], parity: &mut [Vec<u8>]) {
     coder.encode(&data, &mut parity).unwrap();
 }
 
-/// A crate that takes any matrix: it agrees with ours byte by byte.
+/// A crate that accepts any matrix, so that its output equals ours byte for byte.
 fn rusty(block: &Block) -> rusty_erasure::Coder {
     let Block { k, m, .. } = block;
     let mut matrix = vec![0; (k + m) * k];
@@ -109,7 +109,7 @@ fn name(kernel: Kernel) -> String {
     format!("sealane {kernel:?}").to_lowercase()
 }
 
-/// Every shape: encoding, then decoding of one lost symbol and of as many as there is parity.
+/// Measures, for every shape, encoding, and decoding of one lost symbol and of the maximum.
 pub fn measure_all(rounds: u64) {
     let isal = Isal::load();
     if isal.is_none() {

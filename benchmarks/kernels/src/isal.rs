@@ -1,4 +1,4 @@
-//! ISA-L's erasure code, loaded at run time where it is installed (Debian: libisal2).
+//! ISA-L's erasure code, loaded at run time if it is installed (Debian: libisal2).
 
 use std::ffi::c_int;
 
@@ -18,7 +18,7 @@ pub struct Isal {
 }
 
 impl Isal {
-    /// `None` where the library is not installed.
+    /// Loads the library; `None` if it isn't installed.
     pub fn load() -> Option<Self> {
         // SAFETY: ISA-L runs nothing when loaded; signatures are those of erasure_code.h.
         unsafe {
@@ -32,7 +32,7 @@ impl Isal {
         }
     }
 
-    /// Expands a coefficient matrix, row after row, of `columns` columns.
+    /// Expands a row-major coefficient matrix with `columns` columns.
     pub fn tables(&self, matrix: &[u8], columns: usize) -> Vec<u8> {
         let mut tables = vec![0; 32 * matrix.len()];
         let rows = matrix.len() / columns;
@@ -48,7 +48,7 @@ impl Isal {
         tables
     }
 
-    /// Outputs = matrix times sources, all equally long.
+    /// Computes outputs = matrix × sources; all have the same length.
     pub fn multiply(&self, tables: &[u8], sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
         assert_eq!(tables.len(), 32 * sources.len() * outputs.len());
         let length = outputs[0].len();
@@ -72,7 +72,7 @@ impl Isal {
         }
     }
 
-    /// The inverse of a square matrix, which must have one.
+    /// Inverts an invertible square matrix.
     pub fn invert(&self, mut matrix: Vec<u8>, size: usize) -> Vec<u8> {
         assert_eq!(matrix.len(), size * size);
         let mut inverse = vec![0; size * size];

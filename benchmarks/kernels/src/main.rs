@@ -1,7 +1,7 @@
-//! Times sealing, node functions and erasure coding beside other libraries, one core, rounds interleaved.
+//! Compares sealing, node functions and erasure coding with other libraries on one core.
 //!
-//! Prints one JSON object a line for each case and round; `python -m benchmarks.kernels` reads them.
-//! Arguments: rounds, then what to run ("aead", "node", "erasure"; all if none is named).
+//! Rounds are interleaved. Prints one line of JSON per case and round for `python -m benchmarks.kernels`.
+//! Arguments: rounds, then what to run ("aead", "node", "erasure"; default: all).
 
 mod aead;
 mod erasure;
@@ -10,19 +10,19 @@ mod node;
 
 use std::time::Instant;
 
-/// Time that one sample takes at least, in nanoseconds: below that the clock and the loop matter.
+/// Minimum duration of a sample in nanoseconds, so that clock and loop don't matter.
 const SAMPLE_NANOS: f64 = 400_000.0;
 
-/// A named piece of work over some bytes; the number makes nonces differ.
+/// A named piece of work; the call number makes nonces differ.
 pub struct Case<'a> {
     /// Library or kernel.
     pub name: String,
-    /// The work. Does it once for each call.
+    /// The work, done once per call.
     pub work: Box<dyn FnMut(u64) + 'a>,
 }
 
 impl<'a> Case<'a> {
-    /// A case.
+    /// Returns a case.
     pub fn new(name: impl Into<String>, work: impl FnMut(u64) + 'a) -> Self {
         Self {
             name: name.into(),
@@ -31,7 +31,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Runs all cases in turn, in each round beginning with another one, and prints every sample.
+/// Runs all cases in turn and prints every sample; each round starts with another case.
 pub fn measure(rounds: u64, what: &str, shape: &str, bytes: usize, cases: &mut [Case<'_>]) {
     let calls: Vec<u64> = cases.iter_mut().map(calls_per_sample).collect();
     let count = cases.len() as u64;
@@ -54,7 +54,7 @@ pub fn measure(rounds: u64, what: &str, shape: &str, bytes: usize, cases: &mut [
     }
 }
 
-/// Calls that fill a sample; they warm the case up as well.
+/// Returns the number of calls that fill a sample; finding it also warms up the case.
 fn calls_per_sample(case: &mut Case<'_>) -> u64 {
     let mut calls = 1;
     loop {

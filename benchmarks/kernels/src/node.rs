@@ -1,5 +1,5 @@
-//! Node functions of a Merkle tree: a leaf page of 4096 bytes, 16 children of 16 bytes, and one
-//! changed entry of 12 bytes, which only sums take without the rest of the page.
+//! Node functions of a Merkle tree: a leaf page of 4096 bytes, 16 children of 16 bytes, and one changed entry
+//! of 12 bytes. Only sums can be updated from the entry without the rest of the page.
 
 use std::hint::black_box;
 
@@ -14,7 +14,7 @@ use crate::{Case, measure};
 
 const PAGE: [u8; 4096] = [5; 4096];
 
-/// The sum of the blocks, each its index and 12 bytes, encrypted.
+/// The sum of the encrypted blocks, each an index and 12 bytes.
 fn summed<C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>>(
     cipher: &C,
     message: &[u8],
@@ -37,7 +37,7 @@ fn summed<C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>>(
     sum
 }
 
-/// The sum of 16-byte blocks, each masked by its place, encrypted.
+/// The sum of the encrypted 16-byte blocks, each masked by its position.
 fn masked<C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>>(
     cipher: &C,
     masks: &[u128],
@@ -58,7 +58,7 @@ fn masked<C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>>(
     sum
 }
 
-/// Times all of them.
+/// Measures all node functions.
 pub fn measure_all(rounds: u64) {
     let aes256 = Aes256::new(&Array::from(KEY));
     let aes128 = Aes128::new(&Array::from([7; 16]));

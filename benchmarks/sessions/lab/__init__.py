@@ -1,1 +1,1 @@
-"""Completion times of messages over long links: sessions beside TCP and QUIC in the lab."""
+"""Completion times of messages over long links in the lab: sessions against TCP and QUIC."""

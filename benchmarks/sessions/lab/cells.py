@@ -1,9 +1,9 @@
-"""What is measured in the lab: links, losses, lengths, warm and cold, and by whom.
+"""Cells measured in the lab: links, losses, message lengths, warm and cold connections.
 
-Lengths are scaled with the rate: 1, 8 and 128 MiB at 12.8 Gbit/s. The round trip is that of the
-paper, and so is the time on the wire over the round trip; packets in flight are fewer. Of the two
-kinds of links one has messages enough for quantiles. The other has packets enough in flight: how
-far TCP falls back at a loss is a matter of packets, not of time.
+Lengths are 1, 8 and 128 MiB at 12.8 Gbit/s, scaled with the rate. The round trip is the paper's,
+and so is the ratio of transmission time to round trip; there are fewer packets in flight. There are
+two kinds of links. Narrow links allow enough messages for quantiles. Wide links have enough packets
+in flight: how far TCP falls back after a loss depends on packets, not on time.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,8 @@ UNIT_BYTES: Final = MTU - OVERHEAD_BYTES
 ROUND_TRIP: Final = 0.025
 FULL_RATE: Final = 12_800_000_000
 BACKWARD_SHARE: Final = 4
-"""The way back has this part of the rate, for acknowledgements: the machine carries more so."""
+"""Divisor of the rate in the reverse direction, which carries only acknowledgements. It lets the
+machine sustain higher rates."""
 WAYS: Final = {
     "session": "sealed session, scheme by plan",
     "cubic": "TCP CUBIC",
@@ -33,14 +34,14 @@ WAYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Losses of the link, both ways, each packet of each lane by itself."""
+    """Loss of the links, drawn for each lane and direction independently."""
 
     name: str
     loss: Loss
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As a topology has them."""
+        """Return the loss settings for a topology."""
         if self.loss.burst_packets > 1:
             return {"burst": {"p": self.loss.begin, "r": self.loss.end}}
         return {"loss": self.loss.rate}
@@ -57,18 +58,18 @@ CONDITIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Links of one kind, all alike; each way of sending has `lanes` of them, side by side."""
+    """Identical links of one kind; each transport has `lanes` of them in parallel."""
 
     name: str
     rates: tuple[int, ...]
-    """In bit/s: the first that this machine carries on all links is taken."""
+    """Rates in bit/s; the first that this machine sustains on all links is used."""
     lanes: int
-    """Messages of a way's links are taken together."""
+    """Links per transport; their messages are summarized together."""
     sizes: tuple[int, ...]
-    """Lengths before scaling."""
+    """Message lengths before scaling."""
     conditions: tuple[Condition, ...]
     seconds_warm: tuple[float, ...]
-    """Longest time for a cell, by length; slow ways get fewer messages."""
+    """Time limit of a cell, by length; slow transports send fewer messages."""
     seconds_cold: float
 
 
@@ -95,66 +96,66 @@ LINKS: Final = (WIDE, NARROW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured."""
+    """Amount of work per cell."""
 
     count: int
-    """Messages of a cell and way, all lanes together."""
+    """Messages per cell and transport, over all lanes."""
     share: float
-    """Of the longest times."""
+    """Share of the time limits."""
 
 
 FULL: Final = Effort(count=1002, share=1.0)
 QUICK: Final = Effort(count=60, share=0.15)
 TRIAL: Final = Effort(count=1002, share=0.1)
-"""To see whether the machine carries a rate."""
+"""Used to find out whether the machine sustains a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One length over one kind of link, warm or cold; each way has links of its own."""
+    """Messages of one length over one kind of link, warm or cold."""
 
     links: Links
     condition: Condition
     full_bytes: int
-    """Before scaling."""
+    """Message length before scaling."""
     is_cold: bool
     rate: int
 
     @property
     def bytes(self) -> int:
-        """On this link."""
+        """Message length on this link."""
         return self.full_bytes * self.rate // FULL_RATE
 
     @property
     def path(self) -> Path:
-        """The same for the model."""
+        """Model of the link."""
         return path_of(self.condition, self.rate)
 
     @property
     def ideal(self) -> float:
-        """Seconds without loss, parity and opening."""
+        """Completion in seconds without loss, parity and connection setup."""
         return ideal(self.path, self.bytes)
 
     @property
     def seconds(self) -> float:
-        """Longest time for it."""
+        """Time limit."""
         if self.is_cold:
             return self.links.seconds_cold
         return self.links.seconds_warm[self.links.sizes.index(self.full_bytes)]
 
     @property
     def expected_losses(self) -> float:
-        """Lost packets of a message, in the mean."""
+        """Mean number of lost packets per message."""
         return self.path.units(self.bytes) * self.condition.loss.rate
 
     @property
     def key(self) -> tuple[str, str, int, bool, int]:
-        """Name of the measurement."""
+        """Key of the measurement."""
         return self.links.name, self.condition.name, self.full_bytes, self.is_cold, self.rate
 
 
 def path_of(condition: Condition, rate: int) -> Path:
-    """Return the link as the model and the planner know it."""
+    """Return the link as the model and the planner describe it."""
     return Path(
         rate_bits_per_second=rate,
         round_trip_seconds=ROUND_TRIP,
@@ -165,13 +166,13 @@ def path_of(condition: Condition, rate: int) -> Path:
 
 
 def cells(links: Links, condition: Condition, rate: int) -> Iterator[Cell]:
-    """All of one condition; warm ones first."""
+    """Yield all cells of one condition, warm ones first."""
     for is_cold, size in product((False, True), links.sizes):
         yield Cell(links=links, condition=condition, full_bytes=size, is_cold=is_cold, rate=rate)
 
 
 def topology(links: Links, condition: Condition, rate: int) -> Topology:
-    """Return a link for each way and lane, with a buffer of one round trip."""
+    """Return a topology with a link for each transport and lane, buffered for one round trip."""
     link = {
         "rate_bits_per_second": rate,
         "delay_micros": round(ROUND_TRIP / 2 * 1e6),

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.sessions lab`: completion times of messages beside TCP and QUIC.
+"""`python -m benchmarks.sessions lab`: completion times of messages, compared with TCP and QUIC.
 
-One lab for each kind of link and loss, links of its own for each way of sending, all alike: 25
-ms of round trip, one MTU, one rate, to which sessions and TCP also pace. Ways take turns.
-Cells that the machine disturbed are repeated; what is measured is kept, and the same command again
-goes on. Prints tables, keeps every time as JSON, draws a plot. Needs root (namespaces) and Cargo
-(the QUIC peer).
+There is a lab for each kind of link and loss. Each transport has its own identical links: a round
+trip of 25 ms, the same MTU and the same rate, to which sessions and TCP pace themselves. Transports
+send in turn. Cells disturbed by other load on the machine are repeated. Results are saved as they
+are measured; run the command again to continue. Prints tables, saves every time as JSON and draws a
+plot. Needs root (namespaces) and Cargo (to build the QUIC peer).
 """
 
 import argparse
@@ -37,27 +37,27 @@ from rich.progress import Progress
 
 from sealane.errors import UnavailableError
 
-SUMMARY: Final = "completion times of messages over long links, beside TCP and QUIC"
+SUMMARY: Final = "completion times of messages over long links, compared with TCP and QUIC"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the sub-command."""
+    """Add the options of this subcommand."""
     add = parser.add_argument
-    add("--quick", action="store_true", help="60 messages of each kind")
-    add("--minutes", type=float, default=9.0, help="start no cell after this time (9)")
-    add("--links", nargs="+", choices=[links.name for links in LINKS], help="only these (all)")
-    add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="only these (all)")
+    add("--quick", action="store_true", help="60 messages per cell and transport")
+    add("--minutes", type=float, default=9.0, help="minutes after which no cell starts (default 9)")
+    add("--links", nargs="+", choices=[k.name for k in LINKS], help="kinds of links (default all)")
+    add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="losses (default all)")
     add(
         "--rate",
         type=int,
-        help="of the links, bit/s (the last run's, or what this machine carries)",
+        help="rate of the links in bit/s (default: the last run's, or what this machine sustains)",
     )
-    add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory")
-    add("--images", type=Path, help="keep the plot there, too, for the documentation")
+    add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory for results")
+    add("--images", type=Path, help="also save the plot here, for the documentation")
 
 
 async def choose_rate(links: Links) -> int:
-    """Return the highest rate at which the machine disturbs nobody: each is tried."""
+    """Try the rates in turn; return the first that the machine sustains without disturbance."""
     for rate in links.rates:
         trial = max(cells(links, links.conditions[0], rate), key=lambda c: (not c.is_cold, c.bytes))
         trials = lanes.measure([trial], TRIAL, until=math.inf, attempts=1)
@@ -69,7 +69,7 @@ async def choose_rate(links: Links) -> int:
 
 
 def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[str, int]:
-    """Rates by kind of link: as asked, or those of what is known, or what the machine carries."""
+    """Return the rate by kind of link: as requested, as in earlier results, or as sustained."""
     return {
         links.name: asked or store.rate(links) or asyncio.run(choose_rate(links))
         for links in wanted
@@ -77,24 +77,24 @@ def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[s
 
 
 class Store:
-    """What is known, of this build and effort only; void cells are known but not done."""
+    """Results of this build and effort; void cells are kept but will be measured again."""
 
     def __init__(self, path: Path, effort: Effort) -> None:
         made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
         self._records = Records(path, made_by=made_by)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """Return what was measured, if it was."""
+        """Return the result of a cell, if there is one."""
         return self._records.get(json.dumps(cell.key))
 
     def rate(self, links: Links) -> int | None:
-        """Rate of what is known of such links: a run that goes on keeps to it."""
+        """Return the rate of earlier results, which a continued run has to use."""
         known = self._records.all()
         rates = [int(found["rate"]) for found in known if found["links"] == links.name]
         return rates[-1] if rates else None
 
     def put(self, found: dict[str, Any]) -> None:
-        """Keep it."""
+        """Save a result."""
         self._records.put(json.dumps([found[name] for name in report.KEY]), found)
 
 
@@ -114,7 +114,7 @@ async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, keep, draw."""
+    """Measure missing cells; print, save and draw all results."""
     packets.build()
     until = time.monotonic() + 60 * arguments.minutes
     effort = QUICK if arguments.quick else FULL
@@ -143,6 +143,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.images:
             report.plot(arguments.images / "session-completion.png", results)
     if left := len(wanted) - sum(not result.void for result in results):
-        console.print(f"{left} of {len(wanted)} cells void or not measured: run again to go on")
-    console.print(f"kept: {output}")
+        console.print(f"{left} of {len(wanted)} cells void or not measured: run again to continue")
+    console.print(f"saved in {output}")
     return 0

@@ -1,8 +1,8 @@
-"""What the peers of the lab have in common: a job is a line, the answer is a line of seconds.
+"""Jobs of the lab's senders: one line of input per job, one line of JSON per answer.
 
-A sender reads `BYTES COUNT SECONDS warm|cold`, sends up to so many messages one after the other for
-up to so long, and prints how long they took and how many it gave up, as JSON. Warm messages follow
-others on the same connection; a cold one begins with a connection of its own, which counts.
+A sender reads `BYTES COUNT SECONDS warm|cold`, sends up to COUNT messages one after the other for
+up to SECONDS, and prints how long each took and how many it gave up. Warm messages share a
+connection that is already in use; each cold message opens a connection, and that time counts.
 """
 
 import json
@@ -16,24 +16,24 @@ from typing import Final, TypeVar
 C = TypeVar("C")
 
 WARM_UP: Final = 5
-"""Messages that open a connection and are not counted."""
+"""Messages sent on a new connection before any is counted."""
 SECONDS_MAX: Final = 20.0
-"""For a step of a message: after that it is given up, and the job ends."""
+"""Time limit of a step of a message; after that the message is given up and the job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a sender says of a job."""
+    """Result of a job."""
 
     times: list[float]
-    """Of the messages that arrived, in seconds."""
+    """Completion times of the messages that arrived, in seconds."""
     unfinished: int
     """Messages that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Messages of one length."""
+    """A series of messages of one length."""
 
     bytes: int
     count: int
@@ -41,12 +41,12 @@ class Job:
     is_cold: bool
 
     def line(self) -> str:
-        """As a sender reads it."""
+        """Return the line that a sender reads."""
         return f"{self.bytes} {self.count} {self.seconds} {'cold' if self.is_cold else 'warm'}"
 
 
 def jobs() -> Iterator[Job]:
-    """Read jobs until the input ends."""
+    """Yield jobs from standard input until it ends."""
     for line in sys.stdin:
         size, count, seconds, temperature = line.split()
         yield Job(
@@ -60,7 +60,7 @@ def jobs() -> Iterator[Job]:
 def do(
     job: Job, connect: Callable[[], AbstractContextManager[C]], exchange: Callable[[C], None]
 ) -> None:
-    """Send the messages of a job, and print how long they took."""
+    """Send the messages of a job and print the answer."""
     times: list[float] = []
     unfinished = 0
 

@@ -1,4 +1,4 @@
-"""Builds a lab for one condition and lets each way send its messages, one after the other."""
+"""Measurement in a lab of one condition: the transports send their messages in turn."""
 
 import asyncio
 import contextlib
@@ -23,47 +23,47 @@ from sealane.planning.planner import Objective, Plan, plan
 from sealane.planning.planner.choice import code_of
 
 IDLE_MIN: Final = 0.2
-"""Of the processors' time during a run: below it, ends in user space wait for a core, and what is
-measured is the scheduler."""
+"""Minimum share of idle processor time during a run. Below it, ends in user space wait for a core,
+and the result reflects the scheduler."""
 ATTEMPTS: Final = 3
-"""Runs of a cell, most."""
+"""Maximum number of runs of a cell."""
 PATIENCE_SECONDS: Final = 150.0
-"""Beyond a job's time, for its first messages and its last."""
+"""Time that a job may take beyond its limit, for its first and last messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A cell and what it showed: completion times in seconds, by way."""
+    """A cell and its results: completion times in seconds, by transport."""
 
     cell: Cell
     times: dict[str, list[float]]
     unfinished: dict[str, int]
-    """Messages that were given up, by way."""
+    """Messages that were given up, by transport."""
     scheme: tuple[int, int, int]
-    """Of the session's messages: k, m, depth; k = 0 is selective repeat."""
+    """k, m and depth of the session's messages; k = 0 is selective repeat."""
     void: list[str]
-    """Why the machine, not the link, decided; empty: it did not."""
+    """Reasons why the machine, not the link, determined the result; empty if valid."""
     idle: float
-    """Share of the processors' time that nobody used, in the turn of the busiest way."""
+    """Share of idle processor time during the turn of the busiest transport."""
     load_average: float
     added_delay_p99: float
-    """Of the link that was worst, in seconds."""
+    """p99 of the delay added by the emulator on the worst link, in seconds."""
 
 
 def _processor_ticks() -> tuple[int, int]:
-    """Return the idle and all processor time since boot, in ticks (proc_stat(5))."""
+    """Return idle and total processor time since boot, in ticks (proc_stat(5))."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-    # Guest time, beyond the eighth, is in user time already.
+    # Guest time, after the eighth field, is already part of user time.
     return ticks[3] + ticks[4], sum(ticks[:8])
 
 
 def plan_for(cell: Cell) -> Plan:
-    """Return the plan that the planner makes of the true loss."""
+    """Return the planner's plan for the true loss."""
     return plan(cell.path, Objective.P99)
 
 
 def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
-    """Start the receiving and the sending end of a lane."""
+    """Start the receiving and the sending process of a lane."""
     left, right = lab.hosts[f"{lane}-l"], lab.hosts[f"{lane}-r"]
     near, far = [attached.addresses[0] for attached in addresses(lab.topology)[lane]]
     command: tuple[str, ...]
@@ -101,7 +101,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(self._lanes * len(WAYS))
 
     def start(self) -> None:
-        """Start them all."""
+        """Start all processes."""
         for way in WAYS:
             for lane in range(self._lanes):
                 peers = _peers(way, f"{way}-{lane}", self._lab, self._plan, self._rate)
@@ -109,17 +109,18 @@ class Lanes:
                 self._peers += peers
 
     def close(self) -> None:
-        """End them all."""
+        """Kill all processes."""
         for peer in self._peers:
             peer.kill()
         self._pool.shutdown()
 
     async def send(self, job: Job) -> tuple[dict[str, list[Answer]], float]:
-        """Let all lanes do a job, those of one way after the other's.
+        """Run a job on all lanes, one transport after the other.
 
-        Returns their answers by way, and the share of the processors' time that the busiest left.
+        Return the answers by transport, and the idle share of processor time during the busiest.
 
-        Side by side, ways in user space would wait for a core while the kernel's would not.
+        If transports ran at the same time, those in user space would wait for a core while the
+        kernel's wouldn't.
         """
         loop = asyncio.get_running_loop()
 
@@ -155,15 +156,15 @@ async def _lanes(lab: Lab, found: Plan, cell: Cell) -> AsyncIterator[Lanes]:
 async def measure(
     wanted: Sequence[Cell], effort: Effort, *, until: float, attempts: int = ATTEMPTS
 ) -> AsyncIterator[Measured]:
-    """Measure cells of one kind of link and one condition, until a time (monotonic).
+    """Measure cells of one kind of link and one condition until `until` (monotonic).
 
-    A cell that the machine disturbed is measured again, `attempts` times in all.
+    A cell that the machine disturbed is measured again, up to `attempts` times in all.
     """
     first = wanted[0]
     found = plan_for(first)
     network = topology(first.links, first.condition, first.rate)
     async with laboratory(network, relays=False) as lab, _lanes(lab, found, first) as lanes:
-        # The processes' own beginnings are over before anything is timed.
+        # All processes have started before anything is timed.
         await lanes.send(Job(bytes=UNIT_BYTES, count=1, seconds=1.0, is_cold=False))
         for cell in wanted:
             job = Job(
@@ -180,7 +181,7 @@ async def measure(
                 report = run_report(network, before, await lab.report())
                 void = list(report.void)
                 if idle < IDLE_MIN:
-                    void.append(f"only {idle:.0%} of the processors' time was left")
+                    void.append(f"only {idle:.0%} of processor time was idle")
                 if not void:
                     break
             yield Measured(
@@ -198,7 +199,7 @@ async def measure(
 
 
 def to_dict(measured: Measured) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return a dictionary for JSON."""
     links, condition, full_bytes, is_cold, rate = measured.cell.key
     return {
         "links": links,

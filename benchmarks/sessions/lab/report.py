@@ -1,4 +1,4 @@
-"""Table and plot of completion times in the lab."""
+"""Tables and plot of completion times in the lab."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,13 +24,13 @@ OTHERS: Final = tuple(way for way in WAYS if way != "session")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A cell, its summaries by way, and what the model says of the session. Seconds."""
+    """A cell, its summaries by transport, and the model's prediction; times in seconds."""
 
     cell: Cell
     summaries: dict[str, Summary]
-    """Of the ways that got any message through."""
+    """Summaries of the transports that completed any message."""
     unfinished: dict[str, int]
-    """Messages that were given up after 20 s or more, and are in no summary."""
+    """Messages given up after 20 s or more; they are not in the summaries."""
     scheme: str
     model_p50: float
     model_p99: float
@@ -42,7 +42,7 @@ class Result:
 
     @staticmethod
     def of(cell: Cell, found: dict[str, Any]) -> "Result":
-        """Summarize what was kept."""
+        """Summarize a saved result."""
         k, m, depth = found["scheme"]
         scheme = ErasureCoded(k, m, depth) if k else SelectiveRepeat()
         model = completion(cell.path, cell.bytes, scheme)
@@ -65,7 +65,7 @@ class Result:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a dictionary for JSON."""
         found = asdict(self)
         found["cell"] |= {
             "links": self.cell.links.name,
@@ -76,12 +76,12 @@ class Result:
 
     @property
     def title(self) -> str:
-        """Name of the length: scaled, and here."""
+        """Message length before and after scaling."""
         return f"{self.cell.full_bytes // MIB} MiB: {size_text(self.cell.bytes)}"
 
 
 def size_text(count: int) -> str:
-    """Name a length."""
+    """Format a length."""
     return f"{count / MIB:.1f} MiB" if count >= MIB else f"{count / 1024:.0f} KiB"
 
 
@@ -90,14 +90,14 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Show p50, p99 and number of each way; p99 only of 1000 messages or more."""
+    """Return a table of p50, p99 and count per transport; p99 only with 1000 messages or more."""
     found = Table(
-        title="Completion, ms: p50, p99 (messages). Round trip 25 ms, MTU 1500",
+        title="Completion in ms: p50, p99 (messages); round trip 25 ms, MTU 1500",
         box=box.SIMPLE_HEAD,
         title_justify="left",
     )
-    headings = ("Mbit/s", "loss", "message", "", "ideal", "scheme", "model")
-    for heading in (*headings, *WAYS.values(), "added delay p99", "idle"):
+    headings = ("Mbit/s", "loss", "message", "connection", "ideal", "scheme", "session, model")
+    for heading in (*headings, *WAYS.values(), "added delay p99, ms", "idle CPU"):
         found.add_column(heading, justify="right")
     for result in results:
         found.add_row(*_row(result))
@@ -121,13 +121,22 @@ def _row(result: Result) -> list[str]:
 
 
 def ratios(results: Sequence[Result]) -> Table:
-    """Show each other way over the session: p50, mean, p99; above 1 the session is faster."""
+    """Return a table of the other transports relative to the session."""
     found = Table(
-        title="Over the session: p50, mean, p99. Losses expected in a message: P·M",
+        title="Completion / session's: p50, mean, p99 (above 1: the session is faster). "
+        "P·M: mean losses per message",
         box=box.SIMPLE_HEAD,
         title_justify="left",
     )
-    for heading in ("Mbit/s", "loss", "P·M", "message", "", "session p99 / ideal", *OTHERS):
+    for heading in (
+        "Mbit/s",
+        "loss",
+        "P·M",
+        "message",
+        "connection",
+        "session p99 / ideal",
+        *OTHERS,
+    ):
         found.add_column(heading, justify="right")
     for result in results:
         found.add_row(*_ratio_row(result))
@@ -156,7 +165,7 @@ def _ratio(other: Summary | None, ours: Summary | None) -> str:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """Return both tables for the documentation."""
+    """Return both tables as Markdown for the documentation."""
     lines: list[str] = []
     for found, rows in (
         (table(results), [_row(result) for result in results]),
@@ -181,7 +190,7 @@ def _shown(summary: Summary | None, unfinished: int) -> str:
 
 
 def plot(path: Path, results: Sequence[Result]) -> None:
-    """Draw completion times by loss, a panel for each length, rate and temperature."""
+    """Draw completion times by loss, a panel for each rate and length, cold and warm."""
     sizes = sorted({(r.cell.rate, r.cell.full_bytes) for r in results})
     figure, panels = plt.subplots(
         2, len(sizes), figsize=(4.2 * len(sizes), 7.2), squeeze=False, sharey=True
@@ -197,7 +206,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
                 ],
             )
     figure.suptitle(
-        f"Messages over long links, scaled from {FULL_RATE / 1e9:g} Gbit/s: 25 ms of round trip, "
+        f"Messages over long links, scaled from {FULL_RATE / 1e9:g} Gbit/s: round trip 25 ms, "
         "MTU 1500, same rate and buffer for all"
     )
     handles, labels = panels[0][0].get_legend_handles_labels()
@@ -208,7 +217,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
 
 
 def _panel(axes: Axes, results: Sequence[Result]) -> None:
-    """Completion over the ideal of a session, which spends more bytes on headers than TCP."""
+    """Draw completion over the ideal of a session, whose headers are longer than TCP's."""
     axes.set_yscale("log")
     if not results:
         return
@@ -234,5 +243,5 @@ def _panel(axes: Axes, results: Sequence[Result]) -> None:
     temperature = "cold" if results[0].cell.is_cold else "warm"
     title = f"{results[0].title} at {results[0].cell.rate / 1e6:g} Mbit/s, {temperature}"
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel("packets lost", fontsize=8)
-    axes.set_ylabel("completion over ideal")
+    axes.set_xlabel("packet loss", fontsize=8)
+    axes.set_ylabel("completion / ideal")

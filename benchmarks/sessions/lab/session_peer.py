@@ -1,7 +1,7 @@
-"""Messages over sessions: `receive PART` or `send PART ADDRESS`, PART a JSON object.
+"""Messages over sessions: `receive PART` or `send PART ADDRESS`; PART is a JSON object.
 
-Sessions are opened over a TCP connection that stands, as that of the daemons does: one round trip
-to agree on addresses and lengths; then the session validates its path and is established.
+Sessions are opened over an existing TCP connection, as daemons do: one round trip to exchange
+addresses and lengths; then the session validates its path and is established.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class End:
         self._poller.register(self.ring.fileno(), select.POLLIN)
 
     def start(self, peer: str) -> None:
-        """Begin to establish the session."""
+        """Start to establish the session."""
         is_sender = self._part["is_sender"]
         forward, backward = bytearray([1] * 32), bytearray([2] * 32)
         self.endpoint.start(
@@ -55,7 +55,7 @@ class End:
             self.endpoint.install_plan([tuple(row) for row in rows])
 
     def send(self) -> None:
-        """Send a message and wait for its acknowledgement."""
+        """Send a message and wait until it is acknowledged."""
         self.ring.post_send(offset=0, length=self.message_bytes, user_data=0, auto=True)
         while not (found := self.ring.completions()):
             if not self._poller.poll(SECONDS_MAX * 1000):
@@ -69,13 +69,13 @@ class End:
         self.ring.post_receive(offset=offset, length=self.message_bytes, user_data=index)
 
     def close(self) -> None:
-        """End the session and give everything back."""
+        """End the session and release its resources."""
         self.endpoint.close()
         self.ring.close()
 
 
 def _serve(end: End, control: socket.socket) -> str:
-    """Receive until the peer asks for something; returns what."""
+    """Receive until the peer sends a request or disconnects; return the request, or ''."""
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(end.ring.fileno(), select.POLLIN)
@@ -124,7 +124,7 @@ def _session(part: dict[str, Any], control: socket.socket, job: Job) -> Iterator
 
 
 def send(part: dict[str, Any], address: str) -> None:
-    """Do what the input says."""
+    """Run the jobs on standard input."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as control:
         control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,6 +1,6 @@
 """Messages over kernel TCP: `receive ADDRESS` or `send ADDRESS CONGESTION_CONTROL RATE`.
 
-A message is its length in 8 bytes and the rest; the receiver answers with a byte when it has all.
+A message is its length in 8 bytes, then the data; the receiver acknowledges it with one byte.
 RATE is the pacing rate in bits per second (SO_MAX_PACING_RATE).
 """
 
@@ -24,7 +24,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _receive_exactly(connection: socket.socket, into: memoryview, count: int) -> bool:
-    """Read and forget so many bytes; False if the peer has ended."""
+    """Read and discard `count` bytes; return False if the peer has closed."""
     while count:
         got = connection.recv_into(into[: min(count, len(into))])
         if not got:
@@ -34,13 +34,13 @@ def _receive_exactly(connection: socket.socket, into: memoryview, count: int) ->
 
 
 def receive(address: str) -> None:
-    """Take one connection after the other."""
+    """Serve one connection after the other."""
     block = memoryview(bytearray(BLOCK_BYTES))
     with socket.create_server(_address(address), backlog=16) as server:
         print("{}:{}".format(*server.getsockname()), flush=True)
         while True:
             connection, _ = server.accept()
-            # A sender that gave a message up resets the connection.
+            # A sender that gives up on a message resets the connection.
             with connection, contextlib.suppress(ConnectionError):
                 _serve(connection, block)
 
@@ -66,7 +66,7 @@ def _connection(address: str, congestion: str, rate: int) -> Iterator[socket.soc
 
 
 def send(address: str, congestion: str, rate: int) -> None:
-    """Do what the input says."""
+    """Run the jobs on standard input."""
     for job in jobs():
         message = job.bytes.to_bytes(LENGTH_BYTES, "big") + bytes(job.bytes)
 

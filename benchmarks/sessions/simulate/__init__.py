@@ -1,1 +1,1 @@
-"""The experiments of SDR-RDMA (arXiv:2505.05366) in virtual time, the model beside the stack."""
+"""The experiments of SDR-RDMA (arXiv:2505.05366) in virtual time, stack against model."""

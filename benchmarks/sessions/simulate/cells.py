@@ -1,14 +1,14 @@
-"""A cell: one path, one size, one scheme, so many messages; run by the stack in virtual time."""
+"""Cells: messages of one size and scheme over one path, run by the stack in virtual time."""
 
 import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from benchmarks.sessions.intervals import Summary, summarize
-from benchmarks.sessions.simulate.curves import Curve, curve, modelled
+from benchmarks.sessions.simulate.curves import Curve, Scheme, curve, modelled
 
 from sealane import _native
 from sealane.planning.model import Loss, Path, ideal, wire_units
@@ -18,34 +18,14 @@ UNIT_BYTES: Final = 4096
 PARTS: Final = 1_000_000_000
 SLOTS: Final = 2
 BUFFER_BYTES: Final = 64 << 20
-"""Before the wire: nothing is dropped there, the ends pace themselves."""
+"""Buffer in front of the link; it never overflows, because the ends pace themselves."""
 COUNTED: Final[tuple[str, ...]] = ("retransmitted_packets", "spurious_retransmissions", "timeouts")
-"""What is kept of the sending end's statistics, where it has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """How the stack survives loss: selective repeat without `k`, or MDS or XOR (m = 1)."""
-
-    k: int = 0
-    m: int = 0
-    depth: int = 1
-    detection: Literal["reports", "timeout"] = "reports"
-    """`reports`: of gaps, by the peer (the paper's NACK); `timeout`: of 3 round trips only."""
-
-    @property
-    def name(self) -> str:
-        """For people, in legends."""
-        if not self.k:
-            ways = {"reports": "SR (NACK)", "timeout": "SR (3 RTT)"}
-            return ways[self.detection]
-        name = f"{'XOR' if self.m == 1 else 'MDS'} ({self.k}, {self.m})"
-        return name + (f" × {self.depth}" if self.depth > 1 else "")
+"""Statistics of the sending end that are saved, where present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What decides a measurement. Seconds, bits per second, bytes, probabilities per packet."""
+    """Parameters of a measurement: seconds, bits per second, bytes, probabilities per packet."""
 
     message_bytes: int
     scheme: Scheme
@@ -58,24 +38,24 @@ class Cell:
     reorder_seconds: float = 0.0
     duplicate: float = 0.0
     acknowledgement_loss: float = 0.0
-    """Of packets on the way back."""
+    """Loss of packets in the reverse direction."""
     acknowledgement_burst: float = 1.0
     unit_bytes: int = UNIT_BYTES
     chunk_units: int = 16
     runs: int = 1000
     slots: int = SLOTS
     depth: int = 1
-    """Messages posted at once."""
+    """Maximum number of messages posted at a time."""
 
     @property
     def key(self) -> str:
-        """Name of exactly this measurement."""
+        """Digest of all parameters."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def path(self) -> Path:
-        """The same for the model."""
+        """Model of the path."""
         return Path(
             rate_bits_per_second=self.rate,
             round_trip_seconds=self.round_trip,
@@ -86,19 +66,19 @@ class Cell:
 
     @property
     def ideal(self) -> float:
-        """Seconds without loss and parity."""
+        """Completion in seconds without loss and parity."""
         return ideal(self.path, self.message_bytes)
 
     @property
     def first_transmission(self) -> float:
-        """Seconds until all data and parity are acknowledged, if they are."""
+        """Seconds until all data and parity are acknowledged if nothing is lost."""
         found = modelled(self.scheme)
         units = wire_units(self.path, self.message_bytes, found)
         return units * self.path.unit_seconds + self.round_trip
 
     @property
     def is_modelled(self) -> bool:
-        """Whether the model has everything that this path does."""
+        """Whether the model covers all effects of this path."""
         return not (self.jitter or self.reorder or self.duplicate or self.acknowledgement_loss)
 
     def _way(self, loss: float, burst: float) -> _native.LinkSettings:
@@ -120,7 +100,7 @@ class Cell:
         )
 
     def simulate(self) -> "_native.SimulationResult":
-        """Run the stack; RuntimeError if a rule was broken or a message did not complete."""
+        """Run the stack; raise RuntimeError on a violated rule or an incomplete message."""
         scheme = self.scheme
         result = _native.simulate(
             count=self.runs,
@@ -143,30 +123,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A cell and what it showed; times in seconds."""
+    """A cell and its results; times in seconds."""
 
     cell: Cell
     summary: Summary
     curve: Curve | None
     fallbacks: float
-    """Share of messages that took half a round trip longer than their first transmission needs."""
+    """Share of messages that took at least half a round trip beyond their first transmission."""
     counters: dict[str, int]
     processor_seconds: float
     samples: list[float]
-    """Rising; of cells that other figures are made of, else empty."""
+    """Completion times in ascending order, if other figures are computed from them; else empty."""
 
     @property
     def slowdown(self) -> float:
-        """Mean over the ideal."""
+        """Mean completion over the ideal."""
         return self.summary.mean / self.cell.ideal
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
     @staticmethod
     def from_dict(found: dict[str, Any]) -> "Measured":
-        """Read what `to_dict` wrote."""
+        """Return the object that `to_dict` was called on."""
         cell, summary, known = (found[name] for name in ("cell", "summary", "curve"))
         made = {
             "cell": Cell(**(cell | {"scheme": Scheme(**cell["scheme"])})),
@@ -177,7 +157,7 @@ class Measured:
 
 
 def measure(cell: Cell, *, keep_samples: bool) -> Measured:
-    """Run a cell and ask the model about it."""
+    """Run a cell and compute the model's prediction."""
     started = time.thread_time()
     result = cell.simulate()
     elapsed = time.thread_time() - started

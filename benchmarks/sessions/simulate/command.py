@@ -1,8 +1,8 @@
 """`python -m benchmarks.sessions simulate [E1 …]`: the paper's experiments in virtual time.
 
-Runs what is not measured yet, cell by cell on all cores, until the budget is used up; the same
-command again goes on. Prints how the stack and the model agree, keeps everything as JSON and draws
-one plot for each experiment. Fails if a mean lies beyond 5 % of the model where that is exact.
+Measures missing cells on all cores until the time budget is used up; run it again to continue.
+Prints how well the stack and the model agree, saves everything as JSON and draws a plot for each
+experiment. Fails if a mean is more than 5 % off the model where the model is exact.
 """
 
 import argparse
@@ -26,23 +26,39 @@ from benchmarks.sessions.simulate.plots import draw
 from benchmarks.sessions.simulate.store import Store
 from rich.console import Console
 
-SUMMARY: Final = "the paper's experiments in virtual time, the model beside the stack"
+SUMMARY: Final = "the paper's experiments in virtual time, stack compared with model"
 NAMES: Final = [experiment.name for experiment in EXPERIMENTS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the sub-command."""
+    """Add the options of this subcommand."""
     add = parser.add_argument
-    add("experiments", nargs="*", choices=[*NAMES, []], metavar="EXPERIMENT", help="(all)")
-    add("--quick", action="store_true", help="a thirtieth of the messages, no long ones")
-    add("--minutes", type=float, default=10.0, help="start no cell after this time (10)")
-    add("--jobs", type=int, default=os.cpu_count(), help="cells at once (as many as cores)")
-    add("--output", type=Path, default=Path("sealane-sessions/simulate"), help="directory")
-    add("--images", type=Path, help="keep the plots there, too, for the documentation")
+    add(
+        "experiments",
+        nargs="*",
+        choices=[*NAMES, []],
+        metavar="EXPERIMENT",
+        help="experiments to run (default: all)",
+    )
+    add("--quick", action="store_true", help="fewer messages, no long ones")
+    add(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="minutes after which no cell starts (default 10)",
+    )
+    add("--jobs", type=int, default=os.cpu_count(), help="concurrent cells (default: one per core)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("sealane-sessions/simulate"),
+        help="directory for results",
+    )
+    add("--images", type=Path, help="also save the plots here, for the documentation")
 
 
 def _wanted(experiments: list[Experiment], effort: Effort) -> dict[str, tuple[Cell, bool]]:
-    """Return each cell once, by its key, and whether its samples are wanted."""
+    """Return each cell once, by its key, and whether its samples are needed."""
     found: dict[str, tuple[Cell, bool]] = {}
     for experiment in experiments:
         for cell in experiment.cells(effort):
@@ -54,7 +70,7 @@ def _wanted(experiments: list[Experiment], effort: Effort) -> dict[str, tuple[Ce
 def _run_cells(
     wanted: dict[str, tuple[Cell, bool]], store: Store, *, minutes: float, jobs: int
 ) -> None:
-    """Measure what is missing, the long cells first, within the budget."""
+    """Measure missing cells within the time budget, long ones first."""
     missing = [(c, k) for c, k in wanted.values() if store.get(c, with_samples=k) is None]
     missing.sort(key=lambda item: -item[0].message_bytes * item[0].runs)
     calls = [partial(measure, cell, keep_samples=keeps) for cell, keeps in missing]
@@ -62,7 +78,7 @@ def _run_cells(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, keep, draw."""
+    """Measure missing cells; print, save and draw complete experiments."""
     names = arguments.experiments or NAMES
     experiments = [experiment for experiment in EXPERIMENTS if experiment.name in names]
     effort = QUICK if arguments.quick else FULL
@@ -79,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         measured = [one for one in found if one is not None]
         if len(measured) < len(cells):
             left = len(cells) - len(measured)
-            console.print(f"{experiment.name}: {left} cells left: run again to go on")
+            console.print(f"{experiment.name}: {left} cells left: run again to continue")
             continue
         result = report.Result(experiment=experiment, effort=effort, measured=measured)
         results.append(result)
@@ -93,5 +109,5 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(table)
     console.print(report.budget(results))
     console.print(report.agreement(results))
-    console.print(f"kept: {output}")
+    console.print(f"saved in {output}")
     return 1 if report.disagreements(results) else 0

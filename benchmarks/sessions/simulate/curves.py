@@ -1,7 +1,7 @@
-"""The model's word on a cell, and Go-Back-N, which the stack does not have."""
+"""Predictions of the model for a scheme, and Go-Back-N, which the stack doesn't implement."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,41 +17,58 @@ from sealane.planning.model import (
 )
 from sealane.planning.model import Scheme as ModelScheme
 
-if TYPE_CHECKING:
-    from benchmarks.sessions.simulate.cells import Scheme
-
 FACTORS: Final = {"reports": NACK_FACTOR, "timeout": RTO_FACTOR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The stack's protection against loss: selective repeat (`k` = 0), MDS or XOR (`m` = 1)."""
+
+    k: int = 0
+    m: int = 0
+    depth: int = 1
+    detection: Literal["reports", "timeout"] = "reports"
+    """`reports`: the peer reports gaps (the paper's NACK); `timeout`: only after 3 round trips."""
+
+    @property
+    def name(self) -> str:
+        """Readable name, used in legends."""
+        if not self.k:
+            ways = {"reports": "SR (NACK)", "timeout": "SR (3 RTT)"}
+            return ways[self.detection]
+        name = f"{'XOR' if self.m == 1 else 'MDS'} ({self.k}, {self.m})"
+        return name + (f" × {self.depth}" if self.depth > 1 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What the model says, in seconds."""
+    """The model's prediction of a completion time, in seconds."""
 
     mean: float
     p50: float
     p99: float
     p999: float
     deviation: float
-    """Standard deviation of a message."""
+    """Standard deviation of one message's completion."""
     is_exact: bool
-    """Whether the model is: else it is a lower bound, or approximates bursts."""
+    """Whether the model is exact; otherwise it is a lower bound or approximates bursts."""
 
 
-def modelled(scheme: "Scheme") -> ModelScheme:
-    """Return the model's name for a scheme."""
+def modelled(scheme: Scheme) -> ModelScheme:
+    """Return the model's counterpart of a scheme."""
     factor = FACTORS[scheme.detection]
     if scheme.k:
         return ErasureCoded(scheme.k, scheme.m, scheme.depth, timeout_factor=factor)
     return SelectiveRepeat(factor)
 
 
-def distribution(path: Path, message_bytes: int, scheme: "Scheme") -> Completion:
-    """Completion times of one message on an idle path."""
+def distribution(path: Path, message_bytes: int, scheme: Scheme) -> Completion:
+    """Return the distribution of completion times of a message on an idle path."""
     return completion(path, message_bytes, modelled(scheme))
 
 
-def curve(path: Path, message_bytes: int, scheme: "Scheme") -> Curve:
-    """Mean and quantiles of the model."""
+def curve(path: Path, message_bytes: int, scheme: Scheme) -> Curve:
+    """Return the model's mean and quantiles."""
     found = distribution(path, message_bytes, scheme)
     injection = path.units(message_bytes) * path.unit_seconds
     timeout = FACTORS[scheme.detection] * path.round_trip_seconds
@@ -71,10 +88,11 @@ def _deviation(found: Completion) -> float:
 
 
 def go_back_n(path: Path, message_bytes: int, count: int, *, seed: int) -> NDArray[np.float64]:
-    """Draw completion times of Go-Back-N, in seconds: what hardware mostly does.
+    """Draw completion times of Go-Back-N, which most hardware uses, in seconds.
 
-    A receiver drops everything behind a gap and asks for it from there at once; of the last unit
-    there is nothing behind, so it waits for a time-out of 3 round trips. Independent losses.
+    The receiver drops everything after a gap and immediately requests retransmission from there.
+    Nothing follows the last unit, so its loss is detected by a timeout of 3 round trips. Losses are
+    independent.
     """
     random = np.random.default_rng(seed)
     units, unit = path.units(message_bytes), path.unit_seconds

@@ -1,7 +1,7 @@
-"""The experiments of the reference (§9b): which cells each of them takes.
+"""The experiments of the reference (§9b) and their cells.
 
-The paper's parameters where nothing else is said: 400 Gbit/s, 25 ms of round trip, units of 4 KiB,
-independent losses. Cells that experiments share are run once.
+Unless stated otherwise, parameters are the paper's: 400 Gbit/s, a round trip of 25 ms, units of
+4 KiB, independent losses. Cells shared by experiments are run once.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,8 @@ from functools import cache
 from itertools import product
 from typing import Any, Final
 
-from benchmarks.sessions.simulate.cells import UNIT_BYTES, Cell, Scheme
+from benchmarks.sessions.simulate.cells import UNIT_BYTES, Cell
+from benchmarks.sessions.simulate.curves import Scheme
 
 from sealane.planning.model import Loss
 from sealane.planning.planner import Objective, Plan, plan
@@ -24,7 +25,7 @@ REPEAT_TIMEOUT: Final = Scheme(detection="timeout")
 REPEAT: Final = Scheme()
 MDS: Final = Scheme(k=32, m=8)
 XOR: Final = Scheme(k=4, m=1, depth=8)
-"""The paper's XOR (32, 8): eight parities, each over four of 32 units."""
+"""The paper's XOR (32, 8): eight parity units, each over four of 32 data units."""
 SCHEMES: Final = (REPEAT_TIMEOUT, REPEAT, MDS, XOR)
 
 SIZES: Final = (128 * KIB, MIB, 8 * MIB, 32 * MIB, 128 * MIB, 512 * MIB, 2 * GIB, 8 * GIB)
@@ -40,17 +41,17 @@ P99_RUNS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is simulated."""
+    """Amount of work per cell."""
 
     units: int
-    """Units of first transmissions in a cell, about: decides how many messages it has."""
+    """Approximate units in a cell, without retransmissions; determines its number of messages."""
     runs_min: int
     runs_max: int
     size_max: int
-    """Longer messages are left out."""
+    """Longer messages are skipped."""
 
     def runs(self, message_bytes: int) -> int:
-        """Messages of a cell."""
+        """Return the number of messages of a cell."""
         units = max(1, message_bytes // UNIT_BYTES)
         return min(max(self.units // units, self.runs_min), self.runs_max)
 
@@ -63,16 +64,16 @@ Cells = Callable[[Effort], Iterator[Cell]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One experiment."""
+    """An experiment of the paper, or beyond it."""
 
     name: str
     title: str
     parameters: str
-    """What the cells have in common, for people."""
+    """Readable description of what the cells have in common."""
     cells: Cells
     keeps_samples: bool = field(default=False)
     is_about_slots: bool = field(default=False)
-    """Whether a receiver that knows slots only is shown, too."""
+    """Whether to report a receiver that knows only slots, not message numbers, as well."""
 
 
 def _cell(effort: Effort, size: int, scheme: Scheme, **rest: Any) -> Cell:
@@ -87,7 +88,7 @@ def _sizes(effort: Effort) -> Iterator[Cell]:
 
 def _round_trips(effort: Effort) -> Iterator[Cell]:
     for round_trip, scheme in product(ROUND_TRIPS, SCHEMES):
-        # 8 GiB at 400 Gbit/s and 1e-5, all scaled by 8; quick: by 64.
+        # 8 GiB at 400 Gbit/s and a loss of 1e-5, all scaled by 8; quick: by 64.
         scale = 8 if effort is FULL else 64
         yield _cell(
             effort,
@@ -109,7 +110,7 @@ def _map(effort: Effort) -> Iterator[Cell]:
     sizes = [size for size in SIZES[:-1] if size <= effort.size_max]
     losses = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
     for loss, size, scheme in product(losses, sizes, (REPEAT_TIMEOUT, REPEAT, MDS)):
-        # Enough for p99.9 where that may be more than no loss, and messages are not too long.
+        # Enough messages for p99.9 where losses can show in it and messages aren't too long.
         is_tail_seen = size <= MIB or (size <= MAP_TAIL_BYTES and loss >= MAP_TAIL_LOSS)
         runs = effort.runs_max if is_tail_seen else effort.runs(size)
         yield Cell(message_bytes=size, scheme=scheme, runs=runs, loss=loss)
@@ -129,7 +130,7 @@ def _products(effort: Effort) -> Iterator[Cell]:
 
 
 def ring_cell(effort: Effort, sites: int, loss: float, scheme: Scheme) -> Cell:
-    """Return the cell whose messages are the steps of a ring."""
+    """Return the cell whose messages are the steps of a ring all-reduce."""
     return _cell(effort, RING_BYTES // sites, scheme, loss=loss)
 
 
@@ -167,7 +168,7 @@ FAULTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 
 def fault_cell(effort: Effort, faults: dict[str, Any], scheme: Scheme) -> Cell:
-    """Return a cell beyond the paper."""
+    """Return a cell with faults that the paper doesn't cover."""
     runs = P99_RUNS if effort is FULL else effort.runs(FAULT_BYTES)
     return Cell(message_bytes=FAULT_BYTES, scheme=scheme, runs=runs, **faults)
 
@@ -182,7 +183,7 @@ LATE_MESSAGES: Final = 100_000
 
 
 def late_cell(effort: Effort, slots: int, scheme: Scheme) -> Cell:
-    """Return a cell of short messages, many of whose packets come late or twice."""
+    """Return a cell of short messages with many late and duplicate packets."""
     return Cell(
         message_bytes=64 * KIB,
         scheme=scheme,
@@ -209,7 +210,7 @@ TAIL_LOSSES: Final = (
 )
 TAIL_RATES: Final = (20_000_000, 100_000_000)
 TAIL_SIZES: Final = (MIB, 8 * MIB, 128 * MIB)
-"""At 12.8 Gbit/s; scaled with the rate, as in the lab."""
+"""Message lengths at 12.8 Gbit/s; scaled with the rate, as in the lab."""
 TAIL_UNIT_BYTES: Final = 1408
 
 
@@ -246,7 +247,8 @@ EXPERIMENTS: Final = (
     Experiment(
         name="E2",
         title="Completion by round trip (Fig. 3b)",
-        parameters="8 GiB at 400 Gbit/s and P = 1e-5: 1 GiB, 50 Gbit/s, 8e-5 (quick: by 64)",
+        parameters="8 GiB, 400 Gbit/s, P = 1e-5, scaled by 8: 1 GiB, 50 Gbit/s, 8e-5 "
+        "(quick: scaled by 64)",
         cells=_round_trips,
     ),
     Experiment(
@@ -257,13 +259,13 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         name="E4",
-        title="Selective repeat over MDS (32, 8) (Fig. 9)",
+        title="Selective repeat / MDS (32, 8) (Fig. 9)",
         parameters="400 Gbit/s, 25 ms",
         cells=_map,
     ),
     Experiment(
         name="E5",
-        title="Messages that fall back, by code and loss (Fig. 10d)",
+        title="Messages that fall back to retransmission, by code and loss (Fig. 10d)",
         parameters="128 MiB, 400 Gbit/s, 25 ms",
         cells=_codes,
     ),
@@ -276,7 +278,7 @@ EXPERIMENTS: Final = (
     Experiment(
         name="E8",
         title="Ring all-reduce of 128 MiB (Fig. 13)",
-        parameters="400 Gbit/s, 25 ms; 2N - 2 rounds of measured steps of 128 MiB / N",
+        parameters="400 Gbit/s, 25 ms; 2N - 2 rounds, each of N measured steps of 128 MiB / N",
         cells=_ring,
         keeps_samples=True,
     ),
@@ -288,14 +290,14 @@ EXPERIMENTS: Final = (
     ),
     Experiment(
         name="E13",
-        title="Late packets whose slot holds another message (beyond the paper)",
-        parameters="64 KiB, 400 Gbit/s, 25 ms, 5 % late by up to 50 ms, 5 % twice",
+        title="Late packets after their slot was reused (beyond the paper)",
+        parameters="64 KiB, 400 Gbit/s, 25 ms, P = 1e-3, 5 % late by up to 50 ms, 5 % duplicated",
         cells=_late,
         is_about_slots=True,
     ),
     Experiment(
         name="E14",
-        title="p99 of what the plan chooses by it, losses both ways (beyond the paper)",
+        title="p99 of schemes planned for p99, losses in both directions (beyond the paper)",
         parameters="1, 8, 128 MiB at 12.8 Gbit/s, scaled to 20 and 100 Mbit/s; 25 ms, units of "
         "1408 bytes",
         cells=_tails,

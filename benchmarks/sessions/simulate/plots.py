@@ -1,4 +1,4 @@
-"""One plot for each experiment: points are the stack, lines the model, in the same colour."""
+"""A plot for each experiment: points show the stack, lines of the same colour the model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -30,22 +30,22 @@ from matplotlib.ticker import StrMethodFormatter
 
 GO_BACK_N_RUNS: Final = 200
 LEGEND_SHARE: Final = 0.2
-"""Height of a legend above the curves, of theirs."""
+"""Height reserved for the legend, relative to the height of the curves."""
 MARKERS: Final = "osD^v"
 SHOWN: Final = {
-    "E4": "The stack; in brackets, where messages were too few: the model",
-    "E5": "Points: the stack, lines: model",
-    "E8": "Points: the stack, lines: model",
-    "E12": "The stack",
-    "E13": "The stack",
-    "E14": "The stack",
+    "E4": "Stack; in brackets where there were too few messages: model",
+    "E5": "Points: stack; lines: model",
+    "E8": "Points: stack; lines: model",
+    "E12": "Stack",
+    "E13": "Stack",
+    "E14": "Stack",
 }
-"""Experiments whose plots show no intervals, and what they show."""
-LINES: Final = "Points: the stack, bars: 95 % intervals of means; lines: model"
+"""Captions of plots without intervals."""
+LINES: Final = "Points: stack; bars: 95 % confidence intervals of the mean; lines: model"
 
 
 def draw(path: Path, result: Result) -> None:
-    """Draw an experiment."""
+    """Draw the plot of an experiment."""
     figure = DRAWINGS[result.experiment.name](result)
     figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
     legend = SHOWN.get(result.experiment.name, LINES)
@@ -66,7 +66,7 @@ def _schemes(measured: Iterable[Measured]) -> list[str]:
 
 
 def _curves(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]) -> None:
-    """Slowdown over x, for each scheme."""
+    """Draw the slowdown over x for each scheme."""
     for index, name in enumerate(_schemes(measured)):
         mine = [one for one in measured if one.cell.scheme.name == name]
         at = [x(one.cell) for one in mine]
@@ -80,18 +80,18 @@ def _curves(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]
         axes.plot(*zip(*known, strict=True), color=f"C{index}", linewidth=1)
     axes.axhline(1, color="grey", linewidth=0.6)
     axes.set_xscale("log")
-    axes.set_ylabel("mean completion over ideal")
+    axes.set_ylabel("mean completion / ideal")
 
 
 def _legend(axes: Axes) -> None:
-    """Put the legend above what is drawn: among intervals none of its places is free."""
+    """Put the legend above the curves, so that it hides no interval."""
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom, top + LEGEND_SHARE * (top - bottom))
     axes.legend(fontsize=8, loc="upper left", ncols=3)
 
 
 def _plain_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis with figures, not with powers of ten."""
+    """Label a logarithmic x axis in plain numbers instead of powers of ten."""
     axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
 
@@ -104,7 +104,7 @@ def _go_back_n(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], flo
         float(go_back_n(c.path, c.message_bytes, GO_BACK_N_RUNS, seed=1).mean()) / c.ideal
         for c in cells
     ]
-    label = "Go-Back-N, Monte-Carlo"
+    label = "Go-Back-N (Monte Carlo)"
     axes.plot([x(c) for c in cells], means, color="grey", linestyle=":", label=label)
     axes.set_ylim(0.8, min(limit, 16))
 
@@ -113,7 +113,7 @@ def _size_axis(axes: Axes, sizes: Iterable[int]) -> None:
     ticks = sorted(set(sizes))
     axes.set_xticks(ticks, [size_text(size) for size in ticks], rotation=40, fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel("message")
+    axes.set_xlabel("message size")
 
 
 def _sizes(result: Result) -> Figure:
@@ -142,7 +142,7 @@ def _losses(result: Result) -> Figure:
     figure, axes = plt.subplots(figsize=(7, 4.6))
     _curves(axes, result.measured, lambda cell: cell.loss)
     _go_back_n(axes, result.measured, lambda cell: cell.loss)
-    axes.set_xlabel("probability that a packet is lost, P")
+    axes.set_xlabel("packet loss probability, P")
     _legend(axes)
     return figure
 
@@ -168,8 +168,8 @@ def _map(result: Result) -> Figure:
                 is_model[row, column] = True
         rows, columns = [f"{loss:.0e}" for loss in losses], [size_text(size) for size in sizes]
         _heat(axes, grid, rows, columns, is_model=is_model)
-        axes.set_title(f"{kind}: {name} over {names[2]}; above 1 the code wins", fontsize=9)
-        axes.set_ylabel("P")
+        axes.set_title(f"{kind}: {name} / {names[2]} (above 1: the code is faster)", fontsize=9)
+        axes.set_ylabel("packet loss, P")
     return figure
 
 
@@ -201,8 +201,8 @@ def _codes(result: Result) -> Figure:
         label = f"({k}, {m}), {m / k:.0%} parity"
         axes.plot(fine, expected, color=f"C{index}", linewidth=1, label=label)
     axes.set_xscale("log")
-    axes.set_xlabel("probability that a packet is lost, P")
-    axes.set_ylabel("share of messages that fall back")
+    axes.set_xlabel("packet loss probability, P")
+    axes.set_ylabel("share of messages that fall back to retransmission")
     axes.legend(fontsize=8)
     return figure
 
@@ -229,12 +229,12 @@ def _rings(result: Result) -> Figure:
             expected = [slow.model_p999 / fast.model_p999 for slow, fast in pairs]
             axes.plot(sites, measured, f"C{index}{MARKERS[index]}", label=f"P = {loss:.0e}")
             axes.plot(sites, expected, color=f"C{index}", linewidth=1)
-        axes.set_title(f"{scheme} over {schemes[2]}", fontsize=10)
+        axes.set_title(f"{scheme} / {schemes[2]}", fontsize=10)
         axes.set_xlabel("sites")
         axes.set_xticks(sites)
         axes.axhline(1, color="grey", linewidth=0.6)
         axes.legend(fontsize=8)
-    panels[0].set_ylabel("ratio of p99.9")
+    panels[0].set_ylabel("ratio of p99.9 completion")
     return figure
 
 
@@ -251,15 +251,15 @@ def _faults(result: Result) -> Figure:
                 grids[1, row, column] = one.summary.p99 / one.cell.ideal
     for axes, grid, kind in zip(panels, grids, ("mean", "p99"), strict=True):
         _heat(axes, grid, names, [scheme.name for scheme in FAULT_SCHEMES])
-        axes.set_title(f"{kind} over ideal", fontsize=10)
+        axes.set_title(f"{kind} completion / ideal", fontsize=10)
     return figure
 
 
 def _late(result: Result) -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.6))
     kinds = (
-        ("late", "units that came after their message: none changed memory or bitmap"),
-        ("foreign_messages", "messages that bitmaps without message numbers get wrong"),
+        ("late", "late units: all ignored, neither memory nor bitmap changed"),
+        ("foreign_messages", "messages that a receiver without message numbers would get wrong"),
     )
     for axes, (kind, title) in zip(panels, kinds, strict=True):
         for index, name in enumerate(_schemes(result.measured)):
@@ -301,7 +301,7 @@ def _tails(result: Result) -> Figure:
         axes.axhline(1.3, color="grey", linewidth=0.6, linestyle=":")
         axes.axhline(1, color="grey", linewidth=0.6)
         axes.legend(fontsize=8, loc="upper left")
-    panels[0].set_ylabel("completion over ideal (●: mean)")
+    panels[0].set_ylabel("completion / ideal (●: mean, ▲: p99)")
     panels[0].set_ylim(0.95, 1.5)
     return figure
 

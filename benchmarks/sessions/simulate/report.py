@@ -1,4 +1,4 @@
-"""Tables and documents of the experiments."""
+"""Tables and JSON documents of the experiments."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ from rich import box
 from rich.table import Table
 
 ERROR_MAX: Final = 0.05
-"""Of the stack's mean over the model's, where the model is exact: the target."""
+"""Goal for the stack's mean relative to the model's, where the model is exact."""
 DEVIATIONS: Final = 4.0
-"""Of a mean of so many messages, allowed for chance."""
+"""Standard errors of a mean that are attributed to chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """An experiment whose cells have all been measured."""
+    """An experiment with the results of all its cells."""
 
     experiment: Experiment
     effort: Effort
@@ -27,7 +27,7 @@ class Result:
 
 
 def size_text(count: int) -> str:
-    """Name a size."""
+    """Format a size."""
     for bit, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 1 << bit:
             return f"{count / (1 << bit):.4g} {unit}"
@@ -35,12 +35,12 @@ def size_text(count: int) -> str:
 
 
 def error(measured: Measured) -> float | None:
-    """Mean of the stack over that of the model, less 1; None without a model."""
+    """Return the stack's mean over the model's, minus 1; None without a model."""
     return None if measured.curve is None else measured.summary.mean / measured.curve.mean - 1
 
 
 def is_beyond(measured: Measured) -> bool:
-    """Whether the stack's mean is not the model's, chance allowed for, where the model is exact."""
+    """Return whether the mean contradicts an exact model, allowing for chance."""
     curve = measured.curve
     if curve is None or not curve.is_exact:
         return False
@@ -49,13 +49,13 @@ def is_beyond(measured: Measured) -> bool:
 
 
 def disagreements(results: Iterable[Result]) -> list[Measured]:
-    """Cells whose mean is not the model's, where that is exact."""
+    """Return the cells whose mean contradicts an exact model."""
     found = {m.cell.key: m for result in results for m in result.measured if is_beyond(m)}
     return list(found.values())
 
 
 def document(result: Result) -> dict[str, Any]:
-    """As JSON has it: every cell with its parameters, what was measured, what the model says."""
+    """Return the JSON document: parameters, results and the model's prediction for every cell."""
     experiment = result.experiment
     rows = []
     for measured in result.measured:
@@ -78,7 +78,7 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def tables(result: Result) -> list[Table]:
-    """Show each cell, and the rings."""
+    """Return a table of the cells, and of rings or slots where the experiment has them."""
     experiment = result.experiment
     table = Table(
         title=f"{experiment.name}: {experiment.title}; {experiment.parameters}",
@@ -88,14 +88,14 @@ def tables(result: Result) -> list[Table]:
     headings = ("size", "loss", "round trip", "rate", "scheme", "messages", "mean ms")
     for heading in (
         *headings,
-        "× ideal",
-        "× model",
-        "p50",
-        "p99",
-        "× ideal",
-        "p99.9",
-        "again",
-        "late",
+        "mean\n/ ideal",
+        "mean\n/ model",
+        "p50 ms",
+        "p99 ms",
+        "p99\n/ ideal",
+        "p99.9 ms",
+        "packets\nsent again",
+        "late\nunits",
     ):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for measured in result.measured:
@@ -109,7 +109,7 @@ def tables(result: Result) -> list[Table]:
 
 
 def _foreign_table(found: Sequence[Measured]) -> Table:
-    title = "A receiver without message numbers, bitmaps only, on the same packets"
+    title = "A receiver with bitmaps but without message numbers, given the same packets"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("slots", "scheme", "messages", "late units", "foreign units", "wrong messages"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
@@ -148,8 +148,8 @@ def _row(measured: Measured) -> list[str]:
 
 
 def _ring_table(found: Sequence[Ring]) -> Table:
-    table = Table(title="rings, ms", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("sites", "loss", "scheme", "mean", "model", "p99.9", "model"):
+    table = Table(title="Ring all-reduce, ms", box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("sites", "loss", "scheme", "mean", "mean, model", "p99.9", "p99.9, model"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for ring in found:
         times = (ring.mean, ring.model_mean, ring.p999, ring.model_p999)
@@ -159,9 +159,9 @@ def _ring_table(found: Sequence[Ring]) -> Table:
 
 
 def budget(results: Iterable[Result]) -> Table:
-    """Cells × runs × processor time."""
-    table = Table(title="What it took", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("experiment", "cells", "messages", "packets, millions", "processor s"):
+    """Return a table of cells, messages, packets and processor time per experiment."""
+    table = Table(title="Work per experiment", box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("experiment", "cells", "messages", "million packets", "processor s"):
         table.add_column(heading, justify="right")
     seen: dict[str, Measured] = {}
     for result in results:
@@ -182,10 +182,19 @@ def _budget_row(table: Table, name: str, measured: Sequence[Measured]) -> None:
 
 
 def agreement(results: Sequence[Result]) -> Table:
-    """Stack over model: where the model is exact, where it is a bound or approximates."""
-    table = Table(title="Mean of the stack over the model's", box=box.SIMPLE_HEAD)
+    """Return a table of stack over model where it is exact, and where it is not."""
+    table = Table(title="Mean of the stack / mean of the model", box=box.SIMPLE_HEAD)
     table.title_justify = "left"
-    for heading in ("experiment", "exact in", "from", "to", "beyond 5 %", "else in", "from", "to"):
+    for heading in (
+        "experiment",
+        "cells,\nexact model",
+        "min",
+        "max",
+        "more than\n5 % off",
+        "cells,\napproximate",
+        "min",
+        "max",
+    ):
         table.add_column(heading, justify="right")
     for result in results:
         modelled = [(m, 1 + against) for m in result.measured if (against := error(m)) is not None]

@@ -1,4 +1,4 @@
-"""Ring all-reduce made of measured messages (reference, §5: the accumulation of 2N - 2 rounds)."""
+"""Ring all-reduce composed of measured messages: 2N - 2 accumulated rounds (reference, §5)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Ring:
     scheme: str
     mean: float
     p999: float
-    """Of steps drawn from those measured: rarer ones than those are not in it."""
+    """Computed from resampled measured steps, so it misses delays rarer than those measured."""
     model_mean: float
     model_p999: float
 
 
 def accumulate(steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add up steps [round, ring, site]: a site begins a round with its and its neighbour's last."""
+    """Accumulate steps [round, ring, site]; a step waits for the last of site and neighbour."""
     done = np.zeros(steps.shape[1:])
     for step in steps:
         done = np.maximum(np.roll(done, 1, axis=1), done) + step
@@ -37,7 +37,7 @@ def accumulate(steps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def rings(measured: Iterable[Measured]) -> Sequence[Ring]:
-    """Make rings of the steps of each cell, and of the model's."""
+    """Return a ring for each cell, composed of its steps and of the model's."""
     return [_ring(one) for one in measured]
 
 

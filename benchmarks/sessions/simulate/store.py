@@ -1,4 +1,4 @@
-"""Cells that have been measured, so that a run can be broken off and go on."""
+"""Saved results, so that an interrupted run can be continued."""
 
 from pathlib import Path
 from typing import Final
@@ -13,18 +13,18 @@ SOURCES: Final = (cells, curves, intervals)
 
 
 class Store:
-    """What is known of cells, of this build only."""
+    """Results of cells measured with this build."""
 
     def __init__(self, path: Path) -> None:
         self._records = Records(path, made_by=digest(SOURCES, MODEL))
 
     def get(self, cell: Cell, *, with_samples: bool) -> Measured | None:
-        """Return what was measured, if it was."""
+        """Return the result of a cell, if there is one."""
         found = self._records.get(cell.key)
         if found is None or (with_samples and not found["samples"]):
             return None
         return Measured.from_dict(found)
 
     def put(self, measured: Measured) -> None:
-        """Keep it."""
+        """Save a result."""
         self._records.put(measured.cell.key, measured.to_dict())

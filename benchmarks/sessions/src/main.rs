@@ -1,9 +1,9 @@
-//! Bulk transfer over TLS 1.3 on TCP and over QUIC, one way, one stream: what sealed sessions are
-//! measured beside. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`;
-//! with `messages` for the protocol, messages one after the other (BYTES is 0 then).
+//! Bulk transfer over TLS 1.3 on TCP and over QUIC, to compare sealed sessions with: one direction, one
+//! stream. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`; with `messages` as the
+//! protocol, it sends messages over QUIC one after the other, and BYTES is 0.
 //!
-//! The receiver listens and prints its address; each end prints a line of JSON at the end: bytes,
-//! seconds, processor seconds of this process from the first payload byte on.
+//! The receiver listens and prints its address. At the end, each end prints a line of JSON: bytes, seconds
+//! and processor seconds of its process since the first payload byte.
 
 mod messages;
 mod quic;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
-/// Bytes handed over in one call.
+/// Bytes per call.
 pub const BLOCK_BYTES: usize = 1 << 20;
 
 fn processor_seconds() -> f64 {
@@ -23,19 +23,19 @@ fn processor_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Time from the first payload byte on.
+/// Time since the first payload byte.
 pub struct Meter {
     started: Instant,
     processor: f64,
 }
 
 impl Meter {
-    /// Starts to count.
+    /// Starts counting.
     pub fn start() -> Self {
         Self { started: Instant::now(), processor: processor_seconds() }
     }
 
-    /// Prints what was counted.
+    /// Prints the figures.
     pub fn finish(&self, bytes: u64) {
         let (seconds, processor) =
             (self.started.elapsed().as_secs_f64(), processor_seconds() - self.processor);
@@ -43,26 +43,26 @@ impl Meter {
     }
 }
 
-/// A certificate that nobody checks: the handshake is not what is measured.
+/// Returns a certificate. Nobody verifies it: the handshake isn't measured.
 pub fn certificate() -> Result<(CertificateDer<'static>, PrivatePkcs8KeyDer<'static>)> {
     let made = rcgen::generate_simple_self_signed(vec!["peer".into()])?;
     Ok((made.cert.der().clone(), PrivatePkcs8KeyDer::from(made.signing_key.serialize_der())))
 }
 
-/// AES-256-GCM only, as sessions have it.
+/// Returns a provider with AES-256-GCM only, as sessions use.
 pub fn provider() -> rustls::crypto::CryptoProvider {
     use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider};
     rustls::crypto::CryptoProvider {
         cipher_suites: vec![
             cipher_suite::TLS13_AES_256_GCM_SHA384,
-            // QUIC protects its first packets with it (RFC 9001 §5.2).
+            // QUIC protects its Initial packets with it (RFC 9001 §5.2).
             cipher_suite::TLS13_AES_128_GCM_SHA256,
         ],
         ..default_provider()
     }
 }
 
-/// Takes every certificate.
+/// Accepts every certificate.
 #[derive(Debug)]
 pub struct AnyCertificate;
 
@@ -114,7 +114,7 @@ fn main() -> Result<()> {
         ("tls", "send") => tls::send(address, bytes),
         ("quic", "receive") => quic::receive(address, bytes, mtu),
         ("quic", "send") => quic::send(address, bytes, mtu),
-        // How long messages are is said job by job.
+        // Each job has its own message length.
         ("messages", "receive") => messages::receive(address, mtu),
         ("messages", "send") => messages::send(address, mtu),
         _ => bail!("unknown: {protocol} {role}"),

@@ -1,7 +1,7 @@
 //! Messages over QUIC, one after the other: `messages receive ADDRESS`, `messages send ADDRESS`.
 //!
-//! Jobs and answers are those of `lab/jobs.py`. A message is a stream; the receiver answers with a
-//! byte when it has all of it. Cold messages have a connection of their own.
+//! Jobs and answers are those of `lab/jobs.py`. A message is a stream, which the receiver acknowledges with
+//! one byte. Each cold message has its own connection.
 
 use std::io::BufRead;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use quinn::{Connection, Endpoint};
 
 use crate::quic::{client, run, server};
 
-/// Messages that open a connection and are not counted.
+/// Messages sent on a new connection before any is counted.
 const WARM_UP: u32 = 5;
-/// For a message: after that it is given up, and the job ends.
+/// Time limit of a message; after that it is given up and the job ends.
 const TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Answers until the process is ended.
+/// Acknowledges messages until the process is killed.
 pub fn receive(address: SocketAddr, mtu: u16) -> Result<()> {
     run(async move {
         let endpoint = server(address, mtu)?;
@@ -45,7 +45,7 @@ async fn exchange(connection: &Connection, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Completion time of a message with a connection of its own, or on one that stands.
+/// Returns the completion time of a message, on its own connection or on an existing one.
 async fn timed(
     endpoint: &Endpoint,
     address: SocketAddr,
@@ -64,7 +64,7 @@ async fn timed(
     Ok(elapsed)
 }
 
-/// Completion times, and how many messages were given up.
+/// Returns completion times and the number of messages given up.
 async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Vec<f64>, u32)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [bytes, count, seconds, temperature] = words[..] else { anyhow::bail!("a job: {line}") };
@@ -91,7 +91,7 @@ async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Ve
     Ok((times, 0))
 }
 
-/// Does what the input says.
+/// Runs the jobs on standard input.
 pub fn send(address: SocketAddr, mtu: u16) -> Result<()> {
     run(async move {
         let endpoint = client(address, mtu)?;

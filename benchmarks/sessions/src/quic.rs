@@ -1,4 +1,4 @@
-//! QUIC: quinn on one thread, one stream one way.
+//! QUIC: quinn on one thread, one stream in one direction.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use quinn::{ClientConfig, Endpoint, MtuDiscoveryConfig, ServerConfig, TransportC
 
 use crate::{AnyCertificate, BLOCK_BYTES, Meter, certificate, provider};
 
-/// Flow control is not what is measured.
+/// Large enough that flow control doesn't limit the transfer.
 const WINDOW_BYTES: u32 = 64 << 20;
-/// IPv4 and UDP.
+/// Bytes of the IPv4 and UDP headers.
 const HEADER_BYTES: u16 = 28;
 
 fn transport(mtu: u16) -> Arc<TransportConfig> {
@@ -27,7 +27,7 @@ fn transport(mtu: u16) -> Arc<TransportConfig> {
     Arc::new(config)
 }
 
-/// Runs on this thread.
+/// Runs a future on this thread.
 pub fn run(future: impl Future<Output = Result<()>>) -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
@@ -44,7 +44,7 @@ pub fn server(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
     Ok(Endpoint::server(config, address)?)
 }
 
-/// Connects to addresses of the same family as this one.
+/// Returns an endpoint that connects to addresses of this one's family.
 pub fn client(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
     let tls = rustls::ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -58,7 +58,7 @@ pub fn client(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
     Ok(endpoint)
 }
 
-/// Takes one connection and reads `bytes` from its stream.
+/// Accepts one connection and reads `bytes` from its stream.
 pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
     run(async move {
         let endpoint = server(address, mtu)?;
@@ -109,7 +109,7 @@ trait AnyOf {
 }
 
 impl AnyOf for SocketAddr {
-    /// The unspecified address of the same family.
+    /// Returns the unspecified address of the same family.
     fn ip_any(&self) -> std::net::IpAddr {
         match self {
             Self::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),

@@ -9,7 +9,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, Str
 
 use crate::{AnyCertificate, BLOCK_BYTES, Meter, certificate, provider};
 
-/// Takes one connection and reads `bytes` from it; answers with one byte.
+/// Accepts one connection, reads `bytes` from it and answers with one byte.
 pub fn receive(address: SocketAddr, bytes: u64) -> Result<()> {
     let (chain, key) = certificate()?;
     let config = ServerConfig::builder_with_provider(Arc::new(provider()))
@@ -44,7 +44,7 @@ pub fn send(address: SocketAddr, bytes: u64) -> Result<()> {
         .with_no_client_auth();
     let connection = ClientConnection::new(Arc::new(config), "peer".try_into()?)?;
     let mut stream = StreamOwned::new(connection, TcpStream::connect(address)?);
-    // The handshake, so that it is not measured.
+    // Complete the handshake first, so that it isn't measured.
     stream.flush()?;
     let block = vec![0x5a; BLOCK_BYTES];
     let meter = Meter::start();
