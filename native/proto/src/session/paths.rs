@@ -232,6 +232,14 @@ impl Paths {
         known.paced_at().max(self.budget.open_at(&known.unproven))
     }
 
+    /// When a control packet that may take any path may leave. Units have no path before an address has
+    /// answered, and then the packet goes to where the peer was heard.
+    #[must_use]
+    pub fn any_open_at(&self) -> Nanos {
+        let has_answered = !self.usable().is_empty();
+        if has_answered { 0 } else { self.budget.open_at(&self[self.heard].unproven) }
+    }
+
     /// A token for a challenge that leaves now: nobody can guess it.
     pub fn new_token(&mut self) -> u64 {
         self.tokens.next_u64()
