@@ -127,6 +127,7 @@ impl Session {
             path.control_due(now).map(|at| (at.max(self.paths.control_open_at(id)), Some(id)))
         });
         let anywhere = anywhere.into_iter().chain(self.units.due());
+        let anywhere = anywhere.map(|at| at.max(self.paths.any_open_at()));
         bound.chain(anywhere.map(|at| (at, None))).min_by_key(|(at, _)| *at)
     }
 

@@ -233,6 +233,14 @@ impl Paths {
         known.paced_at().max(self.budget.open_at(&known.unproven))
     }
 
+    /// Earliest time at which a control packet that may take any path may leave. Before any path is
+    /// usable, the packet goes to the address where the peer was heard last.
+    #[must_use]
+    pub fn any_open_at(&self) -> Nanos {
+        let has_answered = !self.usable().is_empty();
+        if has_answered { 0 } else { self.budget.open_at(&self[self.heard].unproven) }
+    }
+
     /// Draws an unpredictable token for a challenge.
     pub fn new_token(&mut self) -> u64 {
         self.tokens.next_u64()

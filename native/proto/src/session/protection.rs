@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn pair_of(packets_per_key: u64, paths: u8) -> (Protection, Protection) {
-        pair_like(SessionConfig { packets_per_key, paths, ..CONFIG })
+        pair_like(SessionConfig { paths, packets_per_key, ..CONFIG })
     }
 
     const CONFIG: SessionConfig = SessionConfig {

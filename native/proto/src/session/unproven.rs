@@ -4,7 +4,7 @@
 //! proves that it receives there by answering a challenge, whose token it can't know otherwise. Until
 //! then an address gets three times the bytes that came from it; beyond them a session has a budget
 //! of ten packets and one for each path, for the challenges themselves, which grows by a packet a
-//! second: enough to find paths that lose much, and no flood for whoever is there.
+//! second for each path: enough to find paths that lose much, and no flood for whoever is there.
 
 use crate::link::Nanos;
 
@@ -12,12 +12,13 @@ use crate::link::Nanos;
 const FACTOR: u64 = 3;
 /// Packets of the largest size that a session may send beyond that, and one for each path.
 const PACKETS: u64 = 10;
-/// After this the budget has one more.
+/// After this the budget has one more for each path.
 const REFILL: Nanos = 1_000_000_000;
 
 /// What one path has exchanged with an address that has not answered.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unproven {
+    /// Without what the budget paid: else a peer that is heard after a long outage could not be answered.
     sent_bytes: u64,
     received_bytes: u64,
     is_proven: bool,
@@ -45,6 +46,8 @@ impl Unproven {
 #[derive(Debug)]
 pub struct Budget {
     packet_bytes: u64,
+    /// In which it grows by a packet.
+    refill: Nanos,
     depth: Nanos,
     /// When all of it will be there again.
     full_at: Nanos,
@@ -54,8 +57,9 @@ impl Budget {
     /// A whole one. `packet_bytes`: of the largest packet, with all headers.
     #[must_use]
     pub fn new(packet_bytes: usize, paths: u8) -> Self {
-        let depth = (PACKETS + u64::from(paths)) * REFILL;
-        Self { packet_bytes: packet_bytes as u64, depth, full_at: 0 }
+        let refill = REFILL / u64::from(paths.max(1));
+        let depth = (PACKETS + u64::from(paths)) * refill;
+        Self { packet_bytes: packet_bytes as u64, refill, depth, full_at: 0 }
     }
 
     /// When a packet may leave for the address of a path.
@@ -65,16 +69,17 @@ impl Budget {
             return 0;
         }
         // The largest packet must fit.
-        (self.full_at + REFILL).saturating_sub(self.depth)
+        (self.full_at + self.refill).saturating_sub(self.depth)
     }
 
     /// A packet leaves for it.
     pub fn sent(&mut self, path: &mut Unproven, wire_bytes: u64, now: Nanos) {
-        if !path.is_covered(wire_bytes) {
-            let cost = REFILL.saturating_mul(wire_bytes) / self.packet_bytes;
+        if path.is_covered(wire_bytes) {
+            path.sent_bytes += wire_bytes;
+        } else {
+            let cost = self.refill.saturating_mul(wire_bytes) / self.packet_bytes;
             self.full_at = self.full_at.max(now).saturating_add(cost);
         }
-        path.sent_bytes += wire_bytes;
     }
 }
 
@@ -95,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_never_answers_gets_a_budget_and_then_a_packet_a_second() {
+    fn an_address_that_never_answers_gets_a_budget_and_then_a_packet_a_second_for_each_path() {
         let mut budget = Budget::new(PACKET as usize, 4);
         let mut path = Unproven::default();
         let start = 100 * REFILL;
         assert_eq!(flood(&mut budget, &mut path, start), 14);
-        assert_eq!(budget.open_at(&path), start + REFILL);
-        assert_eq!(flood(&mut budget, &mut path, start + 3 * REFILL), 3);
+        assert_eq!(budget.open_at(&path), start + REFILL / 4);
+        assert_eq!(flood(&mut budget, &mut path, start + 3 * REFILL), 3 * 4);
         let mut other = Unproven::default();
         assert_eq!(flood(&mut budget, &mut other, start + 3 * REFILL), 0, "one for all paths");
         assert_eq!(
@@ -118,8 +123,7 @@ mod tests {
         path.received(2 * PACKET);
         assert_eq!(flood(&mut budget, &mut path, REFILL), 6 + 11);
         path.received(PACKET);
-        // What went beyond it counts, too.
-        assert_eq!(flood(&mut budget, &mut path, REFILL), 0);
+        assert_eq!(flood(&mut budget, &mut path, REFILL), 3, "whatever the budget has paid");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Several paths, one of which goes silent, becomes too narrow, or works in one direction only.
 
+use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Event, PathId, PathState, Session, SessionConfig,
+    CloseReason, CompletionStatus, Event, PATHS_MAX, PathId, PathState, Session, SessionConfig,
 };
 
 use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, path_of, receive, send};
@@ -20,6 +21,32 @@ fn two_paths() -> Pair {
 
 fn states(pair: &Pair, end: usize) -> Vec<PathState> {
     pair.ends[end].path_accounts().map(|account| account.state).collect()
+}
+
+/// How long all of 32 paths take to be validated, from `up_at` on and with one of three packets lost.
+fn validated_after(up_at: Nanos) -> Nanos {
+    let config = |index| SessionConfig { paths: PATHS_MAX, unit_bytes: 1408, ..config(index) };
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    pair.run_filtered(up_at, |_, _| false);
+    let mut chance = 88_172_645_463_325_252_u64;
+    let is_ready =
+        |pair: &Pair, end| states(pair, end).iter().all(|state| *state == PathState::Validated);
+    while !(is_ready(&pair, 0) && is_ready(&pair, 1)) {
+        assert!(pair.now < up_at + 60_000 * MILLISECOND, "{:?}", states(&pair, 0));
+        pair.run_filtered(20 * MILLISECOND, |_, _| {
+            chance ^= chance << 13;
+            chance ^= chance >> 7;
+            chance ^= chance << 17;
+            !chance.is_multiple_of(3)
+        });
+    }
+    pair.now - up_at
+}
+
+#[test]
+fn what_may_be_sent_to_addresses_that_have_not_answered_is_enough_for_many_paths() {
+    let took = [0, 9_000].map(|up_at| validated_after(up_at * MILLISECOND) / MILLISECOND);
+    assert!(took.iter().all(|took| *took < 3_000), "{took:?} ms");
 }
 
 fn post(pair: &mut Pair) {
