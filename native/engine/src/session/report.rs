@@ -79,10 +79,10 @@ impl Worker {
             paths.extend(PathReport::of(addresses, &self.session));
         }
         self.progress.must_ring |= self.memory.ring.take_chunk_wake();
-        if std::mem::take(&mut self.progress.must_ring) {
-            if let Some(bell) = &self.bell {
-                bell.ring();
-            }
+        if std::mem::take(&mut self.progress.must_ring)
+            && let Some(bell) = &self.bell
+        {
+            bell.ring();
         }
     }
 
