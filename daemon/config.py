@@ -283,7 +283,7 @@ class TargetConfig(Section):
     def _check(self) -> Self:
         kind = STORE_KINDS[self.store]
         if (self.drive is not None) != kind.imitates_drive:
-            raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
+            raise ValueError(only_with("drive", lambda kind: kind.imitates_drive))
         if bool(self.namespaces) != kind.lies_on_namespaces:
             raise ValueError(only_with("namespaces", lambda kind: kind.lies_on_namespaces))
         if len({*self.namespaces}) != len(self.namespaces):

@@ -104,13 +104,13 @@ class NamespaceConfig(Section):
     def _check(self) -> Self:
         kind = STORE_KINDS[self.store]
         if (self.path is not None) != kind.is_kept:
-            raise ValueError(only_with("a path", lambda kind: kind.is_kept))
+            raise ValueError(only_with("path", lambda kind: kind.is_kept))
         if self.metadata_bytes == 0 and kind.needs_metadata:
-            raise ValueError(f"metadata_bytes 64 with the store {self.store}")
+            raise ValueError(f'metadata_bytes = 64 if store is "{self.store}"')
         if self.metadata_bytes != 0 and (self.store == StoreKind.FILE or self.in_place):
-            raise ValueError("no metadata_bytes with the store file or in_place")
+            raise ValueError('no metadata_bytes if store is "file" or in_place is true')
         if (self.drive is not None) != kind.imitates_drive:
-            raise ValueError(only_with("a drive", lambda kind: kind.imitates_drive))
+            raise ValueError(only_with("drive", lambda kind: kind.imitates_drive))
         return self
 
     @property

@@ -42,6 +42,6 @@ STORE_KINDS: Final[Mapping[StoreKind, StoreTraits]] = {
 
 def only_with(what: str, has: Callable[[StoreTraits], bool]) -> str:
     """Return the rule that `what` goes with the kinds for which `has` is true, for an error."""
-    names = [name for name, kind in STORE_KINDS.items() if has(kind)]
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"{what} with the store{'s' if len(names) > 1 else ''} {listed}, none with the others"
+    names = [f'"{name}"' for name, kind in STORE_KINDS.items() if has(kind)]
+    listed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{what} if store is {listed}, and only then"

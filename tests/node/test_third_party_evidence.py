@@ -165,5 +165,5 @@ def test_a_configuration_names_kinds_that_exist(install: Install) -> None:
     with pytest.raises(UsageError, match="allowed: 'software', 'tpm2' or 'tsm'"):
         parse_toml(EnrolmentConfig, CONFIG.format(kind="acme").encode(), source="file")
     text = CONFIG.format(kind="tsm") + '[settings]\na = "b"\n'
-    with pytest.raises(UsageError, match="settings for evidence of other distributions"):
+    with pytest.raises(UsageError, match="settings only for evidence kinds of other distributions"):
         parse_toml(EnrolmentConfig, text.encode(), source="file")

@@ -139,7 +139,7 @@ def test_address_must_be_numeric(address: str) -> None:
     ("change", "message"),
     [
         ({"loss_parts_per_billion": 1_000_000_001}, "more than 1000000000"),
-        ({"loss_parts_per_billion": 1, "gilbert_elliott": (1, 1, 1, 1)}, "not both"),
+        ({"loss_parts_per_billion": 1, "gilbert_elliott": (1, 1, 1, 1)}, "exclude each other"),
         ({"red": (2, 1, 1)}, "must not exceed"),
         ({"phantom": (1_000_000_001, 1, 0, 1, 1)}, "more than 1000000000"),
     ],
