@@ -1,4 +1,4 @@
-"""Admin controllers, entries for them, and what their answers hold."""
+"""Admin controllers, command entries for them, and parsing of their answers."""
 
 import struct
 import uuid

@@ -13,12 +13,12 @@ from sealane.transport.nvme.initiator import HostController
 
 
 def new_secret() -> HostSecret:
-    """Make a host's secret for one attachment."""
+    """Return a host's secret for an attachment."""
     return HostSecret.generate(secrets.token_bytes)
 
 
 def host_of(attached: AttachedVolume, host_nqn: str) -> HostController:
-    """Return the host that has the secret; not connected yet."""
+    """Return a host with this secret, not connected yet."""
     export = attached.export
     return HostController(
         traddr=export.traddr,
@@ -30,9 +30,9 @@ def host_of(attached: AttachedVolume, host_nqn: str) -> HostController:
 
 
 async def detach_kept(client: Client, name: str) -> None:
-    """Detach what an earlier process of this gateway may have left attached.
+    """Detach a volume that an earlier process of this gateway may have left attached.
 
-    While the gateway tries to bring the volume back it refuses other changes: they are tried again.
+    While the gateway reattaches the volume it refuses other changes, so they are retried.
     """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

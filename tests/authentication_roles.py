@@ -1,4 +1,4 @@
-"""Host and controller of DH-HMAC-CHAP with secrets to try them with."""
+"""Host and controller of DH-HMAC-CHAP with test secrets."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SECRET = HostSecret(bytes(range(32)), transform=HashFunction.SHA256)
 CONTROLLER_SECRET = HostSecret(bytes(range(100, 148)), transform=HashFunction.SHA384)
 OTHER_SECRET = HostSecret(bytes(32), transform=HashFunction.SHA256)
 ROOM = 4096
-# Any one-bit change of a field a role must look at is refused by one side or the other.
+# A one-bit change of any field that a role has to check is refused by one side.
 PROOF_BITS = (0, 7)
 
 
@@ -56,7 +56,7 @@ Mutation = Callable[[int, bytes], bytes]
 def run(
     one: HostAuthentication, other: ControllerAuthentication, mutate: Mutation | None = None
 ) -> list[bytes]:
-    """Exchange messages until somebody is content or fails; returns all that were sent."""
+    """Exchange messages until a side has succeeded or failed; return all messages."""
     sent: list[bytes] = []
 
     def carry(message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Brokers without a daemon around them, for tests."""
+"""Brokers without a daemon, for tests."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from sealane.daemon.runtime.metrics import Metrics
 
 
 class Count:
-    """A counter in memory; `value` is what an adversary may set."""
+    """A counter in memory; an adversary may set `value`."""
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -56,7 +56,7 @@ async def start_broker(
     kek: bytes = bytes(32),
     metrics: Metrics | None = None,
 ) -> tuple[BrokerService, Instance, Registry]:
-    """Start a broker on an open store, which its registry closes."""
+    """Start a broker on an open store; its registry closes the store."""
     registry = await Registry.open(store, WrappingKey(kek), node=node)
     try:
         claimed = await Instance.claim(
@@ -78,7 +78,7 @@ async def running_broker(
     kek: bytes = bytes(32),
     metrics: Metrics | None = None,
 ) -> AsyncIterator[BrokerService]:
-    """Start a broker on a SQLite store as the daemon does; its counters lie beside it."""
+    """Start a broker on a SQLite store like the daemon, with its counters next to it."""
     store = SqliteStore(path)
     try:
         await take_over(store, WrappingKey(kek), node=node, instance=instance)
@@ -101,5 +101,5 @@ async def running_broker(
 
 
 def token_of(broker: BrokerService, lease: SignedLease) -> bytes:
-    """Return the token that is sealed inside a lease which the broker has just granted."""
+    """Return the token sealed inside a newly granted lease."""
     return broker.leases.arena._held[lease.lease_id].lease.return_token

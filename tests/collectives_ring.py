@@ -1,4 +1,4 @@
-"""Rings of fabrics in one process, with a job at each."""
+"""Rings of fabrics in one process, each with a job."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ Act = Callable[[Group], Awaitable[Any]]
 
 
 class Ring:
-    """Fabrics at sites; `run` lets a job at each do something in one group."""
+    """Fabrics at sites; `run` runs a job at each, all in one group."""
 
     def __init__(self, fabrics: list[Any]) -> None:
         self.fabrics = fabrics
@@ -25,7 +25,7 @@ class Ring:
         self._number = 0
 
     async def run(self, *acts: Act, size: int | None = None, **options: Any) -> list[Any]:
-        """One act for all ranks, or one each; gives their results or errors."""
+        """Run an action for all ranks, or one for each; return their results or errors."""
         self._number += 1
         members = self.members[: size or len(self.members)]
         name = f"group {self._number}"

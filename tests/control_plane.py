@@ -1,4 +1,4 @@
-"""Configurations, and daemons as real processes, for the tests of the control plane."""
+"""Configurations and real daemon processes for tests of the control plane."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from sealane.crypto.evidence.software import SoftwareKey
 
 @dataclass
 class Site:
-    """A directory with keys, a policy and the configurations of some daemons."""
+    """A directory with keys, a policy and the configurations of daemons."""
 
     root: Path
     tenant: str = "t"
@@ -30,7 +30,7 @@ class Site:
         write_key(self.root / "kek", bytes(range(32)))
 
     def key(self, name: str) -> SoftwareKey:
-        """Make (once) the attestation key file of a node."""
+        """Return the attestation key file of a node; create it on first use."""
         if name not in self.keys:
             self.keys[name] = SoftwareKey.create()
             write_key(self.root / f"{name}.pem", self.keys[name].pem())
@@ -54,7 +54,7 @@ class Site:
         return path
 
     def write_config(self, name: str, text: str) -> Path:
-        """Write a configuration whose state and run directories are under the root."""
+        """Write a configuration with state and run directories under the root."""
         path = self.root / f"{name}.toml"
         path.write_text(
             f'[node]\nname = "{name}"\nstate_dir = "{self.root / name}"\n'
@@ -85,7 +85,7 @@ class Site:
 
 
 def write_key(path: Path, content: bytes) -> None:
-    """Write a key file as sealaned demands it."""
+    """Write a key file with the permissions that sealaned requires."""
     path.write_bytes(content)
     path.chmod(0o600)
 
@@ -102,7 +102,7 @@ class Daemon:
 
     @property
     def socket(self) -> str:
-        """The Unix socket."""
+        """Unix socket."""
         return self.addresses["socket"]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -112,26 +112,26 @@ class Daemon:
         return self.process.wait(PATIENCE_SECONDS)
 
     def kill(self) -> None:
-        """End the daemon by SIGKILL: no exit code is expected of it."""
+        """Kill the daemon with SIGKILL; its exit code isn't checked."""
         self.was_killed = True
         self.process.kill()
         self.process.wait()
 
     def log_lines(self) -> list[dict[str, object]]:
-        """Return what it logged so far."""
+        """Return the lines logged so far."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
 @contextlib.contextmanager
 def short_directory() -> Iterator[Path]:
-    """Give a directory whose path is short enough for Unix sockets."""
+    """Yield a directory whose path is short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="sl-") as name:
         yield Path(name)
 
 
 @contextlib.contextmanager
 def start(config: Path, *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """Start sealaned, by a command that becomes it; at the end of the block it is gone."""
+    """Start sealaned with a command that execs it; stop it at the end of the block."""
     with config.with_suffix(".log").open("wb") as sink:
         process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
@@ -149,7 +149,7 @@ def start(config: Path, *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Po
 
 @contextlib.contextmanager
 def daemon(config: Path, *, exit_code: int = 0, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
-    """Run sealaned until the end of the block; it must then end with `exit_code`."""
+    """Run sealaned until the end of the block; it must then exit with `exit_code`."""
     run_dir = config.with_name(f"{config.stem}-run")
     log = config.with_suffix(".log")
     with start(config, prefix=prefix) as process:
@@ -163,7 +163,7 @@ def daemon(config: Path, *, exit_code: int = 0, prefix: Sequence[str] = ()) -> I
 def wait_for_log(process: subprocess.Popen[bytes], config: Path, event: str) -> None:
     """Wait until the daemon has logged `event`."""
     log = config.with_suffix(".log")
-    # Another process writes the file: looking again is the only way to hear of it.
+    # Poll, because another process writes the file.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if f'"event": "{event}"' in log.read_text():
@@ -173,12 +173,12 @@ def wait_for_log(process: subprocess.Popen[bytes], config: Path, event: str) -> 
 
 
 def sealaned(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-    """Run sealaned to its end."""
+    """Run sealaned until it exits."""
     return _run("sealane.daemon.main", *arguments)
 
 
 def sealanectl(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-    """Run sealanectl to its end."""
+    """Run sealanectl until it exits."""
     return _run("sealane.cli.ctl", *arguments)
 
 
@@ -193,10 +193,10 @@ def _run(module: str, *arguments: str | os.PathLike[str]) -> subprocess.Complete
 
 
 def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
-    # Another process makes the file: looking again is the only way to hear of it.
+    # Poll, because another process creates the file.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        # A killed daemon leaves its file; the next one removes it and makes its own.
+        # A killed daemon leaves its file; the next one replaces it.
         with contextlib.suppress(FileNotFoundError):
             content = json.loads(ready.read_text())
             if content["pid"] == process.pid:

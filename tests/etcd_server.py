@@ -1,4 +1,4 @@
-"""etcd clusters as real processes, for tests: data in memory where there is a tmpfs, free ports."""
+"""etcd clusters as real processes on free ports, with data in memory if there is a tmpfs."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - we create our own directory in it
 
 
 def require_etcd() -> str:
@@ -28,7 +28,7 @@ def require_etcd() -> str:
 
 @dataclass
 class Member:
-    """One server, which may be killed and started again."""
+    """A server that can be killed and restarted."""
 
     name: str
     directory: Path
@@ -61,7 +61,7 @@ class Member:
             )
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill it with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -71,7 +71,7 @@ class Member:
         host, _, port = self.client.rpartition(":")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            # Another process opens the port: trying again is the only way to hear of it.
+            # Retry, because another process opens the port.
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
                 return
             time.sleep(0.02)
@@ -80,7 +80,7 @@ class Member:
 
 @dataclass
 class Cluster:
-    """All members; its state can be copied away and put back, as an adversary would."""
+    """All members of a cluster, whose state can be saved and restored, as an adversary would."""
 
     members: list[Member]
     root: Path
@@ -100,12 +100,12 @@ class Cluster:
             member.kill()
 
     def save(self, name: str) -> None:
-        """Copy the state of all members away; they must be stopped."""
+        """Save the state of all members, which must be stopped."""
         for member in self.members:
             shutil.copytree(member.directory, self.root / f"{name}-{member.name}")
 
     def put_back(self, name: str) -> None:
-        """Replace the state of all members by the copy; they must be stopped."""
+        """Restore the saved state of all members, which must be stopped."""
         for member in self.members:
             shutil.rmtree(member.directory)
             shutil.copytree(self.root / f"{name}-{member.name}", member.directory)

@@ -1,4 +1,4 @@
-"""Fabric daemons as processes, enrolled at one broker."""
+"""Fabric daemons as processes, enrolled with one broker."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ class FabricDaemons:
     fabrics: tuple[Daemon, ...]
 
     def revoke(self, node: str) -> None:
-        """Have the broker's operator revoke a node."""
+        """Revoke a node, as the broker's operator."""
         ended = sealanectl("--socket", self.broker.socket, "node", "revoke", "--yes", node)
         assert ended.returncode == 0, ended.stderr
 
 
 @contextlib.contextmanager
 def fabric_daemons(names: Sequence[str] = ("a", "b"), *, more: str = "") -> Iterator[FabricDaemons]:
-    """Start a broker and a fabric of each name; `more` are lines of their [fabric] sections."""
+    """Start a broker and a fabric for each name; `more` holds lines for their [fabric] sections."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         site.write_policy({name: ["fabric"] for name in names})

@@ -48,7 +48,7 @@ class Fabric:
 
     @property
     def job_token(self) -> bytes:
-        """This process as a job."""
+        """Return the token of this process as a job."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             return self.service.jobs.introduce(ours)
@@ -65,7 +65,7 @@ def settings(directory: Path, name: str) -> FabricSettings:
 
 
 def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManager[Any]]:
-    """What part of the control plane does by certificate, done by metadata in these tests."""
+    """Return the peer named in metadata; the control plane takes it from a certificate."""
 
     class Name(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
@@ -105,12 +105,12 @@ def check_named(found: Result, node: str) -> Shown:
 
 @functools.cache
 def kem(node: str) -> X25519KemKey:
-    """Of a node, the same in all processes of a test."""
+    """Return the KEM key of a node, the same in all processes of a test."""
     return X25519KemKey(X25519PrivateKey.from_private_bytes(certificate_digest(f"kem {node}")))
 
 
 def subject(node: str) -> Subject:
-    """Of `x-of-t`: tenant t; of other names: the tenant without a name."""
+    """Return the subject of a node: `x-of-t` has tenant t, other names the unnamed tenant."""
     return Subject(
         node=node,
         role="fabric",
@@ -140,9 +140,9 @@ async def fabric(
     change_subject: Callable[[Subject], Subject] = lambda subject: subject,
     control: str | None = None,
 ) -> AsyncIterator[Fabric]:
-    """Run one fabric; its exchange may be tampered with on the way out or back.
+    """Run a fabric; requests and answers of its exchange may be tampered with.
 
-    It is called at the address `control`, or where its data is.
+    Its control address is `control`; by default it uses the data address.
     """
     honest: ReachPeer = reach_over(named_peer(name))
 

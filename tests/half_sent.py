@@ -1,7 +1,7 @@
-"""A gRPC client that never finishes what it sends: raw HTTP/2 over TLS, as a stranger would.
+"""A gRPC client that never finishes its messages: raw HTTP/2 over TLS, without authentication.
 
-Each stream announces a message and sends all of it but its end, as far as the server's flow control
-allows. Only what that takes of HTTP/2 (RFC 9113) is here.
+Each stream announces a message and sends all but its end, as far as the server's flow control
+allows. Only the necessary parts of HTTP/2 (RFC 9113) are implemented.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class _Stream:
 
 @dataclass
 class HalfSender:
-    """One connection with streams that never end."""
+    """A connection with streams that never end."""
 
     address: str
     method: str
@@ -78,7 +78,7 @@ class HalfSender:
             self._socket.close()
 
     def open(self, count: int) -> None:
-        """Begin so many messages."""
+        """Begin `count` messages."""
         path = _header(b":path", self.method.encode())
         block = _header(b":method", b"POST") + _header(b":scheme", b"https") + path
         block += _header(b":authority", b"x") + _header(b"te", b"trailers")
@@ -90,7 +90,7 @@ class HalfSender:
             self._data(stream, struct.pack(">BI", 0, self.message_bytes))
 
     def feed(self) -> int:
-        """Send what the windows allow now; returns how many bytes."""
+        """Send what the windows allow now; return the number of bytes."""
         before = self.sent_bytes
         for number in [*self.streams]:
             while (stream := self.streams.get(number)) is not None and not self.ended:
@@ -101,7 +101,7 @@ class HalfSender:
         return self.sent_bytes - before
 
     def receive(self) -> None:
-        """Take in what the server has sent."""
+        """Process what the server has sent."""
         with contextlib.suppress(TimeoutError, ssl.SSLWantReadError):
             while not self.ended:
                 try:
@@ -161,7 +161,7 @@ class HalfSender:
 
 @dataclass
 class Outcome:
-    """What half-sent messages did to a server."""
+    """Effect of half-sent messages on a server."""
 
     before_bytes: int
     peak_bytes: int
@@ -187,7 +187,7 @@ def attack(
     seconds: float,
     idle_seconds: float = 3,
 ) -> Outcome:
-    """Hold half-sent messages until the server takes none for `idle_seconds`, or time is over."""
+    """Hold half-sent messages until the server accepts none for `idle_seconds`, or time is up."""
     before = resident_bytes(pid)
     senders = [HalfSender(address, method, message_bytes) for _ in range(connections)]
     for sender in senders:

@@ -1,6 +1,6 @@
 """One site of a ring in a lab: `lab_site.py DIRECTORY NAME ADDRESS RANK SIZE`.
 
-Prints where its fabric is, reads where all are, computes, prints what came out.
+Prints its fabric's address, reads those of all sites, computes, and prints the result.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RATE = 50_000_000
 
 
 def contribution(rank: int) -> Any:
-    """Whole numbers, so that sums are exact in any order, in single precision and in bfloat16."""
+    """Return integers, so that sums are exact in any order, in single precision and bfloat16."""
     return np.random.default_rng(rank).integers(-8, 9, LENGTH).astype(np.float32)
 
 

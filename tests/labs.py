@@ -1,4 +1,4 @@
-"""A lab for tests: started as a user starts it, with sockets of its hosts at hand."""
+"""Labs for tests, started as by a user, with access to sockets of their hosts."""
 
 import contextlib
 import json
@@ -64,7 +64,7 @@ class RunningLab:
         return f"/proc/{self.connection.pid}/fd/{descriptor}"
 
     def entering(self, host: str) -> list[str]:
-        """What, put before a command, has it run as a host."""
+        """Return the command prefix that runs a command as a host."""
         return ["nsenter", f"--net={self.namespace(host)}", "--"]
 
     def open_socket(
@@ -77,7 +77,7 @@ class RunningLab:
         return made
 
     def receiver(self, host: str, wan: str) -> socket.socket:
-        """A UDP socket that holds whatever a test sends, so that nobody has to read meanwhile."""
+        """Return a UDP socket that buffers all that a test sends, so that nobody has to read."""
         made = self.open_socket(host)
         made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
         made.bind((self.address(host, wan), 0))
@@ -92,7 +92,7 @@ class RunningLab:
         return path
 
     def wait_settled(self, wan: str, sent: int) -> dict[str, int]:
-        """Wait until the link has decided the fate of `sent` packets and passed them on."""
+        """Wait until the link has dropped or delivered all of `sent` packets."""
         while True:
             forward = self.report(wan)["forward"]
             path: dict[str, int] = forward["paths"][0]
@@ -104,7 +104,7 @@ class RunningLab:
 
 
 def drain(receiver: socket.socket) -> list[bytes]:
-    """What has arrived."""
+    """Return the packets that have arrived."""
     receiver.setblocking(False)
     found = []
     with contextlib.suppress(BlockingIOError):

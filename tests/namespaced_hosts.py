@@ -1,13 +1,12 @@
-"""Hosts for tests: a network and a file system of its own each, and a TPM, on this machine.
+"""Emulated hosts for tests: each has its own network, file system and TPM on this machine.
 
-A host is a process in new network and mount namespaces: its `/etc` is this machine's with what the
-test writes laid over it, its `/run`, `/var/lib` and home are empty, and its network has nothing but
-a link to each other host. So commands run there as they stand in a document, with the same paths
-and ports on each host, and nothing of it is left on this machine.
+A host is a process in new network and mount namespaces. Its `/etc` is this machine's with the
+test's files on top; its `/run`, `/var/lib` and home are empty; its network has only a link to each
+other host. So commands of a document run there unchanged, with the same paths and ports on each
+host, and leave nothing on this machine.
 
-What a test machine lacks has a stand-in, a program of the same name: `systemctl` starts the daemon
-by the installed unit's credentials and command line, `scp` copies between these hosts, `nvme` is
-the initiator of ours.
+Programs that a test machine lacks are replaced: `systemctl` starts the daemon with the installed
+unit's credentials and command line, `scp` copies between these hosts, `nvme` is our initiator.
 """
 
 import contextlib
@@ -84,7 +83,7 @@ done
 
 @dataclass
 class Host:
-    """One host; its processes end with the context that made it."""
+    """A host; its processes end with the context that created it."""
 
     name: str
     address: str
@@ -93,18 +92,18 @@ class Host:
 
     @property
     def home(self) -> Path:
-        """The home directory of its root user, as this machine sees it."""
+        """Path of its root user's home directory on this machine."""
         return self.root / "home"
 
     @property
     def log(self) -> str:
-        """What its daemon logged."""
+        """Return what its daemon has logged."""
         path = self.home / "log"
         return path.read_text() if path.exists() else ""
 
     @property
     def entering(self) -> list[str]:
-        """What, put before a command, has it run there."""
+        """Command prefix that runs a command there."""
         return ["nsenter", f"--target={self.holder.pid}", "--net", "--mount", "--"]
 
     def start(self, *command: str, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -142,7 +141,7 @@ class Host:
         )
 
     def stop_daemon(self) -> None:
-        """End the daemon, if one runs, and wait until it is gone."""
+        """Stop the daemon, if one runs, and wait for its end."""
         found = subprocess.run(
             [*self.entering, "cat", "/run/daemon"], capture_output=True, text=True, check=False
         )
@@ -152,7 +151,7 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        # It is nobody's child here: looking again is the only way to hear of its end.
+        # Poll for its end, because it isn't our child.
         while _is_running(pid):
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
@@ -180,7 +179,7 @@ def end(running: subprocess.Popen[str], log: str = "") -> str:
 
 @contextlib.contextmanager
 def hosts(root: Path, addresses: Mapping[str, str]) -> Iterator[dict[str, Host]]:
-    """Run hosts by name, each linked to each other one."""
+    """Run hosts by name, each linked to every other."""
     _write_stand_ins(root)
     with contextlib.ExitStack() as stack:
         made = {
@@ -191,7 +190,7 @@ def hosts(root: Path, addresses: Mapping[str, str]) -> Iterator[dict[str, Host]]
             _link(one, other)
         for host in made.values():
             path = root / "entering" / host.address
-            # As scp does: a path that isn't absolute is below the home directory.
+            # As in scp, relative paths are below the home directory.
             path.write_text(
                 f"#!/bin/sh\nexec {' '.join(host.entering)} "
                 f"""sh -c 'cd "$0" && exec "$@"' {host.home} "$@"\n"""
@@ -244,7 +243,7 @@ def _host(root: Path, name: str, address: str) -> Iterator[Host]:
 
 
 def _link(one: Host, other: Host) -> None:
-    """Lay a veth pair between two hosts, with a route to just the other end."""
+    """Join two hosts with a veth pair, with a route only to the other end."""
     subprocess.run(
         [
             *(*one.entering, "ip", "link", "add", f"to-{other.name[:9]}", "type", "veth"),
@@ -263,7 +262,7 @@ def _link(one: Host, other: Host) -> None:
 
 @contextlib.contextmanager
 def certified_tpms(machines: Mapping[str, Host], root: Path) -> Iterator[bytes]:
-    """Give each host a TPM whose endorsement keys a maker certified; yield the maker's roots."""
+    """Give each host a TPM with certified endorsement keys; yield the manufacturer's roots."""
     authority = _write_maker(root)
     for host in machines.values():
         state = host.root / "tpm"
@@ -284,7 +283,7 @@ def certified_tpms(machines: Mapping[str, Host], root: Path) -> Iterator[bytes]:
 
 
 def _write_maker(root: Path) -> Path:
-    """Write what swtpm_setup needs to play a maker of TPMs."""
+    """Write the files that swtpm_setup needs to act as a TPM manufacturer."""
     authority = root / "maker"
     authority.mkdir()
     (root / "maker.conf").write_text(

@@ -1,4 +1,4 @@
-"""How long a test waits for what must happen, whatever else the machine does meanwhile."""
+"""Timeouts for expected events, long enough for a loaded machine."""
 
 PATIENCE_SECONDS = 60
 """Only what hangs takes longer; the whole test has five times that."""

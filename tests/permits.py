@@ -1,4 +1,4 @@
-"""Permits for tests in which nobody loses one."""
+"""Permits for tests without revocations."""
 
 import uuid
 from dataclasses import replace
@@ -19,5 +19,5 @@ def permitted() -> _native.Permit:
 
 
 async def own_authorized(volume_id: uuid.UUID) -> tuple[PeerIncarnation, _native.Permit]:
-    """Authorize the gateway itself, as a broker does that nobody was revoked at."""
+    """Authorize the gateway itself, as a broker without revocations."""
     return replace(OWN, volume_id=str(volume_id)), permitted()

@@ -1,6 +1,6 @@
-"""Stands in for `nvme connect` where the kernel has no NVMe/TCP: takes its arguments.
+"""Replacement for `nvme connect`, with its arguments, where the kernel has no NVMe/TCP.
 
-Connects as that host does, by the initiator of ours, and writes and reads a sector.
+Connects with our initiator, and writes and reads a sector.
 """
 
 import argparse

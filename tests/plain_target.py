@@ -32,7 +32,7 @@ class Nothing(Provider):
 
 @dataclass
 class PlainTarget:
-    """A plain target in this process, which can be stopped and started again, empty."""
+    """A plain target in this process; it can be stopped, and restarted with an empty namespace."""
 
     directory: Path
     size: int = SIZE
@@ -42,7 +42,7 @@ class PlainTarget:
     plain: PlainSubsystems = field(init=False)
 
     async def start(self) -> None:
-        """Listen, at the same address as before."""
+        """Listen, at the previous address if there was one."""
         key_file = self.directory / "dhchap-key"
         write_key(key_file, self.secret.encode())
         host = {"nqn": HOST, "dhchap_key_file": str(key_file)}
@@ -56,13 +56,13 @@ class PlainTarget:
         await self.plain.apply([SubsystemConfig.model_validate(known)])
 
     async def stop(self) -> None:
-        """End every connection."""
+        """Close every connection and stop listening."""
         await self.plain.close()
         await self.listener.stop()
 
     @property
     def front_end(self) -> FrontEnd:
-        """Where its namespace is, with the secret of the host that may use it."""
+        """Return the namespace's address, with the secret of the permitted host."""
         traddr, trsvcid = self.address
         return FrontEnd(
             traddr=traddr,
@@ -74,13 +74,13 @@ class PlainTarget:
         )
 
     def disk(self, *, secret: str = SECRET, hold_seconds: float = 20.0) -> Disk:
-        """A disk on it."""
+        """Open a disk on it."""
         front_end = dataclasses.replace(self.front_end, secret=secret)
         return Disk(front_end, timeout_seconds=20.0, hold_seconds=hold_seconds)
 
 
 async def write_and_check(disk: Disk, offset: int, length: int, *, rounds: int) -> None:
-    """Write bytes that nobody else writes; what was written last must be there at any time."""
+    """Write to a range of its own; check that the last write can always be read."""
     last = bytes(length)
     for number in range(rounds):
         assert await disk.read(offset, length) == last
@@ -90,7 +90,7 @@ async def write_and_check(disk: Disk, offset: int, length: int, *, rounds: int) 
 
 
 class ThreadedTarget:
-    """The same on a thread of its own, for callers without an event loop: a context manager."""
+    """A plain target on its own thread, for callers without an event loop; a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._target = PlainTarget(directory)

@@ -1,4 +1,4 @@
-"""Addresses of servers that must know theirs before they start, or come back where they were."""
+"""Addresses for servers that need theirs before they start, or keep it across restarts."""
 
 import contextlib
 import random
@@ -13,7 +13,7 @@ _draw = random.SystemRandom()
 
 
 def addresses_of_our_own(count: int) -> list[str]:
-    """Return free addresses that are given to nobody who has the kernel choose a port."""
+    """Return free addresses outside the range from which the kernel chooses ports."""
     low, high = map(int, _KERNELS.read_text().split())
     ports = max(range(_LOWEST, low), range(high + 1, _HIGHEST + 1), key=len)
     assert len(ports) > count, f"{_KERNELS}: {low} to {high} leaves no ports to choose from"
@@ -28,7 +28,7 @@ def addresses_of_our_own(count: int) -> list[str]:
 
 
 def choose_ports(config: Path) -> None:
-    """Replace each address of a configuration whose port the kernel would choose."""
+    """Replace addresses of a configuration whose port the kernel would choose."""
     config.write_text(
         re.sub(r'"127\.0\.0\.1:0"', lambda _: f'"{addresses_of_our_own(1)[0]}"', config.read_text())
     )

@@ -1,4 +1,4 @@
-"""A job as it may be: with the descriptors of its session in its own hands."""
+"""A job with direct access to the descriptors of its session."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from session_pairs import RATE, REGION, wait_listening
 
 @dataclass(frozen=True)
 class RawJob:
-    """The left end of a session: what the fabric knows of it, and what the job was given."""
+    """The left end of a session: the fabric's state, and the job's descriptors."""
 
     session: Any
     region: int

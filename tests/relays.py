@@ -1,4 +1,4 @@
-"""What may lie between two ends of a session: an emulated link, a forger, a way that changes."""
+"""Relays between two ends of a session: an emulated link, a forger, a changing route."""
 
 import contextlib
 import random
@@ -12,7 +12,7 @@ from sealane._native import Emulator, LinkSettings
 
 @contextlib.contextmanager
 def emulator(to: str, *, loss_ppb: int = 10_000_000, reorder_ppb: int = 0) -> Iterator[str]:
-    """Relay over 400 Mbit/s and 6 ms; what is reordered comes up to 3 ms late."""
+    """Relay at 400 Mbit/s and 6 ms; reordered packets arrive up to 3 ms late."""
     settings = LinkSettings(
         rate_bits_per_second=400_000_000,
         delay_nanos=3_000_000,
@@ -30,9 +30,9 @@ def emulator(to: str, *, loss_ppb: int = 10_000_000, reorder_ppb: int = 0) -> It
 
 @contextlib.contextmanager
 def forger(to: str) -> Iterator[str]:
-    """A relay that also sends a forged copy before, and a replay after, each packet it relays.
+    """A relay that sends a forged copy before, and a replay after, each packet.
 
-    Towards the responder they come from an address of their own, too: it must not answer there.
+    The responder gets them also from another address, to which it must not answer.
     """
     host, port = to.rsplit(":", 1)
     generator = random.Random(11)
@@ -82,7 +82,7 @@ def forger(to: str) -> Iterator[str]:
 def switch() -> Iterator[
     tuple[Callable[[str], contextlib.AbstractContextManager[str]], Callable[[], None]]
 ]:
-    """A relay that sends on from either of two addresses, and what changes it to the other."""
+    """Return a relay that sends from one of two addresses, and a function to switch them."""
     ways = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
 
     @contextlib.contextmanager

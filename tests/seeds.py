@@ -1,4 +1,4 @@
-"""Where what tests draw comes from. `make hunt` and `make kill-test` draw a seed and print it."""
+"""The seed of random values in tests. `make hunt` and `make kill-test` choose one and print it."""
 
 import os
 

@@ -15,7 +15,7 @@ RATE = 200_000_000
 
 
 async def wait_listening(fabric: Any, name: str = "data") -> list[str]:
-    """Give the data addresses of the listener, by path, once there is one."""
+    """Wait for a listener; return its data addresses by path."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
@@ -26,7 +26,7 @@ async def wait_listening(fabric: Any, name: str = "data") -> list[str]:
 
 
 async def taken(end: Session) -> None:
-    """Return when the fabric has taken what was posted so far: it takes in order."""
+    """Wait until the fabric has accepted everything posted so far; it accepts in order."""
     assert await (await end.post_send(offset=0, length=8)).cancel()
 
 

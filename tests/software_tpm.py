@@ -1,4 +1,4 @@
-"""swtpm as a process of its own, for the tests of TPM evidence and anchors."""
+"""swtpm as a process, for tests of TPM evidence and anchors."""
 
 import contextlib
 import shutil
@@ -18,7 +18,7 @@ _GET_CAPABILITY = (1).to_bytes(4, "big")
 
 
 class SoftwareTpm:
-    """One TPM, whose memory is a directory. Serves one connection at a time."""
+    """A TPM with its state in a directory. It serves one connection at a time."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -27,13 +27,13 @@ class SoftwareTpm:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Switch on; a TPM that was on before keeps what is not volatile."""
+        """Switch it on; non-volatile state is kept."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._try_start():
             assert time.monotonic() < deadline, "swtpm does not start"
 
     def stop(self) -> None:
-        """Switch off without a word, as a power cut does."""
+        """Switch it off without a shutdown, as a power cut does."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -63,16 +63,16 @@ class SoftwareTpm:
         self.tcti = f"swtpm:host=127.0.0.1,port={port}"
         if _answers(port + 1):
             return True
-        # Somebody else took the port of the TPM's own socket.
+        # Another process took the port of the TPM's socket.
         self.stop()
         return False
 
 
 def _ports() -> tuple[int, socket.socket]:
-    """Return a free port, and the control channel's socket, listening on the next one.
+    """Return a free port, and the control channel's socket, listening on the next port.
 
-    That one is ours before swtpm is there: whoever answers on it is our swtpm, and no connection
-    that we make can by chance be one to itself or to another's.
+    We open it before swtpm starts. So only our swtpm can answer there, and no connection of ours
+    can reach itself or another process by chance.
     """
     while True:
         with socket.socket() as first:
@@ -89,7 +89,7 @@ def _ports() -> tuple[int, socket.socket]:
 
 
 def _answers(port: int) -> bool:
-    """Whether swtpm answers on its control channel, which it does when it has all its sockets."""
+    """Return whether swtpm answers on its control channel; then all of its sockets are open."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as channel:
             channel.sendall(_GET_CAPABILITY)
@@ -100,7 +100,7 @@ def _answers(port: int) -> bool:
 
 @contextlib.contextmanager
 def software_tpm(directory: Path) -> Iterator[SoftwareTpm]:
-    """Run a TPM; skips the test where its programs aren't installed."""
+    """Run a TPM; skip the test if its programs aren't installed."""
     if shutil.which("swtpm") is None:
         pytest.skip("swtpm is not installed (make packages)")
     pytest.importorskip("tpm2_pytss", reason="tpm2-pytss is not installed (make packages build)")
@@ -114,10 +114,10 @@ def software_tpm(directory: Path) -> Iterator[SoftwareTpm]:
 
 
 def with_attestation_key_of(driver: Any, parent: str, *, attempt: int = 0) -> None:
-    """Have an opened `tpm2` driver attest by another restricted signing key of its TPM.
+    """Make an open `tpm2` driver attest with another restricted signing key of its TPM.
 
-    `parent` is a hierarchy, `owner`, `platform`, `null`, `endorsement`, or `child` for a key below
-    a storage key of the endorsement hierarchy. Each `attempt` is another key.
+    `parent` is a hierarchy (`owner`, `platform`, `null`, `endorsement`), or `child` for a key below
+    a storage key of the endorsement hierarchy. Each `attempt` gives another key.
     """
     from tpm2_pytss import TPM2B_PUBLIC, TPM2B_SENSITIVE_CREATE
     from tpm2_pytss.constants import ESYS_TR

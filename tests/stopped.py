@@ -1,4 +1,4 @@
-"""What a host does to a process whose bounds it doesn't like: stops it, or one thread of it."""
+"""Attacks of a host on a process: stopping all of it, or one thread."""
 
 import contextlib
 import ctypes
@@ -26,10 +26,10 @@ def _ptrace(request: int, thread: int) -> None:
 
 @contextlib.contextmanager
 def main_thread_stopped(process_id: int) -> Iterator[None]:
-    """Stop the main thread of a process, and no other, until the end of the block.
+    """Stop only the main thread of a process until the end of the block.
 
-    The event loop stands still, and whatever waits for it; threads of the engine go on. Both ends
-    of the block must be reached on one thread, which traces the other meanwhile.
+    The event loop and everything that waits for it stop; threads of the engine go on. The block
+    must begin and end on the same thread, which traces the stopped one.
     """
     _ptrace(_SEIZE, process_id)
     try:

@@ -1,9 +1,9 @@
 """Broker, target and gateway control planes over real mutual TLS, in one process.
 
-The data path is recorded; `tests/daemon/test_end_to_end.py` has the real one.
+Calls of the data path are only recorded; `tests/daemon/test_end_to_end.py` uses the real one.
 """
 
-# ruff: noqa: ARG002 - recorders have the signatures of what they stand for
+# ruff: noqa: ARG002 - recorders have the signatures of what they replace
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ class RecordedEvent:
 
 
 class RecordedJobs:
-    """Jobs that do what they are told and nothing else."""
+    """Jobs that change state only when told."""
 
     def __init__(self) -> None:
         self.known: dict[JobKind, Job] = {}
@@ -253,7 +253,7 @@ class RecordedAttachment:
 
 @dataclass
 class RecordedFilling:
-    """Fills as far as it may, and then waits or fails."""
+    """Fills up to a limit, then waits or fails."""
 
     sealed: bool
     limit: int
@@ -453,11 +453,11 @@ class World:
     life: contextlib.AsyncExitStack
 
     async def end_gateway(self) -> None:
-        """End the gateway's process in order."""
+        """End the gateway's process cleanly."""
         await self.life.aclose()
 
     async def start_gateway(self) -> None:
-        """Start another one, which has nothing but the files of the one before."""
+        """Start another one, which has only the files of its predecessor."""
         self.gateway = RecordingGateway()
         self.volumes = self.make_volumes(self.gateway)
         await self.life.enter_async_context(self.volumes.running())
@@ -465,7 +465,7 @@ class World:
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
     ) -> storage_pb2.Namespace:
-        """Ask the target for a namespace, as `identity`, expecting `role` of `node` there."""
+        """Request a namespace from the target, as `identity`, expecting `role` of `node`."""
         request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
         async with identity.channel(self.addresses["target"], node, role) as channel:
             return await storage_pb2_grpc.StorageStub(channel).GetNamespace(
@@ -500,7 +500,7 @@ async def identity(
 
 
 async def _covered(revision: int) -> None:
-    """Cover nothing: no store is put back here."""
+    """Do nothing: no store is rolled back here."""
 
 
 @contextlib.asynccontextmanager

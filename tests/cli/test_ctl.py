@@ -1,4 +1,4 @@
-"""What `sealanectl` prints for people, and what it refuses before it calls anyone."""
+"""Readable output of `sealanectl`, and its refusals before any call."""
 
 import argparse
 import asyncio
@@ -121,7 +121,7 @@ def test_volume_says_its_units() -> None:
     assert shown["size"] == "1.5 GiB (1610612736 bytes)"
     assert shown["counters"] == "512 used of 1024 leased"
     assert shown["export"] == "127.0.0.1:4421, namespace 1"
-    # What a volume doesn't have takes no line.
+    # Missing properties of a volume take no line.
     assert not {"third party", "access", "shared with"} & shown.keys()
 
 

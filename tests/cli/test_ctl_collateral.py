@@ -1,4 +1,4 @@
-"""`sealanectl collateral list` over a made-up Intel and AMD."""
+"""`sealanectl collateral list` with a synthetic Intel and AMD."""
 
 import json
 from pathlib import Path

@@ -30,7 +30,7 @@ def test_json_has_the_models_figures(capsys: pytest.CaptureFixture[str]) -> None
 
     found = json.loads(capsys.readouterr().out)
     repeat = next(c for c in found["candidates"] if c["scheme"] == "selective repeat")
-    # 1.86 of ideal: the golden table of the model, but for the packets' headers.
+    # 1.86 × ideal, as in the model's golden table, apart from packet headers.
     assert repeat["mean_seconds"] / found["ideal_seconds"] == pytest.approx(1.86, rel=0.02)
     assert found["candidates"][0]["p999_seconds"] < 1.1 * found["ideal_seconds"]
     assert found["plan"][-1]["length_max"] == 64 << 30

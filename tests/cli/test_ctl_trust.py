@@ -1,4 +1,4 @@
-"""sealanectl attest, policy and audit: what an engineer sees, and the exit codes."""
+"""sealanectl attest, policy and audit: output and exit codes."""
 
 import datetime as dt
 import json
@@ -139,7 +139,7 @@ def test_operator_applies_a_policy_and_exports_the_log(site: Site) -> None:
         assert (cut.returncode, cut.stderr.endswith("[audit.truncated]\n")) == (3, True)
         assert sealanectl("audit", "verify", log, "--chain-only").returncode == 0
         log.write_bytes(whole)
-    # Without the broker nobody knows where the log ends.
+    # Without the broker, the end of the log is unknown.
     assert sealanectl(*ctl, "audit", "verify", log).returncode == 4
     verified = sealanectl("audit", "verify", log, "--anchor", anchor, "--head", head)
     assert (verified.returncode, verified.stderr) == (0, "")
@@ -188,7 +188,7 @@ async def test_a_node_shows_what_it_shows_to_its_peers(site: Site) -> None:
     assert table.returncode == 0
     for text in ("gateway/g", "runtime-opaque", "warning", "policy version"):
         assert text in table.stdout
-    # The broker's own certificate rests on nobody's evidence.
+    # The broker's own certificate isn't based on evidence.
     assert (own[0]["role"], own[0]["submodules"]) == ("broker", [])
     file = site.root / "token.jwt"
     file.write_text(f"{identity.token}\n")

@@ -1,4 +1,4 @@
-"""Appraisal: each rule refuses alone; what the policy doesn't name is refused; veto and tiers."""
+"""Appraisal: each rule can refuse; anything not in the policy is refused; vetoes and tiers."""
 
 import dataclasses
 import datetime as dt
@@ -330,7 +330,7 @@ def test_one_of_several_reference_values_is_enough() -> None:
     )
     appraisal = result(by=policy(other, FOR_NODES, FOR_GPUS))
     assert appraisal.items["primary"].reference == "node"
-    # They aren't mixed: what one lacks another doesn't lend.
+    # Reference values aren't mixed: one can't supply what another lacks.
     strict = dataclasses.replace(FOR_NODES, name="strict", tcb={"bootloader": 10, "microcode": 70})
     assert not result(by=policy(other, strict, FOR_GPUS)).is_accepted
 

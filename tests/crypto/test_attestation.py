@@ -1,4 +1,4 @@
-"""The verifier: each check refuses with its reason; what passes is what was attested."""
+"""The verifier: each check refuses with its reason; the result names what was attested."""
 
 import dataclasses
 import datetime as dt

@@ -1,4 +1,4 @@
-"""The chain of audit records: any change, removal, insertion or foreign checkpoint shows."""
+"""The chain of audit records: any change, removal, insertion or foreign checkpoint is detected."""
 
 import datetime as dt
 import json
@@ -67,7 +67,7 @@ def test_rewritten_log_shows_at_its_checkpoint() -> None:
     forged.append(chain.checkpoint(other, now=NOW))
     lines = [line.removesuffix(b"\n") for line in forged]
     assert reason_of(lines) == "audit.checkpoint.signature"
-    # A checkpoint of another place in the chain does not help.
+    # A checkpoint of another position in the chain doesn't help.
     chain = Chain()
     first = entry(chain).removesuffix(b"\n")
     checkpoint = chain.checkpoint(KEY, now=NOW).removesuffix(b"\n")

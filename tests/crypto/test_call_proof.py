@@ -1,4 +1,4 @@
-"""Call proofs: a key opens at its caller only, a proof is of one call, a counter is spent once."""
+"""Call proofs: only the caller opens a key, a proof covers one call, a counter is used once."""
 
 from dataclasses import replace
 

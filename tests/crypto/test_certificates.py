@@ -189,7 +189,7 @@ def _certified(
     ca: bool = False,
     claims: x509.ExtensionType | None = None,
 ) -> x509.Certificate:
-    """Certify whatever the test says, in the authority's name and by its key."""
+    """Return a certificate with the test's contents, signed by the authority."""
     names = [x509.UniformResourceIdentifier(uri) for uri in uris] or [x509.DNSName("a")]
     builder = (
         x509.CertificateBuilder()
@@ -236,7 +236,7 @@ def test_verifier_is_certified_as_one_and_nothing_else(authority: CertificateAut
 
 
 def test_leaf_of_another_profile_is_refused(authority: CertificateAuthority) -> None:
-    """The authority signs no such thing; who reads a leaf doesn't rely on it."""
+    """The authority doesn't sign such leaves, but readers don't rely on that."""
     anchor = authority.certificate
     leaf = authority.issue(SUBJECT, P256, now=NOW)
     claims = leaf.extensions.get_extension_for_oid(CLAIMS_OID).value

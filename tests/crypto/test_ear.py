@@ -1,4 +1,4 @@
-"""Attestation results: one signer, one algorithm, one holder, and a time of their own."""
+"""Attestation results: one signer, one algorithm, one holder and a period of validity."""
 
 import base64
 import datetime as dt
@@ -110,7 +110,7 @@ def test_other_algorithms_are_refused(algorithm: str) -> None:
 
 @pytest.mark.parametrize("name", ["jwk", "jku", "x5c", "x5u", "kid", "crit", "b64", "zip"])
 def test_header_that_brings_a_key_is_refused(name: str) -> None:
-    # Signed by the verifier itself: what the header says is refused, not weighed.
+    # Signed by the verifier itself: other headers are refused outright.
     header = {"alg": "ES384", "typ": "JWT", name: "x"}
     head = base64.urlsafe_b64encode(json.dumps(header).encode()).rstrip(b"=").decode()
     body = TOKEN.split(".")[1]
@@ -219,7 +219,7 @@ def test_every_changed_character_is_refused(position: int, character: str) -> No
 
 
 def test_signature_in_its_other_form_is_the_same_result() -> None:
-    # (r, n - s) verifies, too: nothing may hang on a token's bytes, only on its id.
+    # (r, n - s) verifies, too: tokens must be compared by id, not by bytes.
     head, body, tail = TOKEN.split(".")
     raw = base64.urlsafe_b64decode(tail)
     order = ec.SECP384R1().group_order

@@ -1,4 +1,4 @@
-"""The node functions of the tree, written down anew, give what the native engine's tests expect.
+"""An independent implementation of the tree's node functions, compared with the engine's tests.
 
 `docs/decisions/0024-node-function.md` defines them.
 """
@@ -16,24 +16,24 @@ PAGE = bytes((index % 251 + index // 251) % 256 for index in range(4096))
 
 
 def derived(label: str) -> bytes:
-    """Give the key for one use."""
+    """Return the key for a use."""
     info = bytes([len(label)]) + label.encode()
     return HKDFExpand(SHA256(), 32, info).derive(SECRET)
 
 
 def encrypted(label: str, word: int) -> int:
-    """Encrypt one block under the key for one use."""
+    """Encrypt a block under the key for a use."""
     encryptor = Cipher(algorithms.AES256(derived(label)), modes.ECB()).encryptor()  # noqa: S305
     return int.from_bytes(encryptor.update(word.to_bytes(16, "little")), "little")
 
 
 def mask(place: int) -> int:
-    """Give the mask of a place."""
+    """Return the mask of a position."""
     return encrypted("sealane freshness masks", place)
 
 
 def leaf_node(leaf: int, page: bytes) -> int:
-    """Give the node of a leaf page."""
+    """Return the node of a leaf page."""
     words = [int.from_bytes(page[at : at + 16], "little") for at in range(0, 4096, 16)]
     total = 0
     for place, word in enumerate([*words, leaf]):
@@ -42,7 +42,7 @@ def leaf_node(leaf: int, page: bytes) -> int:
 
 
 def inner_node(level: int, children: dict[int, int]) -> int:
-    """Give the node on a level over children by place; those that are missing are void."""
+    """Return the node on a level over children by position; missing ones are void."""
     total = 0
     for place, child in children.items():
         for word in (0, child):
@@ -51,7 +51,7 @@ def inner_node(level: int, children: dict[int, int]) -> int:
 
 
 def root_tag(leaf_count: int, top: int) -> int:
-    """Give what may be seen of a root."""
+    """Return the visible tag of a root."""
     message = b"\0" + leaf_count.to_bytes(8, "little") + top.to_bytes(16, "little")
     tag = hmac.digest(derived("sealane freshness root"), message, "sha256")
     return int.from_bytes(tag[:16], "little")

@@ -10,7 +10,7 @@ from sealane.errors import VerificationError
 
 
 class P256MemoryKey:
-    """What a TPM does, in memory: agrees on a secret and nothing more."""
+    """A key in memory that, like a TPM, only agrees on a secret."""
 
     algorithm = P256
 

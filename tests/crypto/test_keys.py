@@ -117,7 +117,7 @@ def test_sealed_secret_is_bound_to_every_field_of_its_context(change: dict[str, 
     with pytest.raises(VerificationError) as caught:
         open_signed(message, private_key=recipient, context=other, signer=broker.public_key())
     assert caught.value.reason == "secret.signature"
-    # A broker that signs the other context over the same ciphertext: HPKE itself refuses.
+    # A broker signs another context with the same ciphertext: HPKE itself refuses.
     resigned = seal_signed(b"x", recipient_key=public, context=other, signing_key=broker)
     spliced = SignedSecret(
         sealed=message.sealed, signature=_sign_over(message.sealed, other, broker)

@@ -1,4 +1,4 @@
-"""Counter leases: no counter twice, none of value 0, what comes back is checked, all is counted."""
+"""Counter leases: counters are unique and not 0, returns are checked, all are accounted for."""
 
 import itertools
 import uuid
@@ -239,10 +239,10 @@ def test_holder_knows_the_tails_and_burns_what_lies_between() -> None:
     holder = LeaseHolder()
     holder.add(first)
     holder.add(second)
-    # A queue left 300…400 of the first lease; its end came back in two pieces that touch.
+    # A queue left 300…400 of the first lease; its end was returned in two adjacent pieces.
     left = [counters(a + 900, a + 1000), counters(a + 300, a + 400), counters(a + 800, a + 900)]
     assert holder.untouched(left) == [(first, a + 800), (second, b + 1000)]
-    # The same counters of another start are not these.
+    # The same counters of another start don't count.
     assert holder.untouched([counters(a + 900, a + 1000, epoch=2)])[0][1] == a + 1000
 
 

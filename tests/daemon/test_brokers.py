@@ -1,4 +1,4 @@
-"""Several brokers, as a node sees them: who is asked, in which order, what is said at the end."""
+"""Several brokers at a node: choice, order, and the final error."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ ENROLMENT = {
 
 
 class Reachable:
-    """An identity whose channels lead to the brokers that are up."""
+    """An identity with channels to the running brokers."""
 
     certificate = "first"
 

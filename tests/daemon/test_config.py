@@ -1,4 +1,4 @@
-"""Configuration: every kind of mistake gives one exact line."""
+"""Configuration: every kind of mistake gives one exact message."""
 
 from pathlib import Path
 from typing import Annotated
@@ -276,7 +276,7 @@ class Nested(Section):
         ("figures.a = 0\nnumbers = []\n", "figures.a: found 0; allowed: at least 1"),
         ("figures.a = 10\nnumbers = []\n", "figures.a: found 10; allowed: at most 9"),
         ("figures = {}\nnumbers = [1, 10]\n", "found 10; allowed: at most 9"),
-        # A key that is a field's name in the section around it is none of that field.
+        # A key with the name of a field of the enclosing section isn't that field.
         ("figures.depth = 0\nnumbers = []\n", "allowed: at least 1"),
         ("figures = {}\nnumbers = []\ndepth = 0\n", "allowed: 3…4"),
     ],

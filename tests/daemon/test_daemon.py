@@ -202,8 +202,8 @@ async def test_enrolment_over_tls_1_2_is_refused(broker: Daemon) -> None:
     context.verify_mode = ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    # HTTP/2 by hand, because gRPC's client has no option for an old TLS: preface, settings, and
-    # the headers and empty body of one call. The refusal's reason is in what comes back.
+    # HTTP/2 by hand, because gRPC's client has no option for an old TLS: preface, settings, and the
+    # headers and empty body of one call. The answer contains the reason of the refusal.
     call = _h2_call("/sealane.v1.Attestation/GetChallenge")
     with (
         socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as plain,
@@ -264,7 +264,7 @@ def test_wrong_option_is_one_line() -> None:
 
 
 def _refusals(site: Site) -> list[str]:
-    """Reasons of the refusals in the broker's audit log."""
+    """Return the reasons of refusals in the broker's audit log."""
     lines = (site.root / "broker" / "audit.jsonl").read_bytes().splitlines()
     return [record.reason for line in lines if (record := Record.decode(line)).outcome == "refused"]
 
@@ -413,7 +413,7 @@ def test_key_files_are_made_once_and_only_for_their_owner(site: Site) -> None:
 
 
 def _error(stderr: str) -> str:
-    """Return the one line that is not a log line."""
+    """Return the only line that isn't a log line."""
     lines = [line for line in stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == 1, stderr
     return lines[0]

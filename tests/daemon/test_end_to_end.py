@@ -1,4 +1,4 @@
-"""Broker, target and gateway as processes on loopback: a volume's whole life, on real bytes."""
+"""Broker, target and gateway as processes on loopback: the life of a volume with real data."""
 
 import asyncio
 import contextlib
@@ -197,7 +197,7 @@ async def test_volume_grows_while_it_is_attached_and_has_its_new_size_at_the_nex
             await queue.write(old_end // 4096, data)
             grown = await client.volumes.resize(volume.name, size_bytes=40 * MIB)
             assert (grown.size_bytes, grown.state) == (40 * MIB, "attached")
-            # The same host goes on, in the size that it knows.
+            # The same host goes on with the old size.
             back = bytearray(len(data))
             await queue.read(old_end // 4096, back)
             assert back == data

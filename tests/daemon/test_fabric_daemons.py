@@ -56,7 +56,7 @@ async def test_message_crosses_between_two_daemons(fabrics: tuple[Daemon, Daemon
 
 
 async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes) -> None:
-    # The listener starts in the other task; until it waits there the peer has none.
+    # The listener starts in another task, so the peer may not have it yet.
     while True:
         try:
             async with open_session(

@@ -1,4 +1,4 @@
-"""SIGTERM to a daemon with live sessions: what is under way arrives, and peers hear the reason."""
+"""SIGTERM to a daemon with open sessions: messages in flight arrive, and peers get the reason."""
 
 import asyncio
 import contextlib
@@ -51,8 +51,8 @@ async def test_sigterm_drains_sessions_and_their_peers_are_told() -> None:
             send = await sender.post_send(offset=0, length=LENGTH)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while await receive.packet_map(0) is None:
-                    pass  # each look asks the fabric; nothing of the message has come yet
-            # 0.4 s of it are still to come.
+                    pass  # each check asks the fabric; no part of the message has arrived yet
+            # Another 0.4 s of it are still in flight.
             stopping = asyncio.create_task(asyncio.to_thread(near.stop))  # noqa: TID251 - awaited below
             await asyncio.gather(send, receive)
             assert bytes(receiver.region[:LENGTH]) == data

@@ -1,4 +1,4 @@
-"""docs/start/first-volume.md and first-session.md do what they say, command by command."""
+"""docs/start/first-volume.md and first-session.md work as described, command by command."""
 
 import os
 import re
@@ -19,7 +19,7 @@ START = ROOT / "docs" / "start"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return what a page has its reader run in one language, in its order."""
+    """Return the code blocks of a page in one language, in order."""
     text = (START / page).read_text()
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
@@ -59,7 +59,7 @@ def test_a_newcomer_gets_a_volume_and_a_session_by_the_pages_commands(home: Path
     (program,) = blocks("first-volume.md", "python")
     listener, opener = blocks("first-session.md", "python")
     (plan,) = blocks("first-session.md", "sh")
-    # The last command asks for the page's ports: they may be somebody else's here.
+    # Replace the page's ports, which may be in use here.
     run(home, "sh", "-eu", "-c", prepare)
     path = home / "sealane" / "etc" / "sealaned.toml"
     text = path.read_text()
@@ -67,7 +67,7 @@ def test_a_newcomer_gets_a_volume_and_a_session_by_the_pages_commands(home: Path
     for known, free in zip(numbers, addresses_of_our_own(len(numbers)), strict=True):
         text = text.replace(known, free)
         opener = opener.replace(known, free)
-    # Where the tests' helper looks for the ready file.
+    # The tests' helper expects the ready file here.
     text = text.replace(f"{home}/sealane/run", f"{path.parent}/sealaned-run")
     path.write_text(text)
     assert begin.startswith("sealaned --config ~/sealane/etc/sealaned.toml &\n")

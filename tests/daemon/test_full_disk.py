@@ -1,4 +1,4 @@
-"""A disk that is full for a while: what operators do goes on being recorded, strangers wait."""
+"""A temporarily full disk: operators' actions are still recorded, unknown callers wait."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def _apply_policy(site: Site, broker: Daemon) -> None:
 
 
 def _is_refused(site: Site, broker: Daemon, role: str) -> None:
-    """Ask for a challenge that is refused."""
+    """Request a challenge, which is refused."""
     anchor = (site.root / "broker" / "trust-anchor.pem").read_bytes()
     options = (("grpc.ssl_target_name_override", server_name("broker", "broker")),)
     credentials = grpc.ssl_channel_credentials(anchor)
@@ -115,7 +115,7 @@ def test_full_disk_is_an_alarm_and_stops_nothing_but_the_record_of_strangers(sit
         assert next(states) == health_pb2.HealthCheckResponse.SERVING
         assert not _is_low(broker)
         watch.cancel()
-        # Health is right before the record of it is in the file.
+        # Health is reported before the record of it is in the file.
         last = _wait_for_record(site, "audit.reserve")
-        # The first of those alike; the others are summed up.
+        # The first of several equal refusals; the others are summed up.
         assert last["detail"] == {"refusals_not_recorded": 1}

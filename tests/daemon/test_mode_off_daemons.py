@@ -1,4 +1,4 @@
-"""A volume of mode off by command line and daemons: filled, shown, used, and filled anew."""
+"""A volume of mode off with command line and daemons: filled, shown, used, filled again."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             assert not {"C4", "C6"} & set(made["claims"])
             big = ctl(gateway, "create", "--size", "4GiB", "--mode", "off")
             assert big["state"] == "filling"
-            # It isn't filled before its target stops answering.
+            # Its target stops answering before it is filled.
             target.process.send_signal(signal.SIGSTOP)
             ended = sealanectl(
                 "--socket", gateway.socket, "volume", "attach", big["name"], "--host-nqn", HOST

@@ -1,4 +1,4 @@
-"""What the shipped unit promises, kept by real daemons: example, checks, reload, priorities."""
+"""The shipped unit with real daemons: example, checks, reload, priorities."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PROGRAMS = Path(sys.executable).parent
 
 
 def first_start() -> str:
-    """The commands that docs/operate/configuration.md gives for it, but the service manager's."""
+    """Return the commands in docs/operate/configuration.md, except the service manager's."""
     text = (ROOT / "docs" / "operate" / "configuration.md").read_text()
     _, _, section = text.partition("## First start under systemd\n")
     installs, keys, *_ = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
@@ -31,7 +31,7 @@ def first_start() -> str:
 
 
 def moved(text: str, root: Path) -> str:
-    """The same text for a machine that lies under `root`."""
+    """Return the text for a machine whose file system is under `root`."""
     text = text.replace("-g sealane ", "")
     credentials = "/run/credentials/sealaned.service"
     text = text.replace(f"{credentials}/kek", f"{root}/etc/kek")
@@ -47,7 +47,7 @@ def moved(text: str, root: Path) -> str:
 
 @pytest.fixture
 def example() -> Iterator[Path]:
-    """The configuration of the example, after what the documentation tells one to do."""
+    """Return the example's configuration, set up as documented."""
     with short_directory() as root:
         (root / "etc").mkdir()
         (root / "systemd").symlink_to(SYSTEMD)
@@ -63,7 +63,7 @@ def example() -> Iterator[Path]:
         numbers = sorted({*re.findall(r"127\.0\.0\.1:\d+", shipped)})
         for known, free in zip(numbers, addresses_of_our_own(len(numbers)), strict=True):
             shipped = shipped.replace(known, free)
-        # Where the tests' helper looks for the ready file.
+        # The tests' helper expects the ready file here.
         path = root / "etc" / "sealaned.toml"
         path.write_text(shipped.replace(f'"{root}/run"', f'"{root}/etc/sealaned-run"'))
         yield path
@@ -72,12 +72,12 @@ def example() -> Iterator[Path]:
 def test_the_example_starts_as_it_is_shipped(example: Path) -> None:
     checked = sealaned("--config", example, "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert not (example.parents[1] / "var").exists()  # a check makes nothing
+    assert not (example.parents[1] / "var").exists()  # a check creates nothing
     with daemon(example) as running:
         assert {"broker", "target", "gateway", "fabric_control", "metrics"} <= {*running.addresses}
 
 
-# What is wrong: the file, its content, and the exit code and reason that a check and a start give.
+# Faults: the file, its content, and exit code and reason of a check and of a start.
 MISTAKES = {
     "no key encryption key": ("kek", None, 2, "config.unreadable"),
     "a short one": ("kek", b"short", 2, "key.size"),
@@ -100,7 +100,7 @@ def test_what_a_start_cannot_use_a_check_refuses(example: Path, mistake: str) ->
         path.write_bytes(content)
         path.chmod(0o600)
     if name == "anchor.pem":
-        # That of a broker on another machine.
+        # The address of a broker on another machine.
         own = f"{example.parents[1]}/var/trust-anchor.pem"
         example.write_text(example.read_text().replace(own, str(path)))
     checked = sealaned("--config", example, "--check")
@@ -124,7 +124,7 @@ def test_a_reload_fails_where_the_daemon_refuses_it(example: Path) -> None:
     with daemon(example) as running:
         done = sealaned("--config", example, "--reload")
         assert (done.returncode, done.stderr) == (0, "")
-        # One that begins at once after the file was changed sees the change.
+        # A check that begins right after a change of the file sees it.
         (example.parent / "policy.toml").write_text("version = \n")
         refused = sealaned("--config", example, "--reload")
         assert refused.returncode == 2
@@ -133,7 +133,7 @@ def test_a_reload_fails_where_the_daemon_refuses_it(example: Path) -> None:
         assert "config.key.unknown" in sealaned("--config", example, "--reload").stderr
         example.write_text(whole)
         running.kill()
-        # Its ready file is still there, and its number may be anybody's.
+        # Its ready file is still there, but another process may have its process id.
         left = sealaned("--config", example, "--reload")
         assert (left.returncode, "[daemon.stopped]" in left.stderr) == (4, True)
 
@@ -153,7 +153,7 @@ def test_the_journal_gets_priorities(example: Path) -> None:
             wait_until(lambda: "reload_failed" in log.read_text(), process)
             process.terminate()
             assert process.wait(PATIENCE_SECONDS) == 0
-        # A start that fails says so at the level of an error, too.
+        # A failed start is also logged as an error.
         assert subprocess.run(started, stderr=sink, env=journal, check=False).returncode == 2
     levels = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
     *lines, last = log.read_text().splitlines()
@@ -169,8 +169,8 @@ def test_the_journal_gets_priorities(example: Path) -> None:
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Look until something has happened, while a process lives."""
-    # Another process does it: looking again is the only way to hear of it.
+    """Poll for a condition while a process lives."""
+    # Poll, because another process does it.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not happened():
         assert process.poll() is None

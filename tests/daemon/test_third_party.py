@@ -1,4 +1,4 @@
-"""A volume on a third party through configuration, gRPC and command line, with its secrets."""
+"""A volume on a third-party target by configuration, gRPC and command line, with its secrets."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""The demo's adversaries do what they claim: otherwise a refusal would prove nothing."""
+"""Tests of the demo's adversaries: a refusal proves something only if the attack happened."""
 
 import asyncio
 import struct
@@ -17,7 +17,7 @@ from sealane.cli.demo.adversary import (
 
 
 def write_capsule(lba: int, fill: int) -> bytes:
-    """A CapsuleCmd PDU with a write of one sector; only what a relay looks at is filled in."""
+    """Return a CapsuleCmd PDU that writes one sector; only fields read by a relay are set."""
     pdu = bytearray(72 + 512)
     pdu[:8] = struct.pack("<BBBBI", 0x04, 0, 72, 72, len(pdu))
     pdu[8] = 0x01
@@ -27,7 +27,7 @@ def write_capsule(lba: int, fill: int) -> bytes:
 
 
 class Wire:
-    """A sender and what arrives at the other side of the adversary."""
+    """A sender, and what arrives beyond the adversary."""
 
     def __init__(self, adversary: WireAdversary, writer: asyncio.StreamWriter) -> None:
         self.adversary = adversary

@@ -1,4 +1,4 @@
-"""`sealane demo` as a user meets it: mistakes in one line, Ctrl-C without remains."""
+"""`sealane demo` for its user: one-line errors, and a clean Ctrl-C."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_input_larger_than_the_volume_is_refused(tmp_path: Path) -> None:
 
 
 def descendants_of_session(directory: Path) -> list[str]:
-    """Command lines of processes that name the demo's scratch directory."""
+    """Return the command lines that name the demo's scratch directory."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -81,7 +81,7 @@ def test_interrupt_leaves_nothing_running_and_nothing_behind(
 ) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    # Unix socket paths are short; pytest's directories are not.
+    # Unix socket paths are limited; pytest's directories are too long.
     with tempfile.TemporaryDirectory(prefix="s") as short:
         (Path(short) / "t").symlink_to(scratch)
         environment = {**os.environ, "TMPDIR": f"{short}/t"}
@@ -97,11 +97,11 @@ def test_interrupt_leaves_nothing_running_and_nothing_behind(
             for line in process.stderr:
                 if line.startswith("fabric-far is ready"):
                     process.send_signal(number)
-                    # An impatient second one must not leave anything behind either.
+                    # A second signal must not leave anything behind, either.
                     process.send_signal(signal.SIGINT)
                     break
             last = process.stderr.read().splitlines()[-1]
-            # Whichever of the two the process hears first.
+            # Whichever of the two the process gets first.
             assert process.wait(timeout=PATIENCE_SECONDS) in {128 + number, 128 + signal.SIGINT}
         assert last.startswith("sealane: interrupted")
         assert descendants_of_session(Path(short)) == []

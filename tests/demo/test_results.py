@@ -1,4 +1,4 @@
-"""What the demo says of an all-reduce."""
+"""The demo's results for an all-reduce."""
 
 from dataclasses import replace
 

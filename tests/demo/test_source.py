@@ -1,4 +1,4 @@
-"""The demo's input: what is taken, what is refused in one line."""
+"""The demo's input: accepted sources, and one-line refusals."""
 
 import hashlib
 import tarfile

@@ -1,4 +1,4 @@
-"""An anchor in memory that answers when it is let, as it is told to."""
+"""An anchor in memory whose answers and delays the test controls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from sealane.errors import Error
 
 
 class MemoryAnchor:
-    """Outlives those who use it: `close` only notes that it was called."""
+    """An anchor that outlives its users: `close` only records the call."""
 
     def __init__(self) -> None:
         self.records: Mapping[str, Anchored] = {}
@@ -38,7 +38,7 @@ class MemoryAnchor:
     async def hold(
         self, anchors: DeviceAnchors, name: str = CATALOGUE, number: int = 1
     ) -> "asyncio.Future[None]":
-        """Begin a call that does not come back before `open` is set."""
+        """Delay a call until `open` is set."""
         self.open.clear()
         self.called.clear()
         task = asyncio.ensure_future(anchors.advance(name, number, b"held"))

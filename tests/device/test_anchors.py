@@ -1,4 +1,4 @@
-"""Anchors: what is accepted after crashes, and what is refused after somebody helped."""
+"""Anchors: states accepted after crashes, and manipulated states refused."""
 
 import contextlib
 import hmac
@@ -30,7 +30,7 @@ FIRST = Anchored(number=1, blob=b"r" * 16)
 
 
 def later(anchor: Anchor, blob: bytes = b"H" * 16) -> Change:
-    """The next state of the one record."""
+    """Return the next state of the record."""
     number = anchor.records[NAME].number
     return Change(name=NAME, expected=number, record=Anchored(number=number + 1, blob=blob))
 
@@ -40,7 +40,7 @@ def state(anchor: Anchor) -> Anchored:
 
 
 class Crash(BaseException):
-    """The power goes."""
+    """A power failure."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def machine(tmp_path: Path) -> Iterator[SoftwareTpm]:
 
 
 class Host:
-    """A machine with one record file, and a TPM if the anchor has one."""
+    """A machine with a record file, and a TPM if the anchor uses one."""
 
     def __init__(self, path: Path, machine: SoftwareTpm | None) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class Host:
         self._connections: list[Any] = []
 
     async def initialise(self, **other: Any) -> Any:
-        """Make an anchor that holds one record."""
+        """Create an anchor with one record."""
         anchor = self._make("initialise", **other)
         await anchor.advance([Change(name=NAME, expected=0, record=FIRST)])
         return anchor
@@ -127,7 +127,7 @@ async def test_record_that_went_is_gone_and_its_number_stays_taken(host: Host) -
     await anchor.close()
     anchor = host.open()
     assert (anchor.records, anchor.floor) == ({}, 9)
-    # Under whatever name: nothing of that age is anchored again.
+    # Under any name, nothing with such an old number is anchored again.
     for name in (NAME, volume_record(UUID(int=2)), CATALOGUE):
         for number in (1, 9):
             again = Change(name=name, expected=0, record=Anchored(number=number, blob=b"old"))
@@ -212,7 +212,7 @@ async def test_truncated_or_changed_record_is_refused(host: Host) -> None:
 
 
 async def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> None:
-    """Whoever writes the file of a development anchor can compute its check, too."""
+    """An adversary who can write a development anchor's file can compute its check, too."""
     path = tmp_path / "anchor"
     await FileAnchor.initialise(path, device_id=DEVICE).close()
     good = path.read_bytes()[:-32]
@@ -305,7 +305,7 @@ async def test_crash_between_record_and_increment_is_no_alarm(tpm_host: Host) ->
     await anchor.advance([told])
     before, untold = tpm_host.path.read_bytes(), later(anchor)
     await crash_before_increment(anchor, untold)
-    # Either may be opened: nobody was told that the later one is anchored.
+    # Either may be opened, because the later one was never reported as anchored.
     after = tpm_host.path.read_bytes()
     for content, expected in ((after, untold), (before, told)):
         with software_copy(tpm_host):
@@ -317,7 +317,7 @@ async def test_crash_between_record_and_increment_is_no_alarm(tpm_host: Host) ->
 
 @contextlib.contextmanager
 def software_copy(host: Host) -> Iterator[None]:
-    """Let what happens inside not have happened, also to the TPM."""
+    """Undo everything in the block, including changes of the TPM."""
     machine = host.machine
     assert machine is not None
     host.close()
@@ -361,7 +361,7 @@ async def test_record_kept_from_before_opening_is_refused_after_advancing(tpm_ho
 
 
 async def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host) -> None:
-    """Keep the record of a lost increment; let the device go on from before it; bring it back."""
+    """Keep the record of a lost increment; let the device go on without it; then restore it."""
     anchor = await tpm_host.initialise()
     before = tpm_host.path.read_bytes()
     await crash_before_increment(anchor, later(anchor, b"lost" * 4))
@@ -370,7 +370,7 @@ async def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host
     anchor = tpm_host.open()
     assert state(anchor) == FIRST
     told = later(anchor, b"told" * 4)
-    await anchor.advance([told])  # its number is that of the kept record
+    await anchor.advance([told])  # same number as the kept record
     await anchor.close()
     good = tpm_host.path.read_bytes()
     tpm_host.path.write_bytes(kept)
@@ -381,7 +381,7 @@ async def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host
 
 
 def crash_after(steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Let so many writes and increments happen, then lose power."""
+    """Lose power after so many writes and increments."""
     from sealane.daemon.device.anchors import record_file
     from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 
@@ -419,7 +419,7 @@ async def test_crash_at_any_step_of_opening_is_no_alarm(tpm_host: Host) -> None:
 
 
 async def test_other_tpm_is_refused(tpm_host: Host, tmp_path: Path) -> None:
-    """Also one whose counter has the right value."""
+    """Even one whose counter has the right value."""
     await (await tpm_host.initialise()).close()
     good = tpm_host.path.read_bytes()
     with software_tpm(tmp_path / "other") as other:
@@ -455,7 +455,7 @@ async def test_deleted_counter_is_refused_and_made_anew_is_too_far(tpm_host: Hos
 
 
 async def test_record_ahead_of_its_counter_is_refused(tpm_host: Host) -> None:
-    """A TPM whose own state was rolled back, as a hypervisor can with a virtual one."""
+    """The TPM's state was rolled back, which a hypervisor can do with a virtual TPM."""
     await (await tpm_host.initialise()).close()
     with software_copy(tpm_host):
         anchor = tpm_host.open()

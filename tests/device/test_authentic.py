@@ -1,4 +1,4 @@
-"""Records that carry their owner's MAC: what a thief puts into an anchor is refused."""
+"""Records with their owner's MAC: a thief's records in an anchor are refused."""
 
 import asyncio
 from dataclasses import replace
@@ -34,7 +34,7 @@ def change(name: str, expected: int, number: int, blob: bytes) -> Change:
 
 @pytest.fixture
 async def anchor() -> MemoryAnchor:
-    """An anchor with a record of each of two volumes."""
+    """Return an anchor with a record for each of two volumes."""
     anchor = MemoryAnchor()
     changes = [change(A, 0, 5, b"a"), change(B, 0, 6, b"b"), change(CATALOGUE, 0, 1, b"c")]
     await opened(anchor).advance(changes)
@@ -101,7 +101,7 @@ async def test_a_device_begins_new_records_above_all_that_are_gone_or_about_to_g
     held = await anchor.hold(anchors, B, 7)
     going = asyncio.ensure_future(anchors.forget(B))
     await asyncio.sleep(0)
-    # Its last state is on its way when it is told to go.
+    # Its last state is in flight when it is closed.
     assert anchors.base(new) == 7
     anchor.open.set()
     await held

@@ -1,4 +1,4 @@
-"""The records of a device: what is told at once goes together, and nothing is told twice over."""
+"""The records of a device: concurrent changes share a call, and none is sent twice."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -120,7 +120,7 @@ class _Run:
         command_id = int.from_bytes(entry[2:4], "little")
         if self.controller.take_transition() is Transition.RESET:
             self.parked.clear()
-        # Whoever uses the id of a parked request again has given that one up.
+        # Reuse of a parked request's id abandons that request.
         self.parked.discard(command_id)
         if answer is None:
             assert entry[0] == AdminOpcode.ASYNC_EVENT_REQUEST
@@ -208,7 +208,7 @@ class _Run:
 
 
 def admin_controller(content: bytes) -> None:
-    """Every command has one answer, within the room it gives; requests stay bounded."""
+    """Every command has one answer within its buffer; requests stay bounded."""
     script = Script(content)
     run = _Run(script)
     while not script.is_empty:
@@ -216,7 +216,7 @@ def admin_controller(content: bytes) -> None:
 
 
 def connect(content: bytes) -> None:
-    """What decodes as a Connect encodes to one that decodes to the same."""
+    """A decoded Connect, encoded again, decodes to the same."""
     script = Script(content)
     entry, data = script.take(64).ljust(64, b"\0"), script.rest()
     try:

@@ -1,4 +1,4 @@
-"""Runtime data, attestation results, policies and audit records, as whoever sends them likes."""
+"""Arbitrary runtime data, attestation results, policies and audit records."""
 
 import contextlib
 from typing import Final
@@ -15,13 +15,13 @@ _KEY: Final = ec.derive_private_key(7, ec.SECP384R1()).public_key()
 
 
 def runtime_data(data: bytes) -> None:
-    """What is read has one encoding: the one it came in."""
+    """Decoded data has a single encoding: the input."""
     with contextlib.suppress(VerificationError):
         assert RuntimeData.decode(data).encode() == data
 
 
 def attestation_result(data: bytes) -> None:
-    """Nobody has the verifier's key."""
+    """No result is accepted, because the input isn't signed with the verifier's key."""
     accepted = False
     with contextlib.suppress(VerificationError):
         verify_result(data.decode("latin-1"), verifier_key=_KEY)
@@ -30,7 +30,7 @@ def attestation_result(data: bytes) -> None:
 
 
 def policy_document(data: bytes) -> None:
-    """A document is refused in one line, or is a policy that can be looked at."""
+    """A document is refused in one line, or is a policy that can be read."""
     texts = []
     try:
         policy = parse_policy(data, source="p")

@@ -1,4 +1,4 @@
-"""DH-HMAC-CHAP, each side against a peer that may say anything, secret or not."""
+"""DH-HMAC-CHAP, each side against a peer with arbitrary messages, with or without the secret."""
 
 import contextlib
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def authentication_controller(content: bytes) -> None:
 
 
 def authentication_host(content: bytes) -> None:
-    """A controller without the secret, or without a proof that was asked for, convinces nobody."""
+    """A controller without the secret, or without a requested proof, is never trusted."""
     script = Script(content)
     host, controller, host_lies, controller_lies = _pair(script)
     for _ in range(TURNS_MAX):

@@ -1,6 +1,6 @@
-"""What a target's host can put on its disks: the device's file, and the file of an anchor.
+"""Files that a target's host can forge: the device's file, and an anchor's.
 
-The anchor's comes behind a MAC that who keeps it in a `file` anchor can compute.
+An anchor's content has a MAC, which the host can compute for a `file` anchor.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ DEVICE = UUID(int=13)
 
 
 def device_file(data: bytes) -> None:
-    """What is read as a device's file is the one encoding of what it says."""
+    """A decoded device's file has a single encoding: the input."""
     with contextlib.suppress(VerificationError):
         device_id, openings = parse_device(data, source="fuzz")
         again = canonical_json({"device_id": str(device_id), "openings": openings})
@@ -23,7 +23,7 @@ def device_file(data: bytes) -> None:
 
 
 def anchor_file(data: bytes) -> None:
-    """What is read as an anchor's content has one encoding: the one it came in."""
+    """Decoded anchor content has a single encoding: the input."""
     try:
         content = decode_content(data, device_id=DEVICE)
     except ValueError:

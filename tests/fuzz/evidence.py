@@ -1,4 +1,4 @@
-"""Parsers of evidence and collateral: whatever comes, a refusal is all that may come of it."""
+"""Parsers of evidence and collateral: arbitrary input must only lead to a refusal."""
 
 import contextlib
 import datetime as dt
@@ -37,13 +37,13 @@ _TPM2_KEY: Final = TPM.ak.public_key()
 
 
 def evidence_collection(data: bytes) -> None:
-    """What is read as a collection has one encoding: the one it came in."""
+    """A decoded collection has a single encoding: the input."""
     with contextlib.suppress(VerificationError):
         assert encode_collection(decode_collection(data)) == data
 
 
 def snp_evidence(data: bytes) -> None:
-    """A report and, behind it, the host's certificate table. Nobody has AMD's keys."""
+    """A report, then the host's certificate table; never accepted without AMD's keys."""
     accepted = False
     with contextlib.suppress(VerificationError):
         snp.verify(
@@ -58,7 +58,7 @@ def snp_evidence(data: bytes) -> None:
 
 
 def tdx_evidence(data: bytes) -> None:
-    """What the own parser reads, the engine's reads too, and the same."""
+    """Everything our parser accepts, the engine's accepts with the same result."""
     try:
         ours = tdx_quote.parse_quote(data)
     except VerificationError:
@@ -81,7 +81,7 @@ def tdx_evidence(data: bytes) -> None:
 
 
 def nvidia_evidence(data: bytes) -> None:
-    """A report alone, and as evidence with the root for a chain."""
+    """A report alone, and as evidence with the root as its chain."""
     with contextlib.suppress(VerificationError):
         report = nvidia.parse_report(data)
         assert data.startswith(report.signed + report.signature)
@@ -100,7 +100,7 @@ def tpm2_introduction(data: bytes) -> None:
 
 
 def tpm2_evidence(data: bytes) -> None:
-    """Evidence for a challenge whose secret nobody has, and each structure in it by itself."""
+    """Evidence for a challenge with an unknown secret, and each of its structures alone."""
     introduced = Tpm2Verifier().introduce(TPM2_INTRODUCTION, now=NOW)
     accepted = False
     with contextlib.suppress(VerificationError):
@@ -121,14 +121,14 @@ def tpm2_evidence(data: bytes) -> None:
 
 
 def tpm2_event_log(data: bytes) -> None:
-    """Nothing leads to a value that no log leads to; what has events has a value."""
+    """A log without events gives no value; registers with events have one."""
     quoted = {index: bytes([index + 1]) * 32 for index in range(24)}
     with contextlib.suppress(VerificationError):
         assert not explain(data, quoted)
 
 
 def certificates(data: bytes) -> None:
-    """Certificates in DER or PEM, and all that is read of them later."""
+    """Certificates in DER or PEM, and every field read later."""
     with contextlib.suppress(VerificationError):
         for certificate in parse_certificates(data, kind="snp"):
             certificate.subject.rfc4514_string()
@@ -139,7 +139,7 @@ def certificates(data: bytes) -> None:
 
 
 def collateral_item(data: bytes) -> None:
-    """Loading raises nothing, and nothing unsigned is taken."""
+    """Loading raises nothing and accepts nothing unsigned."""
     loaded = load_collateral(
         {"item": data}, roots=vendor_roots(), high_water=MappingProxyType({}), now=NOW
     )

@@ -1,4 +1,4 @@
-"""The initiator against a controller that may answer anything."""
+"""The initiator against a controller with arbitrary answers."""
 
 import asyncio
 import uuid
@@ -42,7 +42,7 @@ _LOG = encode_discovery_log(
 
 
 def _finished(running: Coroutine[object, object, T]) -> T | None:
-    """Run what never has to wait; None if the controller was refused."""
+    """Run a coroutine that never has to wait; return None if the controller was refused."""
     try:
         running.send(None)
     except StopIteration as stop:
@@ -54,7 +54,7 @@ def _finished(running: Coroutine[object, object, T]) -> T | None:
 
 
 class _Answers:
-    """An admin queue: right answers with changes by the script."""
+    """An admin queue with correct answers, changed by the script."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -110,10 +110,10 @@ def _host(script: Script) -> tuple[HostController, _Answers]:
 
 
 def host_pages(content: bytes) -> None:
-    """What a controller says of itself is understood or refused, and asking comes to an end."""
+    """A controller's data is understood or refused, and requests come to an end."""
     script = Script(content)
     host, answers = _host(script)
-    # Not to be waited for: a controller that isn't ready is asked again later.
+    # Skip waiting for a controller that isn't ready.
     original, asyncio.sleep = asyncio.sleep, _no_sleep  # type: ignore[assignment]
     try:
         _finished(host._enable())
@@ -149,7 +149,7 @@ def discovery_log(content: bytes) -> None:
 
 
 def nqn(content: bytes) -> None:
-    """A name that is accepted can be carried and comes back."""
+    """An accepted name can be encoded and decodes to the same."""
     text = content.decode(errors="replace")
     try:
         checked = check_nqn(text)
@@ -162,7 +162,7 @@ def nqn(content: bytes) -> None:
 
 
 def initiator_stream(content: bytes) -> None:
-    """Whatever bytes a controller sends: commands end, and every end is an error of ours."""
+    """Whatever a controller sends, commands end, with one of our errors."""
     LOOP.run_until_complete(_initiator_stream(Script(content)))
 
 

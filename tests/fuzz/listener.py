@@ -1,4 +1,4 @@
-"""The listener, from the first byte of a connection on, against a host that may send anything."""
+"""The listener, from the first byte of a connection, against a host that may send anything."""
 
 import asyncio
 import uuid
@@ -70,7 +70,7 @@ class _Fuzzed(Exported, Provider):
 
 
 def connect_capsule(*, queue_id: int = 0, controller_id: int = DYNAMIC_CONTROLLER) -> bytes:
-    """Connect of the host that is allowed."""
+    """Return the Connect of the permitted host."""
     made = Connect(
         command_id=1,
         queue_id=queue_id,
@@ -84,13 +84,13 @@ def connect_capsule(*, queue_id: int = 0, controller_id: int = DYNAMIC_CONTROLLE
 
 
 def admin_bytes() -> bytes:
-    """A host that connects and enables its controller."""
+    """Return the bytes of a host that connects and enables its controller."""
     enable = _native.encode_capsule_cmd(property_set(ENABLE), b"")
     return _native.encode_ic_req() + connect_capsule() + enable
 
 
 def listener(content: bytes) -> None:
-    """Every connection ends when its host does; what is sent to it is well formed."""
+    """Every connection ends with its host, and everything sent to it is well formed."""
     LOOP.run_until_complete(_listener(Script(content)))
 
 
@@ -122,7 +122,7 @@ async def _listener(script: Script) -> None:
 
 
 async def _check(sent: bytes) -> None:
-    """The beginning has no digests, whatever was negotiated."""
+    """Check the answers; the first PDU has no digests, whatever was negotiated."""
     near, far = pair()
     with near, far:
         far.send(sent[:_FIRST_BYTES_MAX])
@@ -133,7 +133,7 @@ async def _check(sent: bytes) -> None:
 
 
 def pdu_stream(content: bytes) -> None:
-    """PDUs of either role come whole and within bounds, or the stream fails."""
+    """PDUs of either role are complete and within bounds, or the stream fails."""
     LOOP.run_until_complete(_pdu_stream(Script(content)))
 
 

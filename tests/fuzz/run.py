@@ -12,7 +12,7 @@ with atheris.instrument_imports(include=["sealane"]):
 
 
 def main() -> None:
-    """Fuzz until told to stop, or until something is found."""
+    """Fuzz until stopped or until something is found."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     target = TARGETS[sys.argv.pop(1)]
     atheris.Setup(sys.argv, target)

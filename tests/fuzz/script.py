@@ -1,4 +1,4 @@
-"""The bytes of a fuzz input as numbers; zero when they are used up."""
+"""The bytes of a fuzz input as numbers; zeros when they are used up."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Script:
-    """What is left of an input."""
+    """The unread rest of an input."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -19,29 +19,29 @@ class Script:
         return self._at >= len(self._content)
 
     def take(self, count: int) -> bytes:
-        """At most `count` bytes."""
+        """Return at most `count` bytes."""
         taken = self._content[self._at : self._at + count]
         self._at += count
         return taken
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return the rest."""
         return self.take(len(self._content))
 
     def number(self, count: int) -> int:
-        """A number of `count` bytes."""
+        """Return a number of `count` bytes."""
         return int.from_bytes(self.take(count), "little")
 
     def byte(self) -> int:
-        """One byte."""
+        """Return one byte."""
         return self.number(1)
 
     def choice(self, among: Sequence[T]) -> T:
-        """One of these."""
+        """Return one of the choices."""
         return among[self.byte() % len(among)]
 
     def patched(self, page: bytes) -> bytes:
-        """Change a page at up to seven places."""
+        """Return a page changed at up to seven positions."""
         made = bytearray(page)
         for _ in range(self.byte() % 8):
             at, count = self.number(2), self.byte() % 33

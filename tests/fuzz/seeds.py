@@ -1,4 +1,4 @@
-"""Writes the committed corpora: `python tests/fuzz/seeds.py`. A file per thing that can be done."""
+"""Write the committed corpora, a file per case: `python tests/fuzz/seeds.py`."""
 
 import dataclasses
 import datetime as dt
@@ -47,7 +47,7 @@ _LENGTH_4096 = 4
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all files."""
     for target, name, content in seeds():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def seeds() -> Iterator[tuple[str, str, bytes]]:
-    """Target, name and bytes."""
+    """Yield target, name and bytes."""
     yield "connect", "connect", connect_capsule()[8:]
     yield from _attestation()
     yield from _devices()
@@ -235,7 +235,7 @@ def _tpm2() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _evidence() -> Iterator[tuple[str, str, bytes]]:
-    """Honest fields, and no signatures: keys would make other bytes at each run."""
+    """Yield evidence with honest fields but no signatures, which would differ in each run."""
     item = Item("application/vnd.sealane.snp-report", b"report")
     yield "evidence_collection", "primary", encode_collection({"primary": item})
     several = {"primary": item, "gpu0": item, "collateral": Item("text/plain", bytes(300))}

@@ -1,4 +1,4 @@
-"""Connections within the process, and the one event loop that fuzz targets run on."""
+"""Connections within the process, and the event loop of all fuzz targets."""
 
 import asyncio
 import atexit
@@ -10,7 +10,7 @@ atexit.register(LOOP.close)
 
 
 class LocalSocket(socket.socket):
-    """A Unix socket in place of a TCP one: options of TCP are nothing to it."""
+    """A Unix socket instead of a TCP one; it ignores TCP options."""
 
     def setsockopt(self, *_: object) -> None:  # type: ignore[override]
         """Set nothing."""
@@ -21,7 +21,7 @@ class LocalSocket(socket.socket):
 
 
 def pair() -> tuple[LocalSocket, LocalSocket]:
-    """Two connected sockets: a non-blocking one for us, and one for the peer."""
+    """Return two connected sockets: a non-blocking one for us, and one for the peer."""
     near, far = (LocalSocket(fileno=end.detach()) for end in socket.socketpair())
     near.setblocking(False)
     far.setblocking(False)
@@ -29,7 +29,7 @@ def pair() -> tuple[LocalSocket, LocalSocket]:
 
 
 def finish(far: socket.socket) -> bytes:
-    """All that was sent to the peer."""
+    """Return everything sent to the peer."""
     received = b""
     with contextlib.suppress(BlockingIOError, ConnectionError):
         while part := far.recv(1 << 20):

@@ -1,7 +1,7 @@
-"""Every parser in Python that bytes from the network reach, in either role, as a fuzz target.
+"""All Python parsers reachable by bytes from the network, in either role, as fuzz targets.
 
-A target takes bytes and asserts what must hold whatever the peer does. The Rust parsers have
-theirs in `native/fuzz`.
+A target takes bytes and asserts what must hold whatever the peer does. The targets for Rust
+parsers are in `native/fuzz`.
 """
 
 from collections.abc import Callable, Mapping

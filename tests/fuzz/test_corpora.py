@@ -1,4 +1,4 @@
-"""Every committed input, findings of the past among them, through its fuzz target."""
+"""Runs every committed input, including past findings, through its fuzz target."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """Assemble a small Linux guest out of Debian packages, for `run-guest` to boot.
 
 The packages are downloaded and unpacked into the given directory; none is installed. The result is
-a kernel, a small initramfs with what it takes to mount the root disk, and a root disk image with
-the other modules and the tools. A second call with the same options returns at once, unless
+a kernel, a small initramfs that mounts the root disk, and a root disk image with the other modules
+and the tools. A second call with the same options returns at once, unless
 --force is given.
 """
 
@@ -21,11 +21,11 @@ from kernel_lab.packages import Apt, unpack
 
 HERE = Path(__file__).resolve().parent
 
-# The first of these that the configured Debian sources offer.
+# The first one offered by the configured Debian sources.
 KERNELS = ("linux-image-6.12-amd64", "linux-image-amd64")
 
 PACKAGES = (
-    # what the guest runs on
+    # platform
     *("busybox-static", "bash", "coreutils", "util-linux", "findutils", "grep", "sed", "mawk"),
     *("procps", "kmod", "tar", "zstd", "python3"),
     # block devices, file systems
@@ -64,7 +64,7 @@ UNWANTED = (
     "./usr/lib/x86_64-linux-gnu/perl/*",
 )
 
-# The guest's host identifier: its NQN is made of it, too.
+# The guest's host identifier, which is also part of its NQN.
 HOST_ID = "6b1e5c7e-0000-4000-8000-000000000001"
 HOST_NQN = f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}"
 
@@ -73,13 +73,13 @@ _ROOMY_BYTES = 2 << 30
 
 
 def write_initramfs(path: Path, root: Path, modules: Modules) -> None:
-    """Make the archive that mounts the root disk."""
+    """Write the initramfs, which mounts the root disk."""
     order = modules.with_dependencies(INITRAMFS_MODULES)
     with path.open("wb") as stream:
         archive = layout.Cpio(stream)
         for name in ("dev", "proc", "sys", "job"):
             archive.directory(name)
-        # Until /dev is mounted, the first process has these as its output.
+        # The first process writes to these until /dev is mounted.
         archive.character_device("dev/console", 5, 1)
         archive.character_device("dev/null", 1, 3)
         archive.tree(root / "usr/bin/busybox", "bin/busybox")
@@ -93,7 +93,7 @@ def write_initramfs(path: Path, root: Path, modules: Modules) -> None:
 
 
 def populate_root(root: Path, release: str, modules: Modules) -> None:
-    """Add to the unpacked packages what a bootable root file system needs besides."""
+    """Add what a bootable root file system needs in addition to the packages."""
     for name in _ROOT_DIRECTORIES:
         (root / name).mkdir(exist_ok=True)
     for name in ("start", "lab-ready"):
@@ -111,7 +111,7 @@ def populate_root(root: Path, release: str, modules: Modules) -> None:
     for link, target in (("bin/sh", "bash"), ("bin/awk", "mawk")):
         (root / "usr" / link).unlink(missing_ok=True)
         (root / "usr" / link).symlink_to(target)
-    # Busybox stands in for what no unpacked package provides.
+    # Busybox provides commands that no unpacked package has.
     listing = subprocess.run(
         [root / "usr/bin/busybox", "--list"], check=True, capture_output=True, text=True
     ).stdout.split()
@@ -130,7 +130,7 @@ def populate_root(root: Path, release: str, modules: Modules) -> None:
 
 
 def write_root_image(path: Path, root: Path) -> None:
-    """Make the ext4 image of the root disk, with some room."""
+    """Write the ext4 image of the root disk, with some free space."""
     used = sum(file.lstat().st_blocks * 512 for file in root.rglob("*"))
     size = used * 5 // 4 // 2**20 + 128
     path.unlink(missing_ok=True)
@@ -144,14 +144,14 @@ def write_root_image(path: Path, root: Path) -> None:
 
 
 def work_directory(cache: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Where to unpack the packages: in memory if there is room, for it is thousands of files."""
+    """Yield a directory for thousands of unpacked files, in memory if there is room."""
     memory = Path("/dev/shm")  # noqa: S108  # the directory made in it has a name of its own
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > _ROOMY_BYTES
     return tempfile.TemporaryDirectory(prefix="kernel-lab-", dir=memory if roomy else cache)
 
 
 def build(cache: Path, kernel: str | None, packages: list[str], work: Path) -> dict[str, str]:
-    """Make the guest's files in `cache`; return what it was made of."""
+    """Build the guest's files in `cache`; return the manifest."""
     apt = Apt(cache / "apt")
     apt.update()
     offered = [(name, apt.dependencies(name)) for name in ([kernel] if kernel else KERNELS)]
@@ -186,7 +186,7 @@ def build(cache: Path, kernel: str | None, packages: list[str], work: Path) -> d
 
 
 def recipe_of(kernel: str | None, packages: list[str]) -> str:
-    """Return a digest of all that decides what the guest will be."""
+    """Return a digest of all inputs of the build."""
     recipe = hashlib.sha256(repr((kernel, packages)).encode())
     modules = ("build.py", "kernel.py", "layout.py", "packages.py")
     for source in (*(HERE / name for name in modules), *sorted((HERE / "rootfs").iterdir())):
@@ -195,7 +195,7 @@ def recipe_of(kernel: str | None, packages: list[str]) -> str:
 
 
 def main() -> int:
-    """Build the guest unless it is there."""
+    """Build the guest unless it exists."""
     parser = argparse.ArgumentParser(prog="build-guest", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("cache", type=Path, help="directory for the guest and what it is made of")

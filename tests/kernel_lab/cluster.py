@@ -1,4 +1,4 @@
-"""Broker, target and gateway as processes that a test can kill and start again in their places."""
+"""Broker, target and gateway as processes that a test can kill and restart."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from sealane.client import Attachment, connect
 
 ANY_PORT = "127.0.0.1:0"
 
-# Given the addresses of the last start (none at first), writes the configuration for the next.
+# Writes a configuration, given the addresses of the last start (none at first).
 Configure = Callable[[dict[str, str]], Path]
 
 
 class Node:
-    """One daemon. Started again, it listens where it did before: hosts come back to it."""
+    """A daemon; a restart keeps its addresses, so that hosts reconnect."""
 
     def __init__(self, configure: Configure) -> None:
         self._configure = configure
@@ -27,11 +27,11 @@ class Node:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the daemon listens."""
+        """Addresses that the daemon listens on."""
         return self.daemon.addresses
 
     def kill(self) -> None:
-        """End the daemon by SIGKILL."""
+        """Kill the daemon with SIGKILL."""
         self.daemon.kill()
         self._running.close()
 
@@ -40,12 +40,12 @@ class Node:
         self.daemon = self._start()
 
     def restart(self) -> None:
-        """End the daemon in order and start it again."""
+        """Stop the daemon cleanly and restart it."""
         self._running.close()
         self.daemon = self._start()
 
     def close(self) -> None:
-        """End the daemon in order; AssertionError if it doesn't end so."""
+        """Stop the daemon; raise AssertionError unless it exits cleanly."""
         self._running.close()
 
     def _start(self) -> Daemon:
@@ -56,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Disk:
-    """A subsystem with one namespace, as the guest connects to it."""
+    """A subsystem with one namespace, for the guest to connect to."""
 
     nqn: str
     port: int
@@ -65,7 +65,7 @@ class Disk:
     secret: str = ""
 
     def connect(self, *options: str) -> tuple[object, ...]:
-        """Make the step that connects to it."""
+        """Return the step that connects to it."""
         secret = (f"--dhchap-secret={self.secret}",) if self.secret else ()
         return ("connect", self.nqn, self.port, *secret, *options)
 
@@ -85,7 +85,7 @@ class Cluster:
         lines: list[str] = []
         for log in (self.target.daemon.log, self.gateway.daemon.log):
             text = log.read_text()
-            # A daemon that starts again begins a new file.
+            # A restarted daemon begins a new file.
             start = min(self._shown.get(log, 0), len(text))
             self._shown[log] = len(text)
             lines += [f"{log.stem}: {line}" for line in text[start:].splitlines()]
@@ -119,7 +119,7 @@ class Cluster:
         )
 
     def attachment(self, name: str) -> Attachment:
-        """Return what has gone through an attached volume."""
+        """Return an attachment with its counters."""
 
         async def get() -> Attachment:
             async with connect(self.gateway.daemon.socket) as client:
@@ -144,7 +144,8 @@ class Cluster:
 def cluster(*, store: str, subsystems: Callable[[Path], str] = lambda _: "") -> Iterator[Cluster]:
     """Run the three daemons until the end of the block.
 
-    `subsystems` gives the target's plain subsystems as TOML, and may put files where it is told.
+    `subsystems` returns the target's plain subsystems as TOML, and may write files to the given
+    directory.
     """
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)

@@ -1,4 +1,4 @@
-"""The lab's guest, built once; its tests run only when `-m` asks for them."""
+"""Fixtures of the kernel lab. Its tests run only if selected with `-m`."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ SIZE_MIB = 64
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what boots a guest, unless it is asked for by its marker."""
+    """Deselect tests that boot a guest, unless their marker is selected."""
     if "lab" in (config.option.markexpr or ""):
         return
     left_out = [item for item in items if item.get_closest_marker("lab")]
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def guest_cache() -> Path:
-    """A built guest. Without QEMU or Debian's packages this fails: it never skips."""
+    """Build the guest once. Without QEMU or Debian's packages this fails; it never skips."""
     if not shutil.which(emulation.QEMU):
         pytest.fail(f"{emulation.QEMU} is not installed: make packages", pytrace=False)
     default = HERE.parents[1] / ".lab" / "guest"
@@ -61,7 +61,7 @@ def running_daemons() -> Iterator[Cluster]:
 
 @pytest.fixture
 def daemons(running_daemons: Cluster) -> Iterator[Cluster]:
-    """The same daemons for every test of a module; what they log is in the test's output."""
+    """Daemons shared by a module's tests; their logs are in the test's output."""
     running_daemons.new_log_lines()
     yield running_daemons
     for line in running_daemons.new_log_lines():

@@ -23,8 +23,8 @@ QEMU = "qemu-system-x86_64"
 TIMED_OUT = 124
 NO_STATUS = 125
 
-# The kernel finds its counter's rate by timing loops, which on a busy machine are interrupted: its
-# clock then runs several times too fast, and keep-alives expire. The HPET's rate is given.
+# The kernel calibrates its counter with timing loops. On a busy machine they are interrupted; the
+# clock then runs several times too fast and keep-alives expire. The HPET's rate is fixed.
 KERNEL_OPTIONS = (
     "clocksource=hpet",
     *("console=ttyS0", "panic=-1", "nokaslr", "mitigations=off", "tsc=reliable"),
@@ -44,7 +44,7 @@ _LINE_BYTES_MAX = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class GuestOptions:
-    """What a guest is given. Lists hold what run-guest's options of the same names take."""
+    """Options of a guest. Lists hold values of run-guest's options with the same names."""
 
     cache: Path
     job: tuple[str, ...] = ()
@@ -67,12 +67,12 @@ class GuestOptions:
     verbose: bool = False
 
 
-# Called with a guest and the job's word; its answer becomes lab-ready's exit status.
+# Called with a guest and the job's word; its result becomes lab-ready's exit status.
 OnReady = Callable[["Guest", str], int]
 
 
 class Guest:
-    """A running guest: passes its console on and keeps its side of the control protocol.
+    """A running guest: forwards its console and implements the host side of the control protocol.
 
     The guest sends lines: "ready WORD", answered with "go STATUS" once `on_ready` has ended (in a
     thread of its own, so that the guest's console goes on), and "exit STATUS" as the last.
@@ -108,7 +108,7 @@ class Guest:
         monitor.close()
 
     def run(self) -> int:
-        """Wait for the guest's end; return the job's exit status, TIMED_OUT or NO_STATUS."""
+        """Wait until the guest ends; return the job's exit status, TIMED_OUT or NO_STATUS."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._read_control)
             if self._process.stdout:
@@ -139,7 +139,7 @@ class Guest:
         self._monitor.close()
 
     def cut_power(self) -> None:
-        """End the guest at once, as a loss of power does, but for what its drives have."""
+        """Kill the guest, like a power failure that keeps its drives."""
         self._process.kill()
 
     def pause(self) -> None:
@@ -158,7 +158,7 @@ class Guest:
         raise LabError(f"port {guest_port} of the guest is not forwarded")
 
     def _ask(self, command: str) -> str:
-        """Have the monitor execute a command; return what it says."""
+        """Execute a monitor command; return its output."""
         # An unknown command marks the end: the monitor answers in order, and names it.
         mark = f"end-{time.monotonic_ns():x}"
         self._monitor.sendall(f"{command}\n{mark}\n".encode())
@@ -198,10 +198,10 @@ class Guest:
     def _answer(self, word: str) -> None:
         try:
             status = self._on_ready(self, word)
-        except BaseException as error:  # noqa: BLE001  # given to the caller at the guest's end
+        except BaseException as error:  # noqa: BLE001  # raised to the caller at the guest's end
             self.failure = error
             status = 1
-        with contextlib.suppress(OSError):  # the guest has ended meanwhile
+        with contextlib.suppress(OSError):  # the guest has ended
             self._control.sendall(b"go %d\n" % (status & 0xFF))
 
 
@@ -234,7 +234,7 @@ def run(options: GuestOptions, *, console: Callable[[bytes], None], on_ready: On
 
 
 def _write_initramfs(options: GuestOptions, path: Path) -> None:
-    """Append to the guest's initramfs what the job consists of."""
+    """Append the job's files to the guest's initramfs."""
     with path.open("wb") as stream:
         stream.write((options.cache / layout.INITRAMFS).read_bytes())
         archive = layout.Cpio(stream)
@@ -252,7 +252,7 @@ def _write_initramfs(options: GuestOptions, path: Path) -> None:
 
 
 def _disk_file(directory: Path, name: str, value: str) -> Path:
-    """A disk is a file that exists, or a size, for a scratch file that is removed at the end."""
+    """Yield a disk's file: an existing one, or a scratch file of a given size."""
     if Path(value).exists():
         return Path(value)
     size = _SIZE.fullmatch(value)
@@ -309,7 +309,7 @@ def qemu_command(
 ) -> list[str]:
     """Return QEMU's command line for a guest whose scratch files are in `directory`."""
     guest = options.cache
-    # With a TPM there are more ACPI tables, and on a direct boot QEMU lays the initrd over them.
+    # With a TPM there are more ACPI tables, which QEMU overwrites with the initrd on a direct boot.
     direct = not options.tpm and (guest / layout.DIRECT_KERNEL).exists()
     kernel = guest / (layout.DIRECT_KERNEL if direct else layout.KERNEL)
     kernel_options = [*KERNEL_OPTIONS, f"lab.name={options.name}"]

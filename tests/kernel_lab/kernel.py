@@ -1,4 +1,4 @@
-"""A kernel package's image and modules, brought into the form that boots fastest."""
+"""A kernel package's image and modules, converted to the form that boots fastest."""
 
 import fnmatch
 import lzma
@@ -36,7 +36,7 @@ def guest_tool(
 
 
 def decompressed(root: Path, data: bytes) -> bytes:
-    """Decompress xz, zstd or gzip data, by its first bytes; anything after its end is dropped."""
+    """Decompress xz, zstd or gzip data, detected by its first bytes; ignore trailing data."""
     if data.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMADecompressor().decompress(data)
     if data.startswith(b"\x1f\x8b"):
@@ -50,7 +50,7 @@ def decompressed(root: Path, data: bytes) -> bytes:
 
 
 def uncompressed_kernel(root: Path, image: bytes) -> bytes | None:
-    """Take the ELF kernel out of a bzImage, so that the guest need not decompress it.
+    """Extract the ELF kernel from a bzImage, so that the guest needn't decompress it.
 
     Returns None if the kernel cannot be started that way (it needs a PVH entry).
     """
@@ -77,7 +77,7 @@ class Modules:
         self._data: dict[str, bytes] = {}
 
     def place(self, name: str) -> Path:
-        """Where a module belongs below the modules directory, without a compression suffix."""
+        """Return a module's path below the modules directory, without a compression suffix."""
         place = self._paths[name].relative_to(self.directory)
         return place.with_name(place.name.partition(".ko")[0] + ".ko")
 
@@ -88,7 +88,7 @@ class Modules:
         return self._data[name]
 
     def matching(self, patterns: Iterable[str]) -> Iterator[str]:
-        """Yield the modules at places that a pattern or prefix names."""
+        """Yield the modules whose path matches a pattern or prefix."""
         for name in self._paths:
             place = str(self.place(name)).removeprefix("kernel/")
             if any(
@@ -100,7 +100,7 @@ class Modules:
                 yield name
 
     def with_dependencies(self, names: Iterable[str]) -> list[str]:
-        """The modules named that exist, each after those it depends on."""
+        """Return the existing modules of those named, each after its dependencies."""
         order: list[str] = []
 
         def visit(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests use: a guest that runs the steps of jobs/, and what came of it."""
+"""Interface for tests: guests that run steps of jobs/, and their results."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from kernel_lab import emulation
 from kernel_lab.emulation import Guest, GuestOptions
 
 JOBS = Path(__file__).resolve().parent / "jobs"
-# Where a guest finds what listens on this machine's loopback address.
+# Address at which a guest reaches this machine's loopback address.
 HOST_ADDRESS = "10.0.2.2"
 TIMEOUT_SECONDS = 240.0
 
@@ -20,22 +20,22 @@ Calls = dict[str, Callable[[Guest], None]]
 
 @dataclass(frozen=True)
 class Run:
-    """What a guest that ran to its end leaves: its console, and the files of /out."""
+    """Results of a guest that ran to its end: its console, and the files in /out."""
 
     output: str
     directory: Path
 
     def json(self, name: str) -> Any:
-        """Return what the job wrote to /out/NAME.json."""
+        """Return the contents of /out/NAME.json."""
         return json.loads((self.directory / f"{name}.json").read_text())
 
     def text(self, name: str) -> str:
-        """Return what the job wrote to /out/NAME.txt."""
+        """Return the contents of /out/NAME.txt."""
         return (self.directory / f"{name}.txt").read_text()
 
 
 class GuestFailedError(AssertionError):
-    """The job ended with another status than 0, or not at all; `output` is the guest's console."""
+    """The job failed or didn't end; `output` is the guest's console."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class GuestFailedError(AssertionError):
 
 @dataclass(frozen=True)
 class Lab:
-    """Runs jobs, each in a guest of its own; `directory` receives what they leave."""
+    """Runs each job in its own guest; results go to `directory`."""
 
     cache: Path
     directory: Path
@@ -56,10 +56,10 @@ class Lab:
         timeout: float = TIMEOUT_SECONDS,
         options: dict[str, Any] | None = None,
     ) -> Run:
-        """Boot a guest and run steps in it one after the other, up to the first that fails.
+        """Boot a guest and run steps in order until one fails.
 
-        A step is a function of jobs/*.sh with its arguments. `calls` are what the job may ask for
-        with lab-ready; each is called with the guest, in a thread of its own.
+        A step is a function of jobs/*.sh with its arguments. `calls` are functions that the
+        job can request with lab-ready; each is called with the guest, in its own thread.
         """
         __tracebackhide__ = True
         output = bytearray()

@@ -1,4 +1,4 @@
-"""What building and running a guest share: the files of a guest, cpio archives, errors."""
+"""Shared by building and running a guest: its files, cpio archives, errors."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 # The files of a built guest, inside the directory given to build-guest and run-guest.
 KERNEL = "vmlinuz"
-DIRECT_KERNEL = "vmlinux"  # the same, decompressed; absent if it cannot be booted like that
+DIRECT_KERNEL = "vmlinux"  # decompressed; absent if it can't be booted directly
 INITRAMFS = "initramfs.cpio"
 ROOT_IMAGE = "root.ext4"
 MANIFEST = "manifest.json"
@@ -39,7 +39,7 @@ def main(function: Callable[[], int]) -> None:
 
 
 def read_manifest(guest: Path) -> dict[str, Any] | None:
-    """What the guest in this directory was made of; None if there is none."""
+    """Return the manifest of the guest in this directory; None without a guest."""
     try:
         manifest: dict[str, Any] = json.loads((guest / MANIFEST).read_text())
     except FileNotFoundError:
@@ -50,8 +50,8 @@ def read_manifest(guest: Path) -> dict[str, Any] | None:
 class Cpio:
     """Writes a "newc" cpio archive, the format of an initramfs.
 
-    The kernel unpacks several such archives laid end to end, later files over
-    earlier ones, so a small archive can be added to a large one by appending it.
+    The kernel unpacks concatenated archives in order, and later files replace earlier ones. So a
+    small archive can be added to a large one by appending it.
     """
 
     def __init__(self, stream: BinaryIO) -> None:

@@ -10,7 +10,7 @@ from kernel_lab.layout import LabError
 
 
 class Apt:
-    """apt-get with a state of its own: it sees the configured sources, and nothing as installed."""
+    """apt-get with its own state: it uses the configured sources and sees no installed packages."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -50,7 +50,7 @@ class Apt:
         self._run("apt-get", "update")
 
     def dependencies(self, package: str) -> list[str] | None:
-        """Return what a package depends on; None if no source offers it."""
+        """Return the dependencies of a package; None if no source offers it."""
         try:
             listing = self._run("apt-cache", "depends", package)
         except LabError:

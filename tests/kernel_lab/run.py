@@ -1,8 +1,8 @@
 """Boot a guest made by `build-guest` and run a job in it.
 
-What the job and the kernel print goes to standard output; the job's exit status becomes that of
-run-guest. 124: the time limit ran out. 125: the guest did not start, or ended without an exit
-status (a panic, say).
+Output of job and kernel goes to standard output; the job's exit status becomes that of run-guest.
+124: the time limit ran out. 125: the guest did not start, or ended without an exit status (for
+example a panic).
 """
 
 import argparse

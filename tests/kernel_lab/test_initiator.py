@@ -1,4 +1,4 @@
-"""A stock Linux host lives on the gateway's namespace."""
+"""A stock Linux host uses the gateway's namespace."""
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_host_comes_back_after_disconnecting(lab: Lab, disk: Disk) -> None:
 
 
 def test_digests_are_granted(lab: Lab, disk: Disk) -> None:
-    # Linux refuses a connection that doesn't grant what it asked for.
+    # Linux refuses a connection that doesn't grant its request.
     lab.run(
         disk.connect("-i 2", "-g", "-G"),
         "read_write",
@@ -126,5 +126,5 @@ def test_features_are_what_the_host_set(lab: Lab, disk: Disk) -> None:
     ran = lab.run(disk.connect("-i 2", "-k 20"), "features 0x06 0x07 0x0f", options=TWO_QUEUES)
     values = dict(line.split() for line in ran.text("features").splitlines())
     assert int(values["0x06"], 16) == 1  # volatile write cache, on
-    assert int(values["0x07"], 16) & 0xFFFF >= 1  # I/O queues, less one
+    assert int(values["0x07"], 16) & 0xFFFF >= 1  # I/O queues minus one
     assert int(values["0x0f"], 16) >= 20_000  # keep-alive, ms

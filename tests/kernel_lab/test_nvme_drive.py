@@ -20,7 +20,7 @@ FORMAT = "ms=64,mset=1,logical_block_size=4096,physical_block_size=4096"
 
 @pytest.fixture(scope="module")
 def engine_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine's tests as one program, without what debuggers want."""
+    """Return the engine's tests as a program without debug information."""
     built = subprocess.run(
         [
             "cargo",
@@ -58,7 +58,7 @@ def run(lab: Lab, engine_tests: Path, image: Path, step: str) -> str:
 
 
 def anchored(output: str) -> str:
-    """What the store was anchored with last."""
+    """Return the state last anchored for the store."""
     return re.findall(r"ANCHORED ([0-9a-f]{130})\b", output)[-1]
 
 

@@ -48,7 +48,7 @@ def _synchronous(work: Callable[[Guest], Coroutine[None, None, None]]) -> Callab
 
 
 async def _write_and_read(host: HostController, sizes: tuple[int, ...]) -> None:
-    """Write each size at a place of its own, and then read all of them."""
+    """Write each size at its own position, then read all of them."""
     async with host:
         assert host.identity.subsystem_nqn == NQN
         namespace = await host.identify_namespace()

@@ -1,4 +1,4 @@
-"""Our initiator and Linux's own target: authentication, digests, logs, and paths that come back."""
+"""Our initiator with Linux's own target: authentication, digests, logs, reconnected paths."""
 
 import asyncio
 import secrets
@@ -46,7 +46,7 @@ def _host(guest: Guest, **options: object) -> HostController:
 
 
 async def _use(host: HostController) -> None:
-    """Write and read blocks in the capsule and by R2T, on a queue that authenticates too."""
+    """Write and read blocks in the capsule and by R2T, on a queue with authentication."""
     async with host:
         queue = await host.open_queue(1)
         try:
@@ -138,7 +138,7 @@ def test_initiator_uses_digests_and_reads_what_the_target_tells(lab: Lab) -> Non
 
 @dataclass
 class Kept:
-    """A path that a manager keeps, seen from the calls of a job."""
+    """A path kept by a manager, for the calls of a job."""
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     events: "asyncio.Queue[PathEvent]" = field(default_factory=asyncio.Queue)

@@ -36,7 +36,7 @@ PAGE = 4096
 
 @dataclass
 class Volume:
-    """One volume, attached as often as a test wants."""
+    """A volume that can be attached repeatedly."""
 
     directory: Path
     volume_id: uuid.UUID = field(default_factory=uuid.uuid4)

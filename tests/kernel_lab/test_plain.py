@@ -1,4 +1,4 @@
-"""A stock Linux host lives on a plain namespace of the target."""
+"""A stock Linux host uses a plain namespace of the target."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stock Linux host lives on a target's plain subsystems: discovery, secrets, reload, access."""
+"""A stock Linux host uses a target's plain subsystems: discovery, secrets, reload, access."""
 
 import secrets
 import signal
@@ -56,7 +56,7 @@ class Target:
         )
 
     def reload(self, *namespaces: str) -> None:
-        """Have another configuration applied; the host will see it soon."""
+        """Apply another configuration; the host will notice soon."""
         assert self.running is not None
         self.configure(*namespaces)
         self.running.process.send_signal(signal.SIGHUP)
@@ -116,4 +116,4 @@ def test_host_lives_on_plain_namespaces(lab: Lab, target: Target) -> None:
     assert found[1:] == [("nvme subsystem", NQN)]
     assert len(ran.json("ana-log")["ANA DESC LIST "]) == 2
     assert ran.json("reservation")["rtype"] == 1
-    assert int(ran.json("smart-log")["host_read_commands"]) > 0  # a string: it has 128 bits
+    assert int(ran.json("smart-log")["host_read_commands"]) > 0  # a string, because it has 128 bits

@@ -1,4 +1,4 @@
-"""A stock Linux host outlives our daemons, and our daemons outlive a host."""
+"""A stock Linux host survives crashes of our daemons, and they survive crashes of a host."""
 
 import time
 
@@ -55,7 +55,7 @@ def test_gateway_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk) ->
 
 
 def live_through(lab: Lab, daemons: Cluster, disk: Disk, ends: list[str]) -> str:
-    """Have a file system live through these ends of the gateway; return what the guest said."""
+    """Use a file system while the gateway is stopped in these ways; return the guest's results."""
 
     def crash(guest: Guest) -> None:
         daemons.gateway.kill()
@@ -99,7 +99,7 @@ def test_silent_host_loses_its_association(lab: Lab, daemons: Cluster, disk: Dis
         daemons.new_log_lines()
         guest.pause()
         try:
-            # Another process writes the log: looking again is the only way to hear of it.
+            # Poll, because another process writes the log.
             deadline = time.monotonic() + EXPIRY_SECONDS
             seen: list[str] = []
             while not any('"queue_closed"' in line for line in seen):

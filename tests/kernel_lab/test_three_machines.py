@@ -1,4 +1,4 @@
-"""A stock Linux host mounts a volume by the commands of docs/start/three-machines.md."""
+"""A stock Linux host mounts a volume with the commands of docs/start/three-machines.md."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "start" / "three-machines.md"
 
 
 def commands(holding: str) -> list[str]:
-    """Return the commands of the page's one block that holds a text, a line each."""
+    """Return the lines of the only block of the page that contains a text."""
     blocks = re.findall(r"```sh \S[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (block,) = [block for block in blocks if holding in block]
     return block.replace("\\\n", "").splitlines()

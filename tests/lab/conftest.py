@@ -9,7 +9,7 @@ from labs import RunningLab, running
 
 @pytest.fixture
 def start_lab(tmp_path: Path) -> Iterator[Callable[..., RunningLab]]:
-    """Start labs that end with the test."""
+    """Return a function that starts labs, which end with the test."""
     with contextlib.ExitStack() as stack:
 
         def start(topology: str, *options: str, name: str | None = None) -> RunningLab:

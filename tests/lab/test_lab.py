@@ -1,4 +1,4 @@
-"""`sealane lab` as a user meets it: up, exec, status, down, and every way to end."""
+"""`sealane lab` for its user: up, exec, status, down, and every way to end."""
 
 import contextlib
 import json
@@ -33,9 +33,9 @@ def run(lab: RunningLab, *words: str, **options: Any) -> subprocess.CompletedPro
 def run_sender(
     lab: RunningLab, payload: str, *options: str, packets: int
 ) -> subprocess.CompletedProcess[str]:
-    """Run as host a what sends b `packets` over link "long" and ends when they have passed it.
+    """Send `packets` from host a to b over link "long"; end once they have passed it.
 
-    What is on the link when the command ends isn't counted.
+    Packets on the link when the command ends aren't counted.
     """
     send = f"[socket.socket(2, 2).sendto({payload}, ('b', 9)) for _ in range({packets})]"
     words = (*options, "a", "--", "python3", "-c", f"import socket; {send}; input()")
@@ -80,7 +80,7 @@ def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_pat
     assert json.loads(results[1].stderr) == report
     ways = {way["direction"]: way for way in report["ways"]}
     assert (ways["forward"]["packets"], ways["forward"]["bytes"]) == (1, 100)
-    # b answers with ICMP that nobody listens, unless its kernel has answered too often already.
+    # b answers with ICMP port unreachable, unless its kernel has reached its rate limit.
     assert ways["backward"]["packets"] in {0, 1}
     assert report["void"] == []
 
@@ -96,7 +96,7 @@ def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab])
 
 
 def test_signals_reach_the_command(shared: RunningLab) -> None:
-    # Blocked before it says that it is ready, so that it is not lost however early it comes.
+    # Blocked before it reports ready, so that an early signal isn't lost.
     code = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -116,7 +116,7 @@ def test_a_command_gets_the_signals_as_exec_got_them(shared: RunningLab) -> None
 
 @contextlib.contextmanager
 def _started(lab: RunningLab, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command as host a that says when it is ready."""
+    """Run a command as host a that reports when it is ready."""
     with subprocess.Popen(
         [*SEALANE, "exec", "--lab", lab.name, "a", "--", *words],
         stdin=subprocess.DEVNULL,
@@ -224,11 +224,11 @@ def test_killing_the_holder_leaves_nothing(start_lab: Callable[..., RunningLab])
     interfaces = Path("/proc/net/dev").read_text().count("\n")
     lab = start_lab(wan("long") + wan("other"))
     holder = lab.connection.pid
-    # One process of a host by itself, with neither parent nor session.
+    # A host's process without parent or session.
     script = "setsid sleep 1000 & echo ready; exec sleep 1000"
     with (
         _started(lab, "bash", "-c", script) as process,
-        # As long as this is open, no other lab gets its number.
+        # While this is open, no other lab gets its number.
         Path(f"/proc/{holder}/ns/pid").open("rb"),
     ):
         world = namespaces("pid")[holder]
@@ -273,7 +273,7 @@ def test_killing_up_leaves_no_lab(tmp_path: Path) -> None:
     name = f"t{uuid.uuid4().hex[:10]}"
     path = tmp_path / "x.toml"
     path.write_text(wan("long"))
-    # It measures for a second, while its name is taken already; where we come later, again.
+    # It measures for a second while its name is already taken; retry if we are late.
     while True:
         with subprocess.Popen([*SEALANE, "up", path, "--name", name], stdout=subprocess.PIPE) as up:
             while name not in lab_names(0):

@@ -1,4 +1,4 @@
-"""What links do to the packets of real hosts, by their own counters and by what arrives."""
+"""Effects of links on packets of real hosts, by their counters and by arrivals."""
 
 import contextlib
 import hashlib
@@ -49,13 +49,13 @@ TOPOLOGY = "\n".join(
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
-    """One lab with a link for each fault: its links don't touch each other."""
+    """Run a lab with an independent link for each fault."""
     with running(Path(tmp_path_factory.mktemp("lab")), TOPOLOGY) as started:
         yield started
 
 
 def send_numbered(lab: RunningLab, link: str, *, count: int, size: int = 100) -> list[int]:
-    """Send numbered packets in lists that the kernel takes apart; return those that arrive."""
+    """Send numbered packets in batches that the kernel splits; return those that arrive."""
     with lab.receiver("b", link) as receiver, lab.open_socket("a") as sender:
         sender.connect(receiver.getsockname())
         sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size)
@@ -70,7 +70,7 @@ def send_numbered(lab: RunningLab, link: str, *, count: int, size: int = 100) ->
 
 
 def runs_of_losses(arrived: list[int], count: int) -> list[int]:
-    """Lengths of the runs of packets that are missing."""
+    """Return the lengths of runs of missing packets."""
     present = set(arrived)
     groups = itertools.groupby(range(count), key=present.__contains__)
     return [len(list(group)) for is_there, group in groups if not is_there]
@@ -132,7 +132,7 @@ def test_losses_come_packet_by_packet_from_lists_of_segments(lab: RunningLab) ->
     count = 20_000
     runs = runs_of_losses(send_numbered(lab, "lossier", count=count), count)
 
-    # Geometric: of the runs, a tenth goes on at each step. Lists of 40 leave no trace.
+    # Geometric: a tenth of the runs continues at each step. Batches of 40 don't matter.
     assert 1788 <= sum(runs) <= 2212
     lengths = Counter(runs)
     for length, share in ((1, 0.9), (2, 0.09), (3, 0.009)):
@@ -145,7 +145,7 @@ def test_bursts_have_the_length_of_gilbert_and_elliott(lab: RunningLab) -> None:
     count = 40_000
     runs = runs_of_losses(send_numbered(lab, "bursty", count=count), count)
 
-    # 1/r = 8 in the mean, some 192 bursts; p/(p+r) = 0.0385 of all packets.
+    # 1/r = 8 on average, some 192 bursts; p/(p+r) = 0.0385 of all packets.
     assert 6 <= statistics.mean(runs) <= 10
     assert 0.028 <= sum(runs) / count <= 0.049
 
@@ -155,8 +155,8 @@ def test_rate_is_kept(lab: RunningLab) -> None:
     with lab.receiver("b", "slow") as receiver, lab.open_socket("a") as sender:
         receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         sender.connect(receiver.getsockname())
-        # 200 packets of 1500 bytes at 10 Mbit/s: 240 ms between first and last. A machine with
-        # other work sends one of those late now and then.
+        # 200 packets of 1500 bytes at 10 Mbit/s: 240 ms between first and last. A loaded machine
+        # sometimes sends one of those late.
         while not 0.235 < seconds < 0.260:
             for _ in range(201):
                 sender.send(bytes(1472))
@@ -241,7 +241,7 @@ def test_a_link_is_down_exactly_as_scheduled(lab: RunningLab) -> None:
         while not sent_at or sent_at[-1] < started_at + 0.4:
             sent_at.append(time.monotonic())
             sender.send(struct.pack("<I", len(sent_at) - 1))
-            # What paces this is waiting for what comes.
+            # Waiting for arrivals paces the sender.
             with contextlib.suppress(TimeoutError):
                 number = struct.unpack("<I", receiver.recv(10))[0]
                 received_at[number] = time.monotonic()
@@ -249,8 +249,8 @@ def test_a_link_is_down_exactly_as_scheduled(lab: RunningLab) -> None:
         for packet in drain(receiver):
             received_at[struct.unpack("<I", packet)[0]] = time.monotonic()
 
-    # The link was asked to begin after `asked_at` and had begun before `started_at`. When a packet
-    # reached it nobody says: not before it was sent, and 5 ms at least before it was received.
+    # The link was asked to begin after `asked_at` and had begun before `started_at`. The time when
+    # a packet reached it isn't known: after it was sent, and at least 5 ms before it was received.
     assert all(at >= asked_at + 0.25 + 0.005 for at in received_at.values())
     assert all(number in received_at for number, at in enumerate(sent_at) if at > started_at + 0.25)
     assert len(received_at) > 0

@@ -1,4 +1,4 @@
-"""Congestion marks from a link's queues back to the sender of a session."""
+"""Congestion marks from a link's queues, reported back to the sender of a session."""
 
 import secrets
 import select
@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
 
 
 def open_endpoint(lab: RunningLab, host: str, link: str) -> SessionEndpoint:
-    """Open an endpoint in a host's namespace, by a thread that stays in it to its end."""
+    """Open an endpoint in a host's namespace, on a thread that stays there until it ends."""
 
     def make() -> SessionEndpoint:
         setns(lab.namespace(host), flags=0)
@@ -61,7 +61,7 @@ def send(sender: JobRing, receiver: JobRing) -> None:
 
 
 def settled(lab: RunningLab, link: str, sender: SessionEndpoint) -> tuple[int, dict[str, int]]:
-    """Marks of the link and the sender's counters, once the peer has told of them all, or late."""
+    """Return the link's marks and the sender's counters once they agree, or after a timeout."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         marked = lab.path(link)["marked_packets"]
@@ -98,6 +98,6 @@ def test_a_sender_counts_the_marks_of_its_path(lab: RunningLab, link: str) -> No
     assert counters["is_ecn_capable"] == 1
     assert counters["ce_echoed"] == marked
     assert (marked > 20) is (link != "clean")
-    # Marks take the place of drops.
+    # Packets are marked instead of dropped.
     path = lab.path(link)
     assert path["overflowed_packets"] == path["dropped_early_packets"] == path["lost_packets"] == 0

@@ -23,14 +23,14 @@ from sealane.lab.names import lab_names
 def ends(
     start_lab: Callable[..., RunningLab], extra: str = ""
 ) -> Iterator[tuple[RunningLab, socket.socket, socket.socket]]:
-    """A client that is connected to a relayed link, and the server behind it."""
+    """Yield a client connected to a relayed link, and the server behind it."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server,
     ):
         server.bind(("127.0.0.1", 0))
         forward_to = f'forward_to = "127.0.0.1:{server.getsockname()[1]}"\n'
-        # What a loaded machine sends late voids no run.
+        # Late packets of a loaded machine don't void the run.
         lab = start_lab("late_max = 1.0\n" + wan("long", forward_to + extra), "--relays")
         host, _, port = lab.status["relays"]["long"].rpartition(":")
         client.connect((host, int(port)))
@@ -61,7 +61,7 @@ def test_marks_cross_a_relay(start_lab: Callable[..., RunningLab]) -> None:
             client.send(bytes(1400))
         fields = [server.recvmsg(1500, 100)[1][0][2][0] for _ in range(20)]
 
-    # All but the last leave others behind in the buffer.
+    # All but the last leave packets in the buffer.
     assert lab.path("long")["marked_packets"] == fields.count(3) >= 15
 
 
@@ -87,7 +87,7 @@ def test_commands_learn_where_to_send(start_lab: Callable[..., RunningLab]) -> N
         running = pool.submit(command, *words)
         said, sender = server.recvfrom(100)
         assert said == b"hello"
-        # What is on the link when the command ends isn't counted.
+        # Packets on the link when the command ends aren't counted.
         server.sendto(b"heard", sender)
         result = running.result()
 

@@ -1,4 +1,4 @@
-"""What makes a run void, and what a machine may be asked to carry."""
+"""Reasons that make a run void, and the load that a machine may carry."""
 
 import copy
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def test_quantiles_are_steps() -> None:
 
 @pytest.mark.parametrize(("others", "is_allowed"), [(0, True), (1, False)])
 def test_links_may_ask_for_three_fifths_of_what_was_measured(others: int, is_allowed: bool) -> None:
-    # 12 Mbit/s are 1000 packets a second, each way.
+    # 12 Mbit/s are 1000 packets per second in each direction.
     capacity = Capacity(
         mtu=1500,
         packets_per_second=3334,

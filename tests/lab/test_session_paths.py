@@ -1,7 +1,7 @@
-"""Sessions over the lab's links: several paths, units that fit them, links that narrow or go away.
+"""Sessions over the lab's links: several paths, fitting units, links that narrow or fail.
 
-The fabrics are in this process, and call each other over loopback; the sockets of their sessions
-are those of hosts in namespaces.
+The fabrics run in this process and call each other over loopback; their sessions use sockets of
+hosts in namespaces.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ LENGTH = 1 << 20
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
-    """Hosts a and b with two links between them."""
+    """Run a lab with hosts a and b and two links between them."""
     links = "".join(wan(name, link=LINK) for name in LINKS)
     topology = f"mtu = {MTU}\nlate_max = 1.0\n{links}"
     with running(tmp_path_factory.mktemp("lab"), topology) as made:
@@ -53,12 +53,12 @@ SetLink = Callable[..., None]
 
 @pytest.fixture
 def set_link(lab: RunningLab) -> Iterator[SetLink]:
-    """Change the end of a link at a host; as it was when the test ends."""
+    """Change a host's end of a link; restore it when the test ends."""
     changed: dict[tuple[str, str], None] = {}
 
     def change(host: str, link: str, *words: str) -> None:
         changed[host, link] = None
-        # Else IPv6 addresses are gone with the link.
+        # Otherwise IPv6 addresses vanish with the link.
         keep = f"echo 1 > /proc/sys/net/ipv6/conf/{link}/keep_addr_on_down"
         for command in (["sh", "-c", keep], ["ip", "link", "set", link, *words]):
             subprocess.run([*lab.entering(host), *command], check=True)
@@ -70,7 +70,7 @@ def set_link(lab: RunningLab) -> Iterator[SetLink]:
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Have this thread make its sockets in another network namespace."""
+    """Let this thread create sockets in another network namespace."""
     with Path("/proc/thread-self/ns/net").open() as own, Path(namespace).open() as other:
         kernel.enter(other.fileno(), kernel.CLONE_NEWNET)
         try:
@@ -89,31 +89,31 @@ class Ends:
     receiver: Session
 
     def paths(self) -> list[list[Any]]:
-        """Of either end."""
+        """Paths of both ends."""
         pairs = ((self.near, self.sender), (self.far, self.receiver))
         return [made.service.get(end.session.name).paths() for made, end in pairs]
 
     def states(self) -> list[list[str]]:
-        """Of the paths, as either end sees them."""
+        """States of the paths, as seen by each end."""
         return [[path.state for path in end] for end in self.paths()]
 
     def sent(self) -> list[int]:
-        """Packets that the sender has sent, by path."""
+        """Packets sent by the sender, by path."""
         return [path.statistics["packets_sent"] for path in self.paths()[0]]
 
     def close_reasons(self) -> list[str]:
-        """As the fabrics have them; empty while the session lives."""
+        """Close reasons at the fabrics; empty while the session is open."""
         pairs = ((self.near, self.sender), (self.far, self.receiver))
         return [made.service.get(end.session.name).close_reason for made, end in pairs]
 
     async def wait_states(self, *wanted: str) -> None:
-        """Wait until both ends think so of the paths."""
+        """Wait until both ends see the paths in these states."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.states() != [[*wanted]] * 2:  # noqa: ASYNC110 - no event says it
+            while self.states() != [[*wanted]] * 2:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0.005)
 
     async def carry(self, seed: int = 0) -> None:
-        """Send a message and see that it arrives as it was."""
+        """Send a message and check that it arrives intact."""
         content = random.Random(seed).randbytes(LENGTH)
         self.sender.region[:LENGTH] = content
         self.receiver.region[:LENGTH] = bytes(LENGTH)
@@ -125,7 +125,7 @@ class Ends:
         assert self.receiver.region[:LENGTH] == content
 
     async def carry_until(self, done: Callable[[], bool]) -> None:
-        """Send messages, each of which arrives, until it is so."""
+        """Send messages, each of which must arrive, until the condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             for seed in itertools.count():
                 await self.carry(seed)
@@ -205,7 +205,7 @@ async def test_two_links_carry_a_message_in_the_largest_units_that_fit_them(
             after = [lab.path(link)["delivered_bytes"] for link in LINKS]
             return [late - early for early, late in zip(before, after, strict=True)]
 
-        # A host that is late has a path passed over for a while: then another message shows it.
+        # On a slow host, a path may be skipped for a while: then send another message.
         await ends.carry_until(lambda: min(carried()) > LENGTH / 8)
 
         assert sum(carried()) > LENGTH
@@ -261,7 +261,7 @@ async def test_a_link_that_returns_is_used_again(
         set_link("b", "north", "up")
         await ends.wait_states("validated", "validated")
 
-        # What asked whether it is back is little; what it carries now is its part of messages.
+        # Probes of its return are few; now it carries its share of messages.
         share = LENGTH // ends.sender.session.unit_bytes // 8
         asked = lab.path("north")["delivered_packets"]
         await ends.carry_until(lambda: lab.path("north")["delivered_packets"] - asked > share)

@@ -1,4 +1,4 @@
-"""Topology files: what they may say, and who gets which address."""
+"""Topology files: permitted contents, and assignment of addresses."""
 
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def test_bursts_say_how_much_they_lose(tmp_path: Path) -> None:
 def test_packets_of_all_links_paths_and_ways_are_asked_for(tmp_path: Path) -> None:
     topology = load(tmp_path, wan("x", "paths = 3") + wan("y"))
 
-    # 50 Mbit/s are 4166.7 packets of 1500 bytes: 3 + 1 of them, both ways.
+    # 50 Mbit/s are 4166.7 packets of 1500 bytes: 3 + 1 of them, in both directions.
     assert topology.packets_per_second == 33_334
 
 

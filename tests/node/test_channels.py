@@ -14,7 +14,7 @@ from sealane.daemon.node.channels import Channels, Own
 
 
 class Channel:
-    """A channel that is connected, and takes a moment to close."""
+    """A connected channel that takes a moment to close."""
 
     def __init__(self) -> None:
         self.closed = 0

@@ -1,4 +1,4 @@
-"""Commands that have devices speak: what they say is taken, bounded in time and size."""
+"""Commands that query devices: their output, bounded in time and size."""
 
 import asyncio
 import base64
@@ -126,7 +126,7 @@ def test_command_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None
     assert failure(program, timeout_seconds=3).reason == "evidence.secondary.timeout"
     for number in started.read_text().split():
         deadline = time.monotonic() + PATIENCE_SECONDS
-        # Whoever the orphan was left to takes a moment to bury it.
+        # The orphan's new parent takes a moment to reap it.
         while _is_alive(number):
             assert time.monotonic() < deadline
             os.sched_yield()

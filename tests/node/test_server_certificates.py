@@ -1,4 +1,4 @@
-"""A server survives hundreds of handshakes at once, also while its certificate changes."""
+"""A server survives hundreds of concurrent handshakes, even while its certificate changes."""
 
 import asyncio
 import datetime as dt
@@ -15,7 +15,7 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.node.server_certificates import CertificateFeed
 
 HANDSHAKES = 300
-# In a process of its own: what is tested for ends the process.
+# In a separate process, because the tested fault crashes the process.
 SERVER = """
     import asyncio, sys, time
     import grpc

@@ -1,4 +1,4 @@
-"""The `tpm2` driver against a software TPM, through the verifier."""
+"""The `tpm2` driver with a software TPM, checked by the verifier."""
 
 import asyncio
 import datetime as dt
@@ -65,7 +65,7 @@ def runtime_data(kem_public_key: bytes, *, nonce: bytes = bytes(32)) -> RuntimeD
 
 
 def attest(driver: Any, verifier: Tpm2Verifier | None = None) -> Claims:
-    """Let `driver` go through challenge and evidence with a key of its own."""
+    """Attest with `driver` and a new key."""
     verifier = verifier or Tpm2Verifier()
 
     async def run() -> tuple[RuntimeData, Any, bytes]:
@@ -166,7 +166,7 @@ def test_certificate_in_the_tpms_memory_is_found(machine: SoftwareTpm, padding: 
     driver = open_driver(machine)
     key: Any = parse_public(driver._keys.endorsement_key).key
     certificate = manufacturer.certify(key)[0].public_bytes(serialization.Encoding.DER)
-    # Where the TCG's EK credential profile has the certificate of the P-256 key.
+    # NV index of the P-256 key's certificate in the TCG's EK credential profile.
     driver._tpm.call(lambda e: write_nv(e, 0x01C0000A, certificate + padding))
     driver.close()
     driver = open_driver(machine)
@@ -178,7 +178,7 @@ def test_certificate_in_the_tpms_memory_is_found(machine: SoftwareTpm, padding: 
 def test_other_tpm_can_not_answer_in_its_place(
     machine: SoftwareTpm, other_machine: SoftwareTpm
 ) -> None:
-    """Its endorsement key opens nothing made for this one; nor does this one's for its AK."""
+    """Its endorsement key can't open this TPM's credential, nor this TPM's one made for its AK."""
     from sealane.crypto.evidence.tpm2 import Introduction
 
     driver, other = open_driver(machine), open_driver(other_machine)
@@ -237,7 +237,7 @@ def test_driver_speaks_for_no_key_but_those_of_its_tpm(machine: SoftwareTpm) -> 
 def test_imported_key_is_certified_by_the_tpm_and_refused_by_the_verifier(
     machine: SoftwareTpm,
 ) -> None:
-    """A hostile agent: it has the TPM certify a key whose private half it made itself."""
+    """A hostile agent makes the TPM certify a key whose private half it created itself."""
     from tpm2_pytss import TPM2B_PUBLIC, TPM2B_SENSITIVE
     from tpm2_pytss.constants import ESYS_TR, TPMA_OBJECT
 
@@ -291,7 +291,7 @@ def test_imported_key_is_certified_by_the_tpm_and_refused_by_the_verifier(
 def test_attestation_key_that_its_owner_chose_elsewhere_is_refused(
     machine: SoftwareTpm, parent: str, told: str
 ) -> None:
-    """A hostile agent: its TPM opens the credential and signs, with a key of another place."""
+    """A hostile agent's TPM opens the credential but signs with a key of another hierarchy."""
     driver = open_driver(machine)
     with_attestation_key_of(driver, parent)
     with pytest.raises(VerificationError, match=told) as caught:
@@ -303,7 +303,7 @@ def test_attestation_key_that_its_owner_chose_elsewhere_is_refused(
 def test_every_key_of_the_endorsement_hierarchy_attests_the_same_state(
     machine: SoftwareTpm,
 ) -> None:
-    """So an owner's choice of a key changes neither the firmware's version nor the counts."""
+    """So the choice of a key changes neither the firmware's version nor the counts."""
     driver = open_driver(machine)
     honest = attest(driver)
     for attempt in range(1, 4):

@@ -1,4 +1,4 @@
-"""Admin controllers that the tests of commands and of log pages share."""
+"""Fixtures: admin controllers shared by the tests of commands and of log pages."""
 
 import pytest
 

@@ -82,7 +82,7 @@ def test_failing_to_authenticate_again_ends_it() -> None:
 
 
 def test_bytes_are_those_of_the_specification() -> None:
-    """Written out by hand from the figures of NVMe Base 2.0 §8.13.4 and §8.13.5."""
+    """The expected bytes follow the figures of NVMe Base 2.0 §8.13.4 and §8.13.5."""
     one, other = host(random=source(5)), controller(random=source(6))
     negotiate, challenge, reply, success1, success2 = run(one, other)
 
@@ -176,7 +176,7 @@ def test_a_controller_without_a_secret_can_not_prove_itself() -> None:
 
 
 def test_a_controller_that_gives_no_proof_is_refused() -> None:
-    """Linux's host takes it for an answer; it would make the controller's secret pointless."""
+    """Linux's host accepts this, which would make the controller's secret pointless."""
 
     def without_proof(index: int, message: bytes) -> bytes:
         if index != 3:
@@ -249,7 +249,7 @@ def test_messages_may_be_filled_up_with_zeros() -> None:
 
 
 def test_a_reflected_challenge_is_refused() -> None:
-    """The host's own proof is no proof of the controller: labels and names differ."""
+    """The host's own proof doesn't prove the controller: labels and names differ."""
     shared = HostSecret(bytes(range(32)))
     one = host(secret=shared, controller_secret=shared)
     other = controller(secret=shared, controller_secret=shared)

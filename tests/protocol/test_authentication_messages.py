@@ -23,7 +23,7 @@ from sealane.protocol.nvme.authentication.messages import (
 
 
 def _fields() -> list[tuple[int, int]]:
-    """(message, byte) of every field that a receiver has to look at."""
+    """Return (message, byte) of every field that a receiver has to check."""
     heads = {
         0: [0, 1, 6, 7, 8],
         1: [0, 1, 4, 5, 6, 8, 9, 10, 11, *range(12, 16), 16, 47],
@@ -47,7 +47,7 @@ def test_every_field_counts(message: int, byte: int, bit: int) -> None:
     one, other = host(), controller()
     with pytest.raises(AuthenticationError):
         run(one, other, flip)
-    # Success2 alone comes after the host is content.
+    # Only Success2 comes after the host has succeeded.
     assert not one.is_authenticated or message == 4
     assert not other.is_authenticated
 
@@ -158,9 +158,9 @@ def test_an_ephemeral_key_serves_once() -> None:
 
 @pytest.mark.parametrize("group", [group for group in DhGroup if group])
 def test_primes_are_the_ones_that_others_know(group: DhGroup) -> None:
-    """OpenSSL agrees with us on the shared value, and says that the prime is one."""
+    """OpenSSL computes the same shared value and confirms the prime."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it announces that it gives finite fields up
+        warnings.simplefilter("ignore")  # it deprecates finite fields
         parameters = dh.DHParameterNumbers(prime(group), 2).parameters()
         theirs = parameters.generate_private_key()
         ours = EphemeralKey(group, source())

@@ -1,4 +1,4 @@
-"""What a host reads of a controller it doesn't trust: lists, logs, events."""
+"""Parsing of an untrusted controller's lists, logs and events by a host."""
 
 import contextlib
 import struct
@@ -61,7 +61,7 @@ def test_ana_states_come_by_namespace() -> None:
         1: AnaState.OPTIMIZED,
         3: AnaState.OPTIMIZED,
         2: AnaState.NON_OPTIMIZED,
-        4: AnaState.INACCESSIBLE,  # a state nobody knows
+        4: AnaState.INACCESSIBLE,  # an unknown state
     }
 
 

@@ -92,7 +92,7 @@ def test_properties(admin: AdminController) -> None:
         assert status(admin.handle(refused)) == Status.INVALID_FIELD
 
 
-# Commands as such
+# Commands in general
 
 
 def test_what_is_not_offered_is_said_so(admin: AdminController) -> None:
@@ -346,7 +346,7 @@ def test_a_changed_discovery_log_is_reported() -> None:
 
 
 class Challenge:
-    """A machine that is content with one message."""
+    """A state machine that succeeds after one message."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

@@ -75,7 +75,7 @@ def test_log_pages_are_read_in_parts(plain: AdminController, page: int, size: in
 def test_fields_that_mean_nothing_to_a_page_are_left_alone(
     plain: AdminController, page: int
 ) -> None:
-    # The groups of the ANA log can be asked for alone.
+    # The groups of the ANA log can be requested alone.
     specific = 0 if page == LogPage.ANA else 0x7F
     asked = get_log(page, 8, specific=specific, identifier=0xFFFF, last=0x7F, retain=True)
     assert data(plain.handle(asked)) == data(plain.handle(get_log(page, 8, retain=True)))
@@ -89,7 +89,7 @@ def test_unknown_log_pages_are_refused(plain: AdminController, admin: AdminContr
 
 
 class Figures:
-    """Resources of a data path that did something."""
+    """Resources of a data path with some activity."""
 
     def __init__(self) -> None:
         self.failed = [CommandFailure(queue_id=1, command_id=8, status=0x80, lba=99, count=1)]
@@ -217,7 +217,7 @@ def test_a_changed_namespace_is_reported_until_its_log_is_read(plain: AdminContr
     assert struct.unpack_from("<III", retained) == (1, 3, 0)
     assert plain.next_answer() is None
     data(plain.handle(get_log(0x04, 4096)))
-    assert plain.next_answer() is None  # the read told what was pending
+    assert plain.next_answer() is None  # the read returned what was pending
     assert not any(data(plain.handle(get_log(0x04, 4096))))
     plain.update(PLAIN)
     again = plain.next_answer()
@@ -226,7 +226,7 @@ def test_a_changed_namespace_is_reported_until_its_log_is_read(plain: AdminContr
 
 
 def test_hosts_that_ask_for_every_event_hear_of_what_there_is(plain: AdminController) -> None:
-    # Critical warnings, firmware activation and telemetry beside namespaces and ANA: as SPDK does.
+    # Critical warnings, firmware activation and telemetry with namespaces and ANA, as in SPDK.
     assert status(plain.handle(set_feature(0x0B, 0xFFFF_FFFF))) == 0
     assert result(plain.handle(entry(0x0A, 0x0B))) == 0x900
     plain.handle(entry(0x0C, cid=50, length=0))
@@ -235,7 +235,7 @@ def test_hosts_that_ask_for_every_event_hear_of_what_there_is(plain: AdminContro
 
 
 def test_an_id_that_is_used_again_gives_its_event_request_up(plain: AdminController) -> None:
-    # SPDK forgets its requests and takes their ids to read the configuration at its shutdown.
+    # At its shutdown, SPDK drops its requests and reuses their ids to read the configuration.
     listening(plain, 50, 51)
     read = bytearray(get_property(0x14, 0))
     struct.pack_into("<H", read, 2, 50)

@@ -198,5 +198,5 @@ def test_only_an_error_that_passes_may_be_retried(status: constants.Status) -> N
 def test_discovery_leaves_the_secure_channel_open() -> None:
     record = discovery.DiscoveryRecord(subsystem_nqn=SUBSYSTEM.nqn, traddr="::1", trsvcid=4420)
     log = discovery.encode_discovery_log([record], generation=1)
-    # libnvme 1.3 takes "not required" (2) for a wish for TLS.
+    # libnvme 1.3 treats "not required" (2) as a request for TLS.
     assert log[1024 + 3] & 0x03 == 0

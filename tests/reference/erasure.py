@@ -1,4 +1,4 @@
-"""The erasure code of session-wire.md, as naive as it can be: the oracle of the kernels.
+"""A naive implementation of the erasure code in session-wire.md, as reference for the kernels.
 
 `python tests/reference/erasure.py` writes the vectors that the Rust tests read.
 """
@@ -25,12 +25,12 @@ def product(a: int, b: int) -> int:
 
 
 def inverse(a: int) -> int:
-    """Find the element whose product with `a` is 1."""
+    """Return the element whose product with `a` is 1."""
     return next(b for b in range(1, 256) if product(a, b) == 1)
 
 
 def coefficient(parity: int, data: int) -> int:
-    """Give what data symbol `data` is multiplied by in parity symbol `parity`."""
+    """Return the coefficient of data symbol `data` in parity symbol `parity`."""
     return product(255 ^ data, inverse((255 - parity) ^ data))
 
 
@@ -48,7 +48,7 @@ def encode(data: list[bytes], m: int) -> list[bytes]:
 
 
 def decode(symbols: dict[int, bytes], k: int) -> list[bytes]:
-    """Solve for the k data symbols; those of index k and more are parity. Gauss, on k symbols."""
+    """Recover the data from k symbols by Gaussian elimination; indices from k on are parity."""
     rows = []
     for index in sorted(symbols)[:k]:
         if index < k:
@@ -69,12 +69,12 @@ def decode(symbols: dict[int, bytes], k: int) -> list[bytes]:
 
 
 def sample(k: int, length: int) -> list[bytes]:
-    """Data of a vector."""
+    """Return the data of a vector."""
     return [bytes((i * 37 + j * 101 + i * j) % 256 for j in range(length)) for i in range(k)]
 
 
 def vectors() -> str:
-    """One line a vector: k, m, symbol bytes, then each parity symbol."""
+    """Yield a line per vector: k, m, symbol bytes, then each parity symbol."""
     lines = []
     for k, m, length in SHAPES:
         parity = encode(sample(k, length), m)

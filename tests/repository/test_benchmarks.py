@@ -1,4 +1,4 @@
-"""Benchmarks are run by hand: each of them starts all the same."""
+"""Benchmarks are run by hand; these tests check that each of them starts."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the documents show is true: links lead somewhere, commands exist, examples load."""
+"""Checks of the documents: links resolve, commands exist, examples load."""
 
 import argparse
 import ast
@@ -23,7 +23,7 @@ DOCUMENTS = [
 
 
 def anchors(document: Path) -> set[str]:
-    """Names that a link may have behind its #, as the usual viewers make them."""
+    """Return the fragments that links may use, as common viewers generate them."""
     heads = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -43,7 +43,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def shown(pattern: str) -> set[tuple[str, ...]]:
-    """What code in the documents has of a pattern."""
+    """Return the matches of a pattern in code of the documents."""
     found: set[tuple[str, ...]] = set()
     for document in DOCUMENTS:
         for code in re.findall(r"```.*?```|`[^`]*`", document.read_text(), re.DOTALL):
@@ -52,7 +52,7 @@ def shown(pattern: str) -> set[tuple[str, ...]]:
 
 
 def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Subcommands of a parser, filled."""
+    """Return the subcommands of a parser."""
     with pytest.raises(SystemExit):
         parser.parse_args([])
     (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -60,7 +60,7 @@ def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return every Python example of the documents, by name, as the body of a coroutine."""
+    """Return every Python example by name, as the body of a coroutine."""
     found = []
     for document in DOCUMENTS:
         blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
@@ -94,7 +94,7 @@ BROUGHT = {
 
 
 def brought(code: str) -> Iterator[str]:
-    """Declare what an example uses and doesn't bind."""
+    """Declare the names that an example uses but doesn't bind."""
     names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     yield from (f"{name}: {BROUGHT[name]}" for name in ({n.id for n in names} - bound) & {*BROUGHT})
@@ -176,7 +176,7 @@ TEST_NAME = re.compile(r"`(?:tests|native)/[^`]*`|`[\w/]*test_\w+\.py[^`]*`|`[\w
 
 
 def named_tests() -> set[str]:
-    """Return the tests that the documents of security name: paths, and path::name."""
+    """Return the tests named in security documents: paths, and path::name."""
     found: set[str] = set()
     for name in SECURITY:
         for code in named_in((ROOT / "docs" / name).read_text()):
@@ -185,7 +185,7 @@ def named_tests() -> set[str]:
 
 
 def named_in(text: str) -> list[str]:
-    """Return what stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
@@ -213,7 +213,7 @@ def test_rust_tests_that_documents_name_exist() -> None:
             if re.fullmatch(r"[\w/]+\.rs", name):
                 found = any(f"/{path}".endswith(f"/{name}") for path in map(str, sources))
                 assert found, f"{document}: {name}"
-            # Six words in a row are a test's name, and no key's.
+            # Six words in a row are the name of a test, not of a key.
             if re.fullmatch(r"(?:\w+::)+\w+…?|[a-z\d]+(?:_[a-z\d]+){5,}", name):
                 function = name.rpartition("::")[2].rstrip("…")
                 found = re.search(rf"\b(?:fn|mod|def|pub) {function}", code) is not None

@@ -1,4 +1,4 @@
-"""What the shipped engine is built with."""
+"""Build settings of the shipped engine."""
 
 import tomllib
 from pathlib import Path

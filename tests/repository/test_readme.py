@@ -1,4 +1,4 @@
-"""What the README shows is true: its configuration loads, its names exist."""
+"""Checks of the README: its configuration loads, its names exist."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def block(language: str) -> str:
-    """The README's one code block in a language."""
+    """Return the README's only code block in a language."""
     (found,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     return str(found)
 

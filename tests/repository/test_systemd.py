@@ -1,4 +1,4 @@
-"""The unit: as closed as it can be, and open enough for what the roles call."""
+"""The systemd unit: as restricted as possible, but permitting everything the roles call."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ EXPOSURE_MAX = 20
 """Tenths; up to 2.9 systemd calls a service OK."""
 CALLED = (
     *("memfd_create", "ftruncate", "mmap", "madvise", "socketpair", "eventfd2"),  # rings
-    *("pidfd_open", "poll", "getsockopt", "sendmsg", "recvmsg"),  # jobs, and what they are sent
+    *("pidfd_open", "poll", "getsockopt", "sendmsg", "recvmsg"),  # jobs and their descriptors
     *("sendmmsg", "recvmmsg", "setsockopt", "ppoll", "epoll_wait"),  # packets
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # stores
     *("fallocate", "fdatasync", "ioctl", "flock", "statx", "preadv", "pwritev"),
@@ -46,7 +46,7 @@ def test_a_wrong_configuration_is_not_tried_again() -> None:
             settings.setdefault(name, []).append(value)
     (codes,) = settings["RestartPreventExitStatus"]
     assert {UsageError.exit_code, VerificationError.exit_code} == {*map(int, codes.split())}
-    # The setting is about the main process: a check before it would be tried for ever.
+    # The setting concerns the main process: a failing check before it would be retried forever.
     assert "ExecStartPre" not in settings
     assert settings["ExecReload"] == [settings["ExecStart"][0] + " --reload"]
 
@@ -68,7 +68,7 @@ def analyze(*arguments: str | Path) -> str:
 
 
 def groups() -> dict[str, set[str]]:
-    """What each group of system calls has in it: calls and groups."""
+    """Return the members of each group of system calls: calls and groups."""
     found: dict[str, set[str]] = {}
     for line in analyze("syscall-filter").splitlines():
         word = line.strip()
@@ -86,7 +86,7 @@ def calls_of(word: str, known: dict[str, set[str]]) -> set[str]:
 
 
 def allowed() -> set[str]:
-    """What the lines of the unit's filter leave, in their order."""
+    """Return the system calls permitted by the unit's filter lines, applied in order."""
     found: set[str] = set()
     known = groups()
     for line in UNIT.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Rules about the source itself: what isn't executed rots."""
+"""Rules about the source itself."""
 
 import importlib.machinery
 import importlib.util

@@ -13,7 +13,7 @@ PACKAGES = sorted(path.name for path in (ROOT / "src" / "sealane").iterdir() if 
 
 
 def sources() -> set[str]:
-    """Every file of the packages that a user needs, as its path in the wheel."""
+    """Return the wheel paths of all package files that a user needs."""
     names = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):

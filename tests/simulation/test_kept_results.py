@@ -1,4 +1,4 @@
-"""What benchmarks keep of their results, so that a run that was broken off goes on."""
+"""Saved results of benchmarks, so that an interrupted run can be continued."""
 
 import importlib
 import json

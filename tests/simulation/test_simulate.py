@@ -1,4 +1,4 @@
-"""The simulator through its Python face."""
+"""The simulator through its Python interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERCENT = 10_000_000
 
 
 def fast(**faults: Any) -> _native.LinkSettings:
-    """400 Gbit/s and 25 ms of round trip."""
+    """Return a link of 400 Gbit/s with a round trip of 25 ms."""
     return _native.LinkSettings(
         rate_bits_per_second=400_000_000_000,
         delay_nanos=12_500_000,

@@ -1,4 +1,4 @@
-"""An all-reduce of session machines in virtual time: what it computes, how long it takes."""
+"""An all-reduce of session machines in virtual time: result and duration."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The session machine in virtual time beside the completion-time model, losses in bursts."""
+"""The session machine in virtual time against the completion-time model, with bursty losses."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def path_of(loss: Loss) -> Path:
 
 
 def simulated(loss: Loss, size: int, scheme: Scheme, count: int) -> np.ndarray:
-    """Completion times in seconds."""
+    """Return completion times in seconds."""
     link = {"rate_bits_per_second": RATE, "delay_nanos": 12_500_000, "buffer_bytes": 64 << 20}
     chain = _native.LinkSettings(
         **link,

@@ -1,4 +1,4 @@
-"""The initiator against controllers that lie, stall, cut and repeat, PDU by PDU."""
+"""The initiator against controllers that forge, stall, cut and repeat PDUs."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,14 @@ ENTRY = bytes([0x06, 0x40]).ljust(64, b"\0")
 
 @dataclass(slots=True)
 class Peer:
-    """A queue of ours and the other end of its connection."""
+    """Our queue and the other end of its connection."""
 
     queue: AdminQueue
     stream: PduStream
     losses: list[Error] = field(default_factory=list)
 
     async def command(self) -> int:
-        """Take a command; its id."""
+        """Read a command; return its id."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             header, _ = await self.stream.receive()
         assert header.kind == PduKind.CAPSULE_CMD
@@ -60,7 +60,7 @@ async def connected(*, timeout_seconds: float = PATIENCE_SECONDS) -> AsyncIterat
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection."""
+    """Return both ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ours = socket.create_connection(listening.getsockname())
         return ours, listening.accept()[0]
@@ -86,7 +86,7 @@ async def test_answers_find_their_commands_in_any_order() -> None:
 
 
 async def test_data_may_come_in_pieces_and_end_the_command() -> None:
-    """The success flag stands for the completion, which isn't sent then."""
+    """The success flag replaces the completion."""
     async with connected() as peer:
         asked = asyncio.ensure_future(peer.queue.submit(ENTRY, room=8))
         command_id = await peer.command()
@@ -194,7 +194,7 @@ async def test_closing_is_no_loss_but_ends_commands() -> None:
         assert not peer.losses
 
 
-# Before the queue: ICResp and Connect.
+# Before the queue is ready: ICResp and Connect.
 
 CONNECT = Connect(
     command_id=0,
@@ -208,7 +208,7 @@ CONNECT = Connect(
 
 
 async def greeted(answer: bytes, *, digests: Digests, result: int = 1) -> PduStream:
-    """Connect to a peer that says `answer` for ICResp and accepts Connect."""
+    """Connect to a peer that sends `answer` as ICResp and accepts Connect."""
     ours, theirs = tcp_pair()
     try:
         peer = _stream(theirs)

@@ -34,7 +34,7 @@ def link(
     seed: int = 1,
     buffer_bytes: int = 1 << 24,
 ) -> Iterator[tuple[socket.socket, Emulator, socket.socket]]:
-    """Give a client that is connected to the emulator, the emulator, and the far end."""
+    """Yield a client connected to the emulator, the emulator and the far end."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end,
@@ -59,7 +59,7 @@ def link(
 
 
 def send_numbered(seed: int, count: int) -> list[bool]:
-    """Send numbered packets in bursts; say of each whether it was lost."""
+    """Send numbered packets in bursts; return for each whether it was lost."""
     seen: set[int] = set()
     with link(loss_ppb=100_000_000, seed=seed) as (client, emulator, end):
         for start in range(0, count, 50):
@@ -83,7 +83,7 @@ def test_rate_is_kept_in_wire_bytes() -> None:
             end.recv(2000)
         elapsed = time.perf_counter() - start
 
-    # 100 packets of 1250 wire bytes at 20 Mbit/s take 50 ms: never less, and of that order.
+    # 100 packets of 1250 wire bytes at 20 Mbit/s take at least 50 ms, and not much more.
     assert 0.0499 < elapsed < 2
 
 

@@ -1,4 +1,4 @@
-"""The oracle of the erasure code agrees with itself and with the kernels' vectors."""
+"""The reference implementation of the erasure code: self-consistency and the kernels' vectors."""
 
 import itertools
 

@@ -86,11 +86,11 @@ def test_both_sides_get_mirrored_keys_and_the_same_confirmation() -> None:
 
 
 def test_no_two_exchanges_give_the_same_keys() -> None:
-    """Packet numbers start at 0 with each session: a fabric that restarts has other keys."""
+    """Packet numbers start at 0 in each session, so a restarted fabric needs other keys."""
     seen = set()
     for _ in range(50):
         left, right = Exchange(), Exchange()
-        # All the rest is as it was before the restart.
+        # Everything else is as before the restart.
         established = derived(left, make(left, right), is_initiator=True)
         seen |= {bytes(established.keys.send), bytes(established.keys.receive)}
 

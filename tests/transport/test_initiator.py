@@ -56,7 +56,7 @@ CONTROLLER_SECRET = HostSecret(bytes(range(64)))
 
 @dataclass(slots=True)
 class Opened:
-    """An admission that hands its queue to the engine."""
+    """An admission that passes its queue to the engine."""
 
     controller: _native.Controller
     connect: Connect
@@ -163,7 +163,7 @@ class World:
     is_stopped: bool = False
 
     async def stop(self) -> None:
-        """Go away, like a target that is killed."""
+        """Stop like a killed target."""
         if not self.is_stopped:
             self.is_stopped = True
             await self.listener.stop()
@@ -306,7 +306,7 @@ async def test_wrong_secrets_lead_nowhere(credentials: Credentials | None, reaso
 
 
 async def test_a_controller_that_never_authenticates_is_not_trusted(world: World) -> None:
-    """Whoever expects proof of a controller doesn't go on without."""
+    """A host that requires the controller's proof doesn't proceed without it."""
     credentials = Credentials(secret=SECRET, controller_secret=CONTROLLER_SECRET)
     with pytest.raises(Error):
         await world.host(credentials=credentials).connect()
@@ -353,7 +353,7 @@ async def test_discovery_finds_the_subsystem(world: World) -> None:
 
 @dataclass(slots=True)
 class Restless:
-    """A discovery controller whose log has changed whenever it is looked at again."""
+    """A discovery controller whose log changes between reads."""
 
     changes: int
     count: int = 1
@@ -393,7 +393,7 @@ async def test_a_discovery_log_without_end_is_refused() -> None:
 async def test_a_cancelled_command_leaves_the_queue_usable(world: World) -> None:
     async with world.host() as host:
         asked = asyncio.ensure_future(host.active_namespaces())
-        await asyncio.sleep(0)  # it has been sent
+        await asyncio.sleep(0)  # let it be sent
         asked.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asked
@@ -405,7 +405,7 @@ async def test_a_cancelled_command_leaves_the_queue_usable(world: World) -> None
 
 @dataclass(slots=True)
 class Paths:
-    """A manager whose delays last until the test says so."""
+    """A manager whose delays last until the test ends them."""
 
     manager: ConnectionManager
     events: "asyncio.Queue[PathEvent]"
@@ -493,7 +493,7 @@ async def test_a_path_that_stays_lost_is_given_up(world: World) -> None:
         gone = await paths.reach(world.address, PathState.GONE)
         assert isinstance(gone.error, UnavailableError)
         with pytest.raises(UnavailableError) as caught:
-            async with asyncio.timeout(PATIENCE_SECONDS):  # at once, not when the time is up
+            async with asyncio.timeout(PATIENCE_SECONDS):  # immediately, not at the timeout
                 await paths.manager.connect_queue(1, nsid=1, timeout_seconds=3600)
         assert caught.value.reason == "paths.none"
 

@@ -27,7 +27,7 @@ from sealane.planning.model.tail import Tail
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Slowdown against lossless, mean / p99.9 (SDR-RDMA, recomputed): 400 Gbit/s, 25 ms, units of 4 KiB,
-# time-out 3 RTT and 1 RTT, the paper's MDS(32, 8) and XOR(32, 8) with beta = 1.
+# timeout 3 RTT and 1 RTT, the paper's MDS(32, 8) and XOR(32, 8) with beta = 1.
 GOLDEN = """
 128 KiB 1e-4 1.01/4.00 1.00/2.00 1.00/1.00 1.00/1.00
 128 KiB 1e-3 1.09/4.00 1.03/2.00 1.00/1.00 1.00/1.00
@@ -186,7 +186,7 @@ def test_a_message_of_a_million_round_trips_is_not_walked_round_by_round(scheme:
     found = completion(path, 64 << 30, scheme)
 
     assert len(found.times) < 100_000
-    # All data; of the parity only that of the last blocks.
+    # All data, but only the parity of the last blocks.
     assert 0 < found.mean - path.units(64 << 30) * path.unit_seconds < 0.5
 
 

@@ -26,7 +26,7 @@ def draw(sites: int, pieces: int = 1, depth: int = 16, loss: float = 0.0) -> np.
     return all_reduce(path(loss), 1_250_000 * sites, sites, SelectiveRepeat(), **options)
 
 
-# A segment of 1000 units takes 10 ms, a way 10 ms.
+# A segment of 1000 units takes 10 ms to send, and 10 ms to travel.
 @pytest.mark.parametrize(
     ("sites", "pieces", "depth", "milliseconds"),
     [
@@ -34,7 +34,7 @@ def draw(sites: int, pieces: int = 1, depth: int = 16, loss: float = 0.0) -> np.
         (2, 1, 1, 30 + 20),
         (4, 1, 16, 6 * 20),
         (4, 1, 1, 5 * 30 + 20),
-        # A piece of 1 ms is back after 11, behind nine others that have left after 10.
+        # A piece of 1 ms is back after 11 ms; the nine others have been sent after 10 ms.
         (4, 10, 64, 5 * 11 + 10 + 10),
     ],
 )
@@ -49,7 +49,7 @@ def test_without_loss_steps_add_up(
 
 
 def test_two_sites_take_the_later_of_two_chains() -> None:
-    """A site's second message waits for the other's first: the mean of a maximum, by hand."""
+    """A site's second message waits for the other's first: a mean maximum, computed by hand."""
     message = completion(path(1e-4), 1_250_000, SelectiveRepeat())
     random = np.random.default_rng(2)
     steps = random.choice(

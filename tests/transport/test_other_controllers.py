@@ -1,4 +1,4 @@
-"""The initiator with controllers that can less than ours, start slowly, or are somebody else."""
+"""The initiator with less capable, slow or different controllers."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def identity(*, nqn: str = NQN, mdts: int = 5, maxcmd: int = 0, icdoff: int = 0)
 
 @dataclass
 class Controller:
-    """Does as it is told; remembers the queues that were connected."""
+    """A scripted controller, which records the connected queues."""
 
     identity: bytes = field(default_factory=identity)
     mqes: int = 127
@@ -78,7 +78,7 @@ class Controller:
 
 @contextlib.asynccontextmanager
 async def running(controller: Controller, **changes: object) -> AsyncIterator[HostController]:
-    """Start it, and make a host that isn't connected yet."""
+    """Start the controller; yield a host that isn't connected yet."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     loop = asyncio.get_running_loop()

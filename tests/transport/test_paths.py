@@ -1,4 +1,4 @@
-"""When a path is tried again, and which one a queue takes."""
+"""Retries of paths, and the choice of a path for a queue."""
 
 import pytest
 

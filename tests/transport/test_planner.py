@@ -45,7 +45,7 @@ def long_path(rate: float, burst_packets: float = 1.0) -> Path:
     )
 
 
-# What is chosen.
+# Choice of a scheme.
 
 
 def test_without_loss_nothing_is_coded() -> None:
@@ -192,7 +192,7 @@ def test_reasons_name_what_decided() -> None:
     assert "parity would" in why(rare, MIB, rank(rare, MIB), Objective.MEAN)
 
 
-# What is thought of the path.
+# Estimation of the path.
 
 
 @pytest.mark.parametrize("loss", [Loss(rate=1e-2), Loss(rate=1e-2, burst_packets=6.0)])
@@ -209,7 +209,7 @@ def test_intervals_hold_the_truth(loss: Loss) -> None:
 
 
 def test_intervals_of_counts_are_the_tables() -> None:
-    # Garwood's exact intervals, as tables of the Poisson distribution have them.
+    # Garwood's exact intervals, from tables of the Poisson distribution.
     for count, low, high in [
         (0, 0.0, 3.689),
         (1, 0.025, 5.572),
@@ -254,7 +254,7 @@ def test_losses_beside_congestion_marks_do_not_count() -> None:
     before = estimator.estimate.rate_high
     marked = PathCounters(sent=10_000, lost=500, loss_runs=200, congestion_marks=30)
 
-    # What is lost just before and just after the marks belongs to the same queue.
+    # Losses just before and just after marks belong to the same queue.
     feed(estimator, [LOSSY, marked, marked, LOSSY, *[CLEAN] * 3])
 
     assert estimator.estimate.rate_high <= before
@@ -310,7 +310,7 @@ def test_no_counters_break_the_estimate(seed: int) -> None:
         assert found.loss.burst_packets >= 1
 
 
-# When plans change.
+# Changes of plans.
 
 
 def test_a_plan_stays_while_the_loss_is_what_it_was_made_for() -> None:
@@ -336,7 +336,7 @@ def test_a_plan_is_renewed_once_the_loss_is_three_times_beyond_its_interval() ->
 def test_a_path_that_loses_nearly_all_has_the_plan_of_one_that_loses_a_tenth(
     lost: int, runs: int
 ) -> None:
-    # Of the second, unbounded, a plan took more than a minute even for a path as short as this.
+    # Without bounds, a plan for the second path took more than a minute, although it is short.
     planner = Planner(replace(long_path(1e-5), rate_bits_per_second=200e6, round_trip_seconds=2e-3))
     feed(planner.estimator, [PathCounters(sent=10_000, lost=lost, loss_runs=runs)] * 5)
 

@@ -1,4 +1,4 @@
-"""Pairs of native endpoints over loopback, jobs driving their rings by hand."""
+"""Pairs of native endpoints over loopback, with jobs that drive their rings directly."""
 
 import contextlib
 import ctypes
@@ -83,7 +83,7 @@ def pair(
     reordering_ns: int = 0,
     permits: tuple[Permit | None, Permit | None] = (None, None),
 ) -> Iterator[tuple[End, End]]:
-    """Two endpoints that share keys; the first opened the session, perhaps through a relay."""
+    """Return two endpoints that share keys; the first opens the session, maybe via a relay."""
     with contextlib.ExitStack() as stack:
         ends = []
         for _ in range(2):
@@ -179,7 +179,7 @@ def test_a_plan_decides_for_sends_that_ask_for_it() -> None:
             return after["parity_packets_sent"] - before["parity_packets_sent"]
 
         def wait_for_parity(size: int) -> None:
-            # Parity leaves last: where the answer is faster than that, none is sent.
+            # Parity is sent last, and not at all if the answer is faster.
             end = time.monotonic() + PATIENCE_SECONDS
             while not parity_of(size):
                 assert time.monotonic() < end
@@ -269,7 +269,7 @@ def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
 
 
 def test_a_paced_sender_wakes_up_for_several_packets_at_once() -> None:
-    # 8 packets are earned in a millisecond; a loaded machine makes it more, never less.
+    # 8 packets are earned per millisecond; a loaded machine makes it more, never less.
     with pair(rate=100_000_000) as (left, right):
         transfer(left, right, sizes=[1 << 19])
         sent = left.statistics()
@@ -430,7 +430,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def protect_writable(descriptor: int) -> None:
-    """Map for reading, then ask for more, as only C can."""
+    """Map for reading, then request write access, as only C can."""
     LIBC.mmap.restype = ctypes.c_void_p
     length = ctypes.c_size_t(mmap.PAGESIZE)
     view = LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
@@ -502,7 +502,7 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
                 left.completions(1)
 
         assert posted == 3, "the last entry is for commands"
-        # An end takes no more than its completion queue has room for: both are emptied in turn.
+        # An end accepts only what fits its completion queue, so both are emptied in turn.
         poller = select.poll()
         for end in (left, right):
             poller.register(end.ring.fileno(), select.POLLIN)
@@ -533,7 +533,7 @@ def test_impossible_sizes_are_refused(arguments: dict[str, int]) -> None:
         SessionEndpoint(["127.0.0.1:0"], **arguments)
 
 
-# Permits: nobody closes these sessions, their threads look themselves.
+# Permits: no caller closes these sessions; their own threads check the permit.
 
 PERMITTED_BYTES = 100_000
 

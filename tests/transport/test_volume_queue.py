@@ -1,4 +1,4 @@
-"""A host's I/O queue whose controller says nothing any more."""
+"""A host's I/O queue whose controller stops answering."""
 
 import asyncio
 import socket
@@ -44,7 +44,7 @@ async def test_a_cancelled_write_ends_its_queue_rather_than_wait_for_ever(
     writing.cancel()
     await asyncio.wait({writing, other}, timeout=PATIENCE_SECONDS)
     assert writing.cancelled()
-    # Whether it was written nobody knows: nothing may follow it on this queue.
+    # It isn't known whether it was written, so nothing may follow it on this queue.
     with pytest.raises(UnavailableError, match="closed"):
         await other
     with pytest.raises(UnavailableError, match="closed"):

@@ -1,4 +1,4 @@
-"""A made-up AMD: roots, signing keys, chips and their reports for every product."""
+"""A synthetic AMD: roots, signing keys, chips and their reports for every product."""
 
 import dataclasses
 import functools
@@ -74,7 +74,7 @@ class ReportFields:
 
 
 class Amd:
-    """One product's authorities, and one chip."""
+    """A product's authorities, and one chip."""
 
     def __init__(self, product: str) -> None:
         self.product = product
@@ -125,7 +125,7 @@ class Amd:
         return sign(fields.encode(), (key or self.vcek).key)
 
     def table(self, *, key: Authority | None = None, signer: Authority | None = None) -> bytes:
-        """Return what a host supplies beside a report signed by the VCEK."""
+        """Return the table that a host supplies with a report signed by the VCEK."""
         return certificate_table(
             (VCEK_GUID, (key or self.vcek).der), (ASK_GUID, (signer or self.ask).der)
         )
@@ -151,9 +151,9 @@ def certificate_table(*entries: tuple[uuid.UUID, bytes]) -> bytes:
 
 
 def with_serial_zero(authority: Authority, signer: Authority) -> bytes:
-    """Return a certificate of serial number 1 again with 0, which AMD gives to endorsement keys.
+    """Return a certificate with serial number 0 instead of 1, as AMD's endorsement keys have.
 
-    The builder refuses that number, so the DER is changed and signed anew.
+    The builder refuses 0, so the DER is changed and signed again.
     """
     tbs = bytearray(authority.certificate.tbs_certificate_bytes)
     place = tbs.index(b"\x02\x01\x01\x30")  # serial number 1, before the signature algorithm
@@ -168,7 +168,7 @@ def with_serial_zero(authority: Authority, signer: Authority) -> bytes:
 
 @functools.cache
 def amd(product: str) -> Amd:
-    """Return the one made-up AMD of this process for `product`: keys take time."""
+    """Return this process's synthetic AMD for `product`, cached because keys take time."""
     return Amd(product)
 
 

@@ -1,4 +1,4 @@
-"""Certificates and revocation lists of made-up vendors: what the synthetic PKIs have in common."""
+"""Certificates and revocation lists: the common part of the synthetic vendors' PKIs."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def name(common_name: str, *, organization: str = "Test vendor") -> x509.Name:
 
 @dataclass
 class Authority:
-    """A key and its certificate, and what it needs to issue others."""
+    """A key and its certificate, which can issue others."""
 
     key: Key
     certificate: x509.Certificate
@@ -86,7 +86,7 @@ class Authority:
         start: dt.datetime = START,
         end: dt.datetime = END,
     ) -> x509.CertificateRevocationList:
-        """Publish a list."""
+        """Return a revocation list."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -157,5 +157,5 @@ def p384() -> ec.EllipticCurvePrivateKey:
 
 
 def rsa_key() -> rsa.RSAPrivateKey:
-    """Half the vendor's length: four times as fast, and the verifier takes a pinned root as is."""
+    """Return a key of half the vendor's length: four times as fast, and fine for pinned roots."""
     return rsa.generate_private_key(65537, 2048)

@@ -1,4 +1,4 @@
-"""Event logs as firmware writes them (TCG PC Client), and the registers they lead to."""
+"""Event logs in the firmware's format (TCG PC Client), and the resulting registers."""
 
 import hashlib
 

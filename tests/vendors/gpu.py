@@ -1,7 +1,7 @@
-"""A command as `enrolment.secondary` names one: has a made-up GPU answer.
+"""A command for `enrolment.secondary` that answers as a synthetic GPU.
 
-`python tests/vendors/gpu.py KEY CHAIN NONCE`: files of the attestation key and of its certificates,
-in PEM, and the nonce in hexadecimal.
+`python tests/vendors/gpu.py KEY CHAIN NONCE`: files with the attestation key and
+its certificates in PEM, and the nonce in hexadecimal.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""A made-up Intel: root, PCK, TCB information, QE identity, and TDX quotes of one platform."""
+"""A synthetic Intel: root, PCK, TCB information, QE identity, and TDX quotes of one platform."""
 
 import dataclasses
 import datetime as dt
@@ -65,7 +65,7 @@ class Quote:
         return body
 
     def signed(self) -> bytes:
-        """Return header and body as the attestation key signs them."""
+        """Return header and body, which the attestation key signs."""
         head = struct.pack("<HHIHH", self.version, self.key_type, self.tee_type, 0, 0)
         head += self.vendor + bytes(20)
         body = self.body()
@@ -86,7 +86,7 @@ class Quote:
 
 
 class Intel:
-    """Authorities, one platform's PCK, and what Intel publishes about it."""
+    """Authorities, one platform's PCK, and its published collateral."""
 
     def __init__(self) -> None:
         self.root = root("Intel SGX Root CA", p256(), hash_=hashes.SHA256())
@@ -201,7 +201,7 @@ class Intel:
         list_end: dt.datetime = END,
         tcb_signer: Authority | None = None,
     ) -> bytes:
-        """Return the JSON in which collateral of one FMSPC is exchanged."""
+        """Return the collateral of one FMSPC as JSON."""
         info = _text(tcb_info if tcb_info is not None else self.tcb_info())
         identity = _text(qe_identity if qe_identity is not None else self.qe_identity())
         signer = tcb_signer or self.tcb_signer
@@ -268,12 +268,12 @@ def sgx_extension(*, fmspc: bytes, cpu_svn: Sequence[int], pce_svn: int, ppid: b
 
 @functools.cache
 def intel() -> Intel:
-    """Return the one made-up Intel of this process."""
+    """Return this process's synthetic Intel."""
     return Intel()
 
 
 def _pair(arc: str, value: bytes) -> bytes:
-    # What precedes the arc is 1.2.840.113741.1.13.1.
+    # The prefix of the arc is 1.2.840.113741.1.13.1.
     prefix = bytes([0x2A, 0x86, 0x48, 0x86, 0xF8, 0x4D, 0x01, 0x0D, 0x01])
     return _der(0x30, _der(6, prefix + bytes(map(int, arc.split(".")))) + value)
 

@@ -1,4 +1,4 @@
-"""A made-up NVIDIA: the chain of one GPU and its measurement reports."""
+"""A synthetic NVIDIA: the chain of one GPU and its measurement reports."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ class Report:
     )
 
     def signed(self) -> bytes:
-        """Return what the attestation key signs."""
+        """Return the bytes that the attestation key signs."""
         record = b"".join(
             struct.pack("<BBHBH", index, self.specification, len(value) + 3, 1, len(value)) + value
             for index, value in self.blocks
@@ -111,7 +111,7 @@ class Nvidia:
 
 
 def gpu_command(directory: Path) -> list[str]:
-    """Return the command by which the made-up GPU answers (`enrolment.secondary`)."""
+    """Return the command of the synthetic GPU (`enrolment.secondary`)."""
     key = nvidia().key.key
     (directory / "gpu.pem").write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -124,5 +124,5 @@ def gpu_command(directory: Path) -> list[str]:
 
 @functools.cache
 def nvidia() -> Nvidia:
-    """Return the one made-up NVIDIA of this process."""
+    """Return this process's synthetic NVIDIA."""
     return Nvidia()

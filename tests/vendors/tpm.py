@@ -1,4 +1,4 @@
-"""What a TPM says, made from keys in memory: for tests of verifiers, with every field in reach."""
+"""TPM structures made from keys in memory, with every field changeable, for tests of verifiers."""
 
 import datetime as dt
 import hashlib
@@ -123,7 +123,7 @@ def certify_body(name: bytes) -> bytes:
 
 @dataclass
 class SyntheticTpm:
-    """One TPM. Replace a key or a public area to make it lie."""
+    """A TPM. Replace a key or a public area to make it dishonest."""
 
     ek: PrivateKey = field(default_factory=p256)
     ak: PrivateKey = field(default_factory=p256)
@@ -164,7 +164,7 @@ class SyntheticTpm:
         )
 
     def activate(self, activation: bytes) -> bytes:
-        """Be TPM2_ActivateCredential; AssertionError if it isn't for this EK and AK."""
+        """Act as TPM2_ActivateCredential; raise AssertionError for another EK or AK."""
         blob, rest = split(activation)
         encrypted_seed, rest = split(rest)
         assert rest == b""
@@ -229,20 +229,20 @@ class SyntheticTpm:
 
 
 def split(content: bytes) -> tuple[bytes, bytes]:
-    """Take a TPM2B off the front."""
+    """Split a TPM2B off the front."""
     length = int.from_bytes(content[:2], "big")
     assert len(content) >= 2 + length
     return content[2 : 2 + length], content[2 + length :]
 
 
 def kdf_a(key: bytes, fixed: bytes) -> bytes:
-    """Return the first block of KDFa, which is all that is ever needed with SHA-256."""
+    """Return the first block of KDFa, which suffices with SHA-256."""
     return hmac.digest(key, (1).to_bytes(4, "big") + fixed, "sha256")
 
 
 @dataclass
 class Manufacturer:
-    """A TPM maker's authorities: a root and an issuer of EK certificates."""
+    """A TPM manufacturer's authorities: a root and an issuer of EK certificates."""
 
     now: dt.datetime
     root_key: ec.EllipticCurvePrivateKey = field(default_factory=p256)
@@ -291,7 +291,7 @@ class Manufacturer:
         *,
         usage: str = "2.23.133.8.1",
     ) -> list[x509.Certificate]:
-        """Return an EK certificate, as the TCG's profile has it, and its issuer's."""
+        """Return an EK certificate of the TCG's profile, and its issuer's."""
         directory = x509.DirectoryName(
             x509.Name([x509.NameAttribute(x509.ObjectIdentifier("2.23.133.2.1"), "id:00000000")])
         )

@@ -1,4 +1,4 @@
-"""configfs-tsm as a directory of ordinary files, with hardware to choose."""
+"""configfs-tsm emulated by ordinary files, with selectable hardware."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from sealane.daemon.node.evidence.tsm import ReportTree
 
 
 class ImitationTree(ReportTree):
-    """Files that behave as configfs does: made, filled and emptied with the report."""
+    """Files that behave like configfs: created, filled and emptied with the report."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class ImitationTree(ReportTree):
         self.provider = provider
         self.sign = sign
         self.table = table
-        self.strangers = 0  # writes of somebody else to come
+        self.strangers = 0  # pending writes by other processes
         self.signed: list[bytes] = []
 
     def create(self) -> Path:

@@ -1,4 +1,4 @@
-"""Real evidence from public repositories, found by SEALANE_ATTESTATION_VECTORS; never committed."""
+"""Real evidence from public repositories, in SEALANE_ATTESTATION_VECTORS; never committed."""
 
 import datetime as dt
 import os
@@ -10,7 +10,7 @@ VARIABLE = "SEALANE_ATTESTATION_VECTORS"
 
 
 def vector(name: str) -> bytes:
-    """Return a file of the set, decoded if it is hexadecimal text; skip where there is no set."""
+    """Return a file of the set, decoded if it is hexadecimal text; skip without a set."""
     folder = os.environ.get(VARIABLE)
     if folder is None:
         pytest.skip(f"{VARIABLE} is not set: it names a folder of real evidence")
@@ -24,7 +24,7 @@ def utc(text: str) -> dt.datetime:
 
 
 class Committed:
-    """A binding whose hashes are known, not what was hashed: all that real evidence leaves us."""
+    """A binding of which only the hashes are known, as in recorded evidence."""
 
     def __init__(self, *, report_data: bytes = bytes(64), device_nonce: bytes = bytes(32)) -> None:
         self.report_data = report_data

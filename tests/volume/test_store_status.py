@@ -1,4 +1,4 @@
-"""What the health of a store is made of."""
+"""The inputs of a store's health."""
 
 import datetime as dt
 

@@ -1,4 +1,4 @@
-"""The evidence collection: one encoding of each, nothing past the end, nothing else taken."""
+"""The evidence collection: a single encoding, no trailing bytes, everything else refused."""
 
 import cbor2
 import pytest

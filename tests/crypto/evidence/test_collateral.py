@@ -1,4 +1,4 @@
-"""Loading collateral: only what vendors signed, only in its time, and never backwards."""
+"""Loading collateral: only signed by vendors, only while valid, and never older than before."""
 
 import datetime as dt
 import json
@@ -177,7 +177,7 @@ def test_a_changed_document_is_refused(vendor: Intel, name: str) -> None:
 
 def tcb_signers(vendor: Intel) -> Mapping[str, Authority]:
     return {
-        # A PCK's holder has a chain to Intel's root too, and its authority a key right below.
+        # The holder of a PCK has a chain to Intel's root, too, and its issuer a key directly below.
         "pck": vendor.pck,
         "authority": vendor.pck_authority,
         "other name": vendor.root.issue("Intel SGX Other", p256(), is_listed=True),
@@ -251,7 +251,7 @@ def test_a_list_that_the_issuer_did_not_sign_is_refused(genoa: Amd) -> None:
     foreign = der(root("ARK-Other", rsa_key()).revoke())
     loaded = load({"a": forged, "b": foreign, "c": der(genoa.ark.revoke(number=5))})
     assert refusals(loaded) == [("a", "revocation_list"), ("b", "chain")]
-    # What is forged can't displace what is genuine.
+    # Forged collateral can't displace genuine collateral.
     (number,) = (v for k, v in loaded.high_water.items() if k.endswith("/number"))
     assert number == 5
 
@@ -328,7 +328,7 @@ def test_the_same_and_newer_are_taken_again(vendor: Intel) -> None:
 
 
 def test_vendor_roots_are_the_ones_that_are_known() -> None:
-    """SHA-256 of the certificates, as others pin them."""
+    """Compares SHA-256 of the certificates with values pinned by others."""
     roots = vendor_roots()
     found = {
         name: certificate.fingerprint(hashes.SHA256()).hex()

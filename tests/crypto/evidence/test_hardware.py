@@ -1,4 +1,4 @@
-"""The vendors' verifiers as the verifier service uses them."""
+"""The vendors' verifiers, used as by the verifier service."""
 
 import pytest
 

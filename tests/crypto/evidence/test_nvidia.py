@@ -1,4 +1,4 @@
-"""The verifier of NVIDIA's reports against a made-up NVIDIA, and one real report."""
+"""The verifier of NVIDIA's reports, with a synthetic NVIDIA and one real report."""
 
 import datetime as dt
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The SEV-SNP verifier against made-up AMDs: every check, every product, every truncation."""
+"""The SEV-SNP verifier with synthetic AMDs: every check, every product, every truncation."""
 
 import datetime as dt
 import struct
@@ -273,7 +273,7 @@ def test_the_other_ecdsa_signature_of_a_report_is_the_same_report(vendor: Amd) -
     assert verify(vendor, other) == verify(vendor, good)
     above = good[:0x2E8] + (ORDER_P384 + s).to_bytes(72, "little") + good[0x330:]
     refused("signature", vendor, above)
-    assert encode_dss_signature(1, s)  # what a value above the order is still encoded as
+    assert encode_dss_signature(1, s)  # values above the order are still encoded
 
 
 def test_runtime_data_is_committed_to(vendor: Amd) -> None:
@@ -284,7 +284,7 @@ def test_runtime_data_is_committed_to(vendor: Amd) -> None:
 def test_a_report_of_another_chips_key_is_refused(vendor: Amd) -> None:
     other = vendor.endorse(hwid=bytes([9]) * 64)
     refused("signature", vendor, table=vendor.table(key=other))
-    # Even if that key did sign it, it is not this chip's.
+    # Even if that key signed it, it isn't this chip's.
     refused("chip_mismatch", vendor, report(vendor, key=other), table=vendor.table(key=other))
 
 
@@ -333,7 +333,7 @@ def test_another_products_chain_is_refused(vendor: Amd) -> None:
     milan = amd("Milan")
     refused("chain", vendor, report(vendor, key=milan.vcek), table=milan.table())
     refused("chain", vendor, table=vendor.table(signer=milan.ask))
-    # A Milan report that says it is Genoa's, signed below Milan's root.
+    # A Milan report that claims to be Genoa's, signed under Milan's root.
     known = Collateral(roots=vendor_roots())
     refused("chain", vendor, known=known)
 
@@ -414,7 +414,7 @@ def test_a_revocation_list_out_of_its_time_is_refused(vendor: Amd, days: int) ->
     edge = NOW + dt.timedelta(days=days)
     window = {"end": edge} if days < 0 else {"start": edge}
     refused("collateral_expired", vendor, known=lists(vendor, **window))
-    # Which never makes a revoked key good.
+    # This never makes a revoked key valid.
     serial = vendor.ask.certificate.serial_number
     refused("revoked", vendor, known=lists(vendor, serial, **window))
 

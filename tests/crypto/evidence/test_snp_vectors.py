@@ -1,4 +1,4 @@
-"""Real SEV-SNP reports, each at a time its certificates are valid, and what they say."""
+"""Real SEV-SNP reports and their claims, each verified while its certificates are valid."""
 
 import hashlib
 import itertools
@@ -16,7 +16,7 @@ from vendors.amd import certificate_table
 from vendors.vectors import Committed, utc, vector
 
 SETS = {
-    # report, endorsement key, chain, a time within
+    # report, endorsement key, chain, a time of validity
     "genoa": ("genoa-v3-vcek/report.bin", "genoa-v3-vcek/vcek.pem", "genoa_ask_ark", "2026-01-01"),
     "milan": ("milan-v2-vcek/report.hex", "milan-v2-vcek/vcek.der", "milan_ask_ark", "2026-01-01"),
     "debug": (

@@ -1,4 +1,4 @@
-"""The TDX verifier against a made-up Intel: every check, both parsers, every truncation."""
+"""The TDX verifier with a synthetic Intel: every check, both parsers, every truncation."""
 
 import datetime as dt
 import json
@@ -175,7 +175,7 @@ def test_both_parsers_agree_on_every_flip(vendor: Intel) -> None:
             claims = verify(vendor, bytes(changed), known=known)
         except VerificationError:
             continue
-        # What isn't signed may change: then the quote says the same.
+        # Unsigned bytes may change: the quote's claims stay the same.
         assert place >= signed
         assert claims == verify(vendor, good, known=known)
         accepted.append(place)
@@ -183,7 +183,7 @@ def test_both_parsers_agree_on_every_flip(vendor: Intel) -> None:
 
 
 def test_the_engine_refuses_whatever_the_parser_refuses(vendor: Intel) -> None:
-    """The parsers differ only in what is stricter here: bits and bytes the engine doesn't read."""
+    """This parser is stricter only about bits and bytes that the engine doesn't read."""
     good = quote(vendor)
     for place in range(0, len(good) - 2000, 3):
         changed = bytearray(good)
@@ -256,7 +256,7 @@ def test_the_other_ecdsa_signature_of_a_quote_is_the_same_quote(vendor: Intel) -
     s = int.from_bytes(good[start : start + 32], "big")
     other = good[:start] + (ORDER_P256 - s).to_bytes(32, "big") + good[start + 32 :]
     assert verify(vendor, other) == verify(vendor, good)
-    # A replay key over the whole quote would take these for two.
+    # A replay key over the whole quote would treat these as two.
     assert tdx_quote.parse_quote(other).signed == tdx_quote.parse_quote(good).signed
 
 

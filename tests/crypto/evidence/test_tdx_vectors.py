@@ -131,7 +131,7 @@ def test_every_chain_ends_at_intels_root(name: str) -> None:
 
 def test_a_newline_of_the_chain_may_change_and_the_identity_stays() -> None:
     good = vector("tdx/v4-uptodate/quote.bin")
-    # The README's byte 2000: a newline within the PEM, no part of what is signed.
+    # Byte 2000 in the README is a newline within the PEM, which isn't signed.
     changed = bytearray(good)
     assert changed[2000] == ord("\n")
     changed[2000] = ord("\r")
@@ -160,7 +160,7 @@ def test_no_cut_or_flip_changes_what_is_said() -> None:
 
 
 def test_older_collateral_of_a_platform_is_refused_after_newer() -> None:
-    """The second TCB information of one FMSPC, of 17 days earlier."""
+    """The second TCB information of the same FMSPC is 17 days older."""
     newer = load("v5-no-tcb-level", IN_2026)
     bundle = json.loads(vector("tdx/v5-no-tcb-level/collateral.json"))
     response = vector("tdx/v5-google/tcb_info_response.json").decode()

@@ -62,7 +62,7 @@ def verify(evidence: Evidence | bytes, introduced: Introduced, binding: Binding)
 
 
 def attested(tpm: SyntheticTpm) -> tuple[Evidence, Introduced, Binding]:
-    """Return what an honest TPM says, and what it is checked against."""
+    """Return an honest TPM's evidence and the data to verify it with."""
     introduced, binding = introduce(tpm), binding_of(tpm)
     return tpm.evidence(binding, tpm.activate(introduced.activation)), introduced, binding
 
@@ -86,7 +86,7 @@ def test_evidence_without_a_certified_key_certifies_none(tpm: SyntheticTpm) -> N
         evidence, kem_public=b"", certification=b"", certification_signature=b""
     )
     assert verify(bare, introduced, binding).certified_keys == frozenset()
-    # What certifies must say which key.
+    # The certification must name the key.
     with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
         verify(dataclasses.replace(evidence, kem_public=b""), introduced, binding)
 
@@ -220,7 +220,7 @@ def test_truncated_or_extended_introductions_are_refused(tpm: SyntheticTpm) -> N
 
 
 def test_other_tpm_can_not_answer(tpm: SyntheticTpm) -> None:
-    """The credential of one TPM is no use to another; nor is its secret's proof for other data."""
+    """A TPM's credential is useless to another, and so is a proof of its secret for other data."""
     evidence, introduced, binding = attested(tpm)
     other = SyntheticTpm(ek=tpm.ek)
     for liar in (other, SyntheticTpm(ak=tpm.ak)):
@@ -245,7 +245,7 @@ def test_quote_of_another_attestation_key_is_refused(tpm: SyntheticTpm) -> None:
 
 
 def test_evidence_for_other_runtime_data_is_refused(tpm: SyntheticTpm) -> None:
-    """A replayed quote, in a session of its own whose credential was opened."""
+    """A quote is replayed in another session, whose credential was activated."""
     introduced = introduce(tpm)
     secret = tpm.activate(introduced.activation)
     old = tpm.evidence(binding_of(tpm, b"another challenge"), secret)
@@ -279,7 +279,7 @@ def test_evidence_for_other_runtime_data_is_refused(tpm: SyntheticTpm) -> None:
 def test_attestation_key_outside_the_endorsement_hierarchy_is_refused(
     tpm: SyntheticTpm, parent: bytes, told: str
 ) -> None:
-    """By its quote, and by its certification alone."""
+    """Detected by its quote, and by its certification alone."""
     elsewhere = dataclasses.replace(tpm, ak_parent=parent)
     with pytest.raises(VerificationError, match=told) as caught:
         verify(*attested(elsewhere))
@@ -335,7 +335,7 @@ def test_values_that_were_not_quoted_are_refused(tpm: SyntheticTpm) -> None:
     for other in (values[:-1], values + bytes(32), bytes(len(values)), b"", values[::-1]):
         with pytest.raises(VerificationError, match=r"tpm2\.pcrs"):
             verify(dataclasses.replace(evidence, pcr_values=other), introduced, binding)
-    # As many values as were quoted, of fewer registers.
+    # As many values as were quoted, but fewer registers.
     quote = tpm.attest(0x8018, quote_body([0, 2, 4], values), binding.qualifying_data)
     with pytest.raises(VerificationError, match=r"tpm2\.pcrs"):
         verify(tpm.requote(evidence, quote), introduced, binding)
@@ -422,7 +422,7 @@ def test_hardware_clock_knows_when_it_was_put_back() -> None:
 def test_event_log_that_leads_to_the_quote_names_what_was_measured() -> None:
     tpm = SyntheticTpm(pcrs={**LOGGED, 7: bytes(32), 12: b"\1" * 32}, event_log=LOG)
     claims = verify(*attested(tpm))
-    # PCR 12 was extended by more than the firmware knows of.
+    # PCR 12 was extended by more than the firmware's log.
     assert claims.events == {"pcr0": (FIRMWARE,), "pcr4": (FIRMWARE, LOADER)}
 
 

@@ -1,4 +1,4 @@
-"""Quotes and certifications of a software TPM and of Azure's vTPM, as others recorded them."""
+"""Quotes and certifications of a software TPM and of Azure's vTPM, recorded by others."""
 
 import base64
 import hashlib
