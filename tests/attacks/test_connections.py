@@ -137,11 +137,12 @@ async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -
 
 
 async def test_24_completions_of_two_queues_exchanged_are_not_believed(world: Attacked) -> None:
-    """Same command id, same number, same kind of command, another queue."""
+    """Ids that are outstanding, same number, same kind of command, another queue."""
 
     def exchange(pdus: list[Pdu]) -> list[Pdu]:
         first, second = pdus
         first.link, second.link = second.link, first.link
+        first.answered_id, second.answered_id = second.answered_id, first.answered_id
         return pdus
 
     rule = Gather(match=is_response(WRITE), make=exchange)
