@@ -142,6 +142,7 @@ async def test_24_completions_of_two_queues_exchanged_are_not_believed(world: At
     def exchange(pdus: list[Pdu]) -> list[Pdu]:
         first, second = pdus
         first.link, second.link = second.link, first.link
+        first.answered_id, second.answered_id = second.answered_id, first.answered_id
         return pdus
 
     rule = Gather(match=is_response(WRITE), make=exchange)
