@@ -154,7 +154,8 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
 
     Raises UsageError or UnavailableError if `path` can't be served.
     """
-    hidden = path.with_suffix(f".{secrets.token_hex(4)}")
+    # No longer than `path`: a socket's has 107 bytes at most.
+    hidden = path.with_suffix(f".{secrets.token_hex(2)}")
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{hidden}")
