@@ -29,7 +29,7 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 
 CONNECTIONS_MAX: Final = 64
-"""Connections of one socket; for one more, an older one has to go."""
+"""Connections of one socket, unless it says more; for one more, an older one has to go."""
 BACKLOG: Final = 64
 BLOCKED_SECONDS: Final = 0.5
 """After this a thread that is blocked by what it received is interrupted, until it goes on."""
@@ -127,7 +127,9 @@ Serve = Callable[[Caller], None]
 
 
 @contextlib.asynccontextmanager
-async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
+async def door(
+    path: Path, serve: Serve, *, connections_max: int = CONNECTIONS_MAX
+) -> AsyncIterator[None]:
     """Have `serve` answer each connection at `path`, in a thread, until the block is left.
 
     Only processes of the daemon's own user can connect. Runs in the main thread's event loop, as
@@ -137,7 +139,7 @@ async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
     listener = listen(path)
-    guests = _Guests(serve)
+    guests = _Guests(serve, connections_max)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
@@ -167,8 +169,9 @@ def _end(path: Path, listener: socket.socket) -> None:
 class _Guests:
     """The connections of one door."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, connections_max: int) -> None:
         self._serve = serve
+        self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
         self._someone_left = asyncio.Event()
@@ -226,9 +229,9 @@ class _Guests:
                     await self._leaving()
 
     async def _make_room(self) -> None:
-        while len(self._callers) > CONNECTIONS_MAX:
+        while len(self._callers) > self._connections_max:
             staying = {one: one.process for one in self._callers if not one.has_to_go}
-            if len(staying) > CONNECTIONS_MAX:
+            if len(staying) > self._connections_max:
                 first_to_go(staying).send_away()
             await self._leaving()
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lingering import LINGER_SECONDS, lingering
 from patience import PATIENCE_SECONDS
-from sealane.daemon.runtime import door
+from sealane.daemon.runtime import door, servers
 from sealane.daemon.runtime.door import Caller
 from sealane.daemon.runtime.health import Health
 from sealane.daemon.runtime.metrics import Metrics
@@ -85,12 +85,9 @@ async def test_what_is_left_unread_blocks_only_the_thread_of_its_connection(
             assert loop.time() - began < LINGER_SECONDS / 4
 
 
-async def test_room_is_made_though_every_thread_is_blocked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "CONNECTIONS_MAX", 2)
+async def test_room_is_made_though_every_thread_is_blocked(tmp_path: Path) -> None:
     path = tmp_path / "door"
-    async with door.door(path, greet):
+    async with door.door(path, greet, connections_max=2):
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 sent_lingering(path, stack)
@@ -170,7 +167,7 @@ async def test_calls_pass_and_what_blocks_their_receiver_stops_none(tmp_path: Pa
 async def test_who_has_to_go_is_not_heard_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(servers, "LOCAL_CONNECTIONS_MAX", 2)
     path = tmp_path / "door"
     request = health_pb2.HealthCheckRequest()
     options = [("grpc.use_local_subchannel_pool", 1)]
