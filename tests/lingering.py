@@ -13,7 +13,10 @@ LINGER_SECONDS: Final = 60
 def lingering() -> Iterator[int]:
     """Yield a TCP socket's descriptor, for the caller to close; its peer takes nothing more."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        # A little fills it.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client = socket.create_connection(server.getsockname())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         peer, _ = server.accept()
     with peer:
         client.setblocking(False)

@@ -11,6 +11,7 @@ than `BLOCKED_SECONDS`.
 import asyncio
 import contextlib
 import os
+import queue
 import select
 import signal
 import socket
@@ -28,7 +29,7 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 
 CONNECTIONS_MAX: Final = 64
-"""Connections of one socket; for one more, an older one has to go."""
+"""Connections of one socket, unless it says more; for one more, an older one has to go."""
 BACKLOG: Final = 64
 BLOCKED_SECONDS: Final = 0.5
 """After this a thread that is blocked by what it received is interrupted, until it goes on."""
@@ -54,6 +55,8 @@ class Caller:
         self.process, self.user, _ = _PEER_CREDENTIALS.unpack(packed)
         """Who connected, as numbers of process and user."""
         self.has_to_go = False
+        """Set by `send_away`."""
+        self.was_interrupted = False
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._risky_since: float | None = None
@@ -61,8 +64,11 @@ class Caller:
     def receive(self, limit: int) -> bytes:
         """Return up to `limit` bytes that have arrived; empty at the end of the stream.
 
-        Raises BlockingIOError if nothing has arrived, OSError if the connection is broken.
+        Raises BlockingIOError if nothing has arrived, OSError if the connection is broken or has
+        to go: what it has sent before may take long to receive.
         """
+        if self.has_to_go:
+            raise ConnectionAbortedError
         with self._risky():
             return self.socket.recv(limit)
 
@@ -89,7 +95,7 @@ class Caller:
             self.socket.close()
 
     def send_away(self) -> None:
-        """Have its thread see the end of the stream."""
+        """End the connection: its thread receives nothing more."""
         self.has_to_go = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
@@ -99,7 +105,9 @@ class Caller:
         # While the lock is held the thread can't end, so its identifier is still its own.
         with self._lock:
             since, thread = self._risky_since, self._thread
-            if since is None or thread is None or time.monotonic() - since < BLOCKED_SECONDS:
+            if since is None or thread is None:
+                return False
+            if not self.has_to_go and time.monotonic() - since < BLOCKED_SECONDS:
                 return False
             signal.pthread_kill(thread, _INTERRUPT)
             return True
@@ -119,7 +127,9 @@ Serve = Callable[[Caller], None]
 
 
 @contextlib.asynccontextmanager
-async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
+async def door(
+    path: Path, serve: Serve, *, connections_max: int = CONNECTIONS_MAX
+) -> AsyncIterator[None]:
     """Have `serve` answer each connection at `path`, in a thread, until the block is left.
 
     Only processes of the daemon's own user can connect. Runs in the main thread's event loop, as
@@ -129,7 +139,7 @@ async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
     listener = listen(path)
-    guests = _Guests(serve)
+    guests = _Guests(serve, connections_max)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
@@ -149,14 +159,19 @@ async def door(path: Path, serve: Serve) -> AsyncIterator[None]:
 def _end(path: Path, listener: socket.socket) -> None:
     path.unlink(missing_ok=True)
     # Connections that were never accepted end with it, and may hold descriptors, too.
-    threading.Thread(target=listener.close, name="close a listener", daemon=True).start()
+    closing = threading.Thread(target=listener.close, name="close a listener", daemon=True)
+    try:
+        closing.start()
+    except RuntimeError:  # no more threads: it is closed with the process, which waits for nothing
+        listener.detach()
 
 
 class _Guests:
     """The connections of one door."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, connections_max: int) -> None:
         self._serve = serve
+        self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
         self._someone_left = asyncio.Event()
@@ -164,30 +179,44 @@ class _Guests:
     async def accept(self, listener: socket.socket) -> None:
         """Take connections, each into a thread."""
         while True:
+            await self._arrival(listener)
+            # The thread comes first. A connection that is taken and has none would end here.
+            given: queue.SimpleQueue[Caller | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._run, args=(given,), name="caller", daemon=True)
             try:
-                connection, _ = await self._loop.sock_accept(listener)
+                thread.start()
+            except RuntimeError:  # no more threads: one will end
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            try:
+                connection, _ = listener.accept()
             except OSError:
                 # Out of descriptors, or the job is gone already: neither may end the daemon.
+                given.put(None)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             caller = Caller(connection)
             self._callers.append(caller)
-            thread = threading.Thread(target=self._run, args=(caller,), name="caller", daemon=True)
-            while not thread.ident:
-                try:
-                    thread.start()
-                except RuntimeError:  # no more threads: one will end
-                    await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+            given.put(caller)
             await self._make_room()
             # Whoever connects and connects takes turns with everything else.
             await asyncio.sleep(0)
+
+    async def _arrival(self, listener: socket.socket) -> None:
+        arrived = asyncio.Event()
+        self._loop.add_reader(listener, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            self._loop.remove_reader(listener)
 
     async def keep_going(self) -> None:
         """Interrupt each thread that what it received blocks."""
         while True:
             await asyncio.sleep(INTERRUPT_SECONDS)
             for caller in self._callers:
-                if caller.interrupt():
+                if caller.interrupt() and not caller.was_interrupted:
+                    caller.was_interrupted = True
                     get_logger().warning("caller_interrupted", process=caller.process)
 
     async def send_away(self) -> None:
@@ -200,9 +229,9 @@ class _Guests:
                     await self._leaving()
 
     async def _make_room(self) -> None:
-        while len(self._callers) > CONNECTIONS_MAX:
+        while len(self._callers) > self._connections_max:
             staying = {one: one.process for one in self._callers if not one.has_to_go}
-            if len(staying) > CONNECTIONS_MAX:
+            if len(staying) > self._connections_max:
                 first_to_go(staying).send_away()
             await self._leaving()
 
@@ -210,7 +239,10 @@ class _Guests:
         self._someone_left.clear()
         await self._someone_left.wait()
 
-    def _run(self, caller: Caller) -> None:
+    def _run(self, given: queue.SimpleQueue[Caller | None]) -> None:
+        caller = given.get()
+        if caller is None:
+            return
         # A job that goes away, or is silent or wrong, harms only itself.
         try:
             with contextlib.suppress(OSError, TimeoutError):

@@ -22,6 +22,8 @@ from sealane.protocol.v1 import calls_pb2_grpc
 DRAIN_SECONDS: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 1 << 20
 METADATA_BYTES_MAX: Final = 16 << 10
+LOCAL_CONNECTIONS_MAX: Final = 256
+"""Of the Unix socket: each process of a job keeps one while it lives, and each costs a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,8 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
 
     Raises UsageError or UnavailableError if `path` can't be served.
     """
-    hidden = path.with_suffix(f".{secrets.token_hex(4)}")
+    # No longer than `path`: a socket's has 107 bytes at most.
+    hidden = path.with_suffix(f".{secrets.token_hex(2)}")
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{hidden}")
@@ -167,7 +170,8 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
     inner = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hidden.unlink()
-        async with door(path, functools.partial(relay, address=f"/proc/self/fd/{inner}")):
+        serve = functools.partial(relay, address=f"/proc/self/fd/{inner}")
+        async with door(path, serve, connections_max=LOCAL_CONNECTIONS_MAX):
             yield
     finally:
         os.close(inner)

@@ -1,6 +1,5 @@
 """The ring socket alone, and what keeps jobs out of the process behind it."""
 
-import asyncio
 import contextlib
 import errno
 import socket
@@ -35,16 +34,15 @@ async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: 
 async def test_failed_accept_does_not_end_the_fabric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
-    accept = loop.sock_accept
+    accept = socket.socket.accept
     failures = [OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "gone")]
 
-    async def fail_first(listener: socket.socket) -> Any:
+    def fail_first(listener: socket.socket) -> Any:
         if failures:
             raise failures.pop()
-        return await accept(listener)
+        return accept(listener)
 
-    monkeypatch.setattr(loop, "sock_accept", fail_first)
+    monkeypatch.setattr(socket.socket, "accept", fail_first)
     monkeypatch.setattr(door, "ACCEPT_PAUSE_SECONDS", 0)
     path = tmp_path / "ring.sock"
     async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):

@@ -16,6 +16,7 @@ EXPOSURE_MAX = 20
 CALLED = (
     *("memfd_create", "ftruncate", "mmap", "madvise", "socketpair", "eventfd2"),  # rings
     *("pidfd_open", "poll", "getsockopt", "sendmsg", "recvmsg"),  # jobs and their descriptors
+    *("epoll_create1", "epoll_ctl", "tgkill"),  # wake-ups by jobs; interrupted threads
     *("sendmmsg", "recvmmsg", "setsockopt", "ppoll", "epoll_wait"),  # packets
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # stores
     *("fallocate", "fdatasync", "ioctl", "flock", "statx", "preadv", "pwritev"),

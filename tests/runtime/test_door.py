@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import socket
@@ -15,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lingering import LINGER_SECONDS, lingering
 from patience import PATIENCE_SECONDS
-from sealane.daemon.runtime import door
+from sealane.daemon.runtime import door, servers
 from sealane.daemon.runtime.door import Caller
 from sealane.daemon.runtime.health import Health
 from sealane.daemon.runtime.metrics import Metrics
@@ -40,13 +41,17 @@ async def greeted(path: Path) -> bytes:
     return b""
 
 
-def sent_lingering(path: Path, stack: contextlib.ExitStack) -> socket.socket:
-    """Connect, and send what blocks its receiver; nothing is received before the loop turns."""
+def sent_lingering(path: Path, stack: contextlib.ExitStack, content: bytes = b"x") -> socket.socket:
+    """Connect, and send bytes each of which blocks its receiver.
+
+    Nothing is received before the loop turns.
+    """
     caller = stack.enter_context(socket.socket(socket.AF_UNIX))
     caller.connect(str(path))
-    lingers = stack.enter_context(lingering())
-    socket.send_fds(caller, [b"x"], [lingers])
-    os.close(lingers)
+    for index in range(len(content)):
+        lingers = stack.enter_context(lingering())
+        socket.send_fds(caller, [content[index : index + 1]], [lingers])
+        os.close(lingers)
     caller.setblocking(False)
     return caller
 
@@ -80,17 +85,28 @@ async def test_what_is_left_unread_blocks_only_the_thread_of_its_connection(
             assert loop.time() - began < LINGER_SECONDS / 4
 
 
-async def test_room_is_made_though_every_thread_is_blocked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "CONNECTIONS_MAX", 2)
+async def test_room_is_made_though_every_thread_is_blocked(tmp_path: Path) -> None:
     path = tmp_path / "door"
-    async with door.door(path, greet):
+    async with door.door(path, greet, connections_max=2):
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 sent_lingering(path, stack)
             async with asyncio.timeout(LINGER_SECONDS / 4):
                 assert await greeted(path) == b"ok"
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_who_comes_as_the_door_closes_blocks_nobody(tmp_path: Path, turns: int) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        async with door.door(tmp_path / "door", greet):
+            await asyncio.sleep(0.01)
+            sent_lingering(tmp_path / "door", stack)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            began = loop.time()
+        gc.collect()
+        assert loop.time() - began < LINGER_SECONDS / 4
 
 
 async def test_threads_end_with_the_door(tmp_path: Path) -> None:
@@ -146,6 +162,28 @@ async def test_calls_pass_and_what_blocks_their_receiver_stops_none(tmp_path: Pa
                 for _ in range(3):
                     await stub.Check(request)
         assert os.listdir(tmp_path) == ["door"], "gRPC's own has no name"  # noqa: PTH208
+
+
+async def test_who_has_to_go_is_not_heard_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "LOCAL_CONNECTIONS_MAX", 2)
+    path = tmp_path / "door"
+    request = health_pb2.HealthCheckRequest()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with served(path), contextlib.AsyncExitStack() as channels:
+        with contextlib.ExitStack() as stack:
+            # What gRPC hears out: the preface and two empty frames of settings.
+            content = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + 2 * (bytes(3) + b"\x04" + bytes(5))
+            for _ in range(2):
+                # Nothing more comes from gRPC behind its own settings, which would end a relay.
+                hostile = sent_lingering(path, stack, content)
+                assert await asyncio.get_running_loop().sock_recv(hostile, 1 << 10)
+            async with asyncio.timeout(LINGER_SECONDS / 4):
+                for _ in range(2):
+                    channel = grpc.aio.insecure_channel(f"unix:{path}", options)
+                    await channels.enter_async_context(channel)
+                    await health_pb2_grpc.HealthStub(channel).Check(request)
 
 
 async def test_a_large_message_passes_whole_both_ways(tmp_path: Path) -> None:
