@@ -1,5 +1,6 @@
 """gRPC servers: options, binding, start and bounded stop."""
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -20,6 +21,8 @@ from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import calls_pb2_grpc
 
 DRAIN_SECONDS: Final = 5.0
+CANCEL_SECONDS: Final = 1.0
+"""For calls that are cancelled then."""
 MESSAGE_BYTES_MAX: Final = 1 << 20
 METADATA_BYTES_MAX: Final = 16 << 10
 LOCAL_CONNECTIONS_MAX: Final = 256
@@ -184,7 +187,10 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await server.stop(DRAIN_SECONDS)
+        # gRPC would wait without end for a caller that takes nothing of what it was sent.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS + CANCEL_SECONDS):
+                await server.stop(DRAIN_SECONDS)
 
 
 def _why_not(listen: str) -> str:

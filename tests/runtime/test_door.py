@@ -186,6 +186,25 @@ async def test_who_has_to_go_is_not_heard_out(
                     await health_pb2_grpc.HealthStub(channel).Check(request)
 
 
+async def test_a_caller_that_takes_nothing_does_not_hold_up_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "DRAIN_SECONDS", 0.1)
+    path = tmp_path / "door"
+    loop = asyncio.get_running_loop()
+    settings = bytes(3) + b"\x04" + bytes(5)
+    with socket.socket(socket.AF_UNIX) as flood:
+        flood.setblocking(False)
+        async with asyncio.timeout(PATIENCE_SECONDS), served(path):
+            flood.connect(str(path))
+            await loop.sock_sendall(flood, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            # Each frame is answered, and none of the answers is received, until nothing moves.
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    async with asyncio.timeout(1):
+                        await loop.sock_sendall(flood, 1000 * settings)
+
+
 async def test_a_large_message_passes_whole_both_ways(tmp_path: Path) -> None:
     path = tmp_path / "door"
     content = secrets.token_bytes(3 << 20)
