@@ -5,7 +5,7 @@ An error names the thing, what was found and what is allowed, and carries a stab
 """
 
 import re
-from typing import ClassVar, Final, NewType
+from typing import Any, ClassVar, Final, NewType
 
 from sealane.reasons import ReasonId
 
@@ -46,9 +46,22 @@ class Error(Exception):
     def __str__(self) -> str:
         return f"{self.args[0]} [{self.reason}]"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r}, {self.args[0]!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Other processes get errors, too: a data loader's workers send theirs to the trainer.
+        return _restored, (type(self), self.args[0], self.__dict__)
+
+
+def _restored(kind: type[Error], message: str, attributes: dict[str, Any]) -> Error:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
+
 
 class UsageError(Error, ValueError):
-    """The caller asked for something that can't be: mend the call, the file or the option."""
+    """The caller asked for something that can't be: fix the call, the file or the option."""
 
     exit_code = 2
 
