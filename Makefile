@@ -162,6 +162,7 @@ bench-sessions-lab: build ## messages over long links compared with TCP and QUIC
 
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
+	rm -rf build/lib build/lib.* # setuptools would pack modules of earlier builds that are gone
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 .PHONY: test-wheel

@@ -26,6 +26,7 @@ HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
 """Longer than a fabric tries: its call to the peer, then the validation of the path."""
 ABSENT: Final = "session.listener.absent"
+RING_REFUSED: Final = "session.ring.refused"
 _LISTENER_POLL_SECONDS: Final = 0.05
 _REQUEST_RANGE: Final = "session.request.range"
 _FABRIC: Final = "the fabric"
@@ -167,7 +168,7 @@ async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
         for descriptor in descriptors:
             os.close(descriptor)
         raise UnavailableError(
-            "session.ring.refused", "the fabric does not know this grant: it is spent or too old"
+            RING_REFUSED, "the fabric does not know this grant: it is spent or too old"
         )
     region, submission, completion, doorbell, call = descriptors
     return JobRing(region, submission, completion, doorbell, call)

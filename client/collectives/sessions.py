@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sealane.client.collectives.link import Inbox, Outbox
-from sealane.client.grants import listen_session, open_session
+from sealane.client.grants import RING_REFUSED, listen_session, open_session
 from sealane.client.messages import Reliability
 from sealane.client.session import Session
 from sealane.errors import Error, SessionError
@@ -103,11 +103,14 @@ class GroupSessions:
         """Connect to both neighbours."""
         terms, size = self._terms, len(self._members)
         after, before = (self._rank + 1) % size, (self._rank - 1) % size
-        async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(
-                self._listen(f"{self._name}/{before}-{self._rank}", before)
-            )
-            opening = tasks.create_task(self._open(f"{self._name}/{self._rank}-{after}", after))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                listening = tasks.create_task(
+                    self._listen(f"{self._name}/{before}-{self._rank}", before)
+                )
+                opening = tasks.create_task(self._open(f"{self._name}/{self._rank}-{after}", after))
+        except ExceptionGroup as group:
+            raise self._why_not_open(group) from group
         outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
         await inbox.open()
         self.neighbours = outbox, inbox
@@ -193,6 +196,16 @@ class GroupSessions:
             )
         )
         return self._taken(session)
+
+    def _why_not_open(self, group: ExceptionGroup) -> Exception:
+        """Return the reason: of a session that ended before its rings were fetched, a rank left."""
+        first: Exception = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        has_ended = isinstance(first, SessionError) or (
+            isinstance(first, Error) and first.reason == RING_REFUSED
+        )
+        return _reason(first, self._name) if has_ended else first
 
     def _taken(self, session: Session) -> Session:
         """Add a session to the group; if the group has ended, close it, which tells the peer."""

@@ -8,10 +8,12 @@ import pytest
 
 from collectives_ring import Ring
 from patience import PATIENCE_SECONDS
-from sealane._native import Emulator, LinkSettings
+from sealane._native import Emulator, JobRing, LinkSettings
+from sealane.client import grants
 from sealane.client.collectives import Group, Member, Operator
 from sealane.client.messages import ErasureCoded
 from sealane.errors import SessionError, UsageError
+from sealane.protocol.v1 import sessions_pb2
 from session_pairs import wait_listening
 
 EXPECTED = {
@@ -125,6 +127,31 @@ async def test_a_rank_that_leaves_ends_the_operation_of_all(ring: Ring) -> None:
     for result in results[:2] + results[3:]:
         assert isinstance(result, SessionError)
         assert result.reason == "group.aborted"
+
+
+async def test_a_rank_that_leaves_while_others_join_ends_the_group(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = grants.fetch_ring
+    fetched = 0
+
+    async def fetch_late(grant: sessions_pb2.SessionGrant) -> JobRing:
+        nonlocal fetched
+        fetched += 1
+        if fetched == 1:
+            # As the fabric answers once the session has ended.
+            grant.ring_token = bytes(16 * [1])
+        return await fetch(grant)
+
+    monkeypatch.setattr(grants, "fetch_ring", fetch_late)
+
+    async def reduce(group: Group) -> None:
+        await group.all_reduce(np.zeros(100, np.float32))
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        results = await ring.run(reduce, size=2)
+    assert all(isinstance(one, SessionError) for one in results), results
+    assert {one.reason for one in results} <= {"group.aborted"}
 
 
 async def test_a_rank_that_never_comes_is_a_time_out_everywhere(ring: Ring) -> None:
