@@ -6,7 +6,8 @@ other host. So commands of a document run there unchanged, with the same paths a
 host, and leave nothing on this machine.
 
 Programs that a test machine lacks are replaced: `systemctl` starts the daemon with the installed
-unit's credentials and command line, `scp` copies between these hosts, `nvme` is our initiator.
+unit's user, credentials and command line, `scp` copies between these hosts, `nvme` is our
+initiator. Where only root may read this tree, daemons run as root.
 """
 
 import contextlib
@@ -55,13 +56,15 @@ stop*)
 esac
 unit=/etc/systemd/system/sealaned.service
 credentials=/run/credentials/sealaned.service
-mkdir -p -m 0700 /run/sealane /var/lib/sealane "$credentials"
+grep -q ^User=sealane "$unit"
+user=$(as_user id -un)
+install -d -m 0700 -o "$user" /run/sealane /var/lib/sealane "$credentials"
 sed -n 's/^LoadCredential=//p' "$unit" >/run/wanted
 while IFS=: read -r name path; do
-    install -m 0400 "$path" "$credentials/$name"
+    install -m 0400 -o "$user" "$path" "$credentials/$name"
 done </run/wanted
 command=$(sed -n 's/^ExecStart=.*\/sealaned /sealaned /p' "$unit")
-$command >/dev/null 2>>"$HOME/log" &
+as_user $command >/dev/null 2>>"$HOME/log" &
 pid=$!
 echo "$pid" >/run/daemon
 until [ -e /run/sealane/ready.json ]; do
@@ -69,13 +72,26 @@ until [ -e /run/sealane/ready.json ]; do
     sleep 0.1
 done
 """
+_AS_USER = r"""#!/bin/sh
+user="setpriv --reuid=sealane --regid=sealane --clear-groups"
+$user sealaned --version >/dev/null 2>&1 || user=
+exec $user "$@"
+"""
+_SYSUSERS = r"""#!/bin/sh -eu
+grep -q ^sealane: /etc/passwd && exit
+echo 'sealane:x:59999:59999::/var/lib/sealane:/usr/sbin/nologin' >>/etc/passwd
+echo 'sealane:x:59999:' >>/etc/group
+"""
 _SCP = r"""#!/bin/sh -eu
 for last; do :; done
 for from; do
     [ "$from" = "$last" ] && continue
     case "$from" in
     *:*) path=${from#*:} && "$HOSTS/${from%%:*}" cat "$path" >"$last/${path##*/}" ;;
-    *) "$HOSTS/${last%%:*}" tee "${last#*:}${from##*/}" <"$from" >/dev/null ;;
+    *)
+        path="${last#*:}${from##*/}"
+        "$HOSTS/${last%%:*}" install -m "$(stat -c %a "$from")" /dev/stdin "$path" <"$from"
+        ;;
     esac
 done
 """
@@ -203,11 +219,12 @@ def _write_stand_ins(root: Path) -> None:
     (root / "entering").mkdir()
     (root / "bin").mkdir()
     nothing = "#!/bin/sh\n"
-    tmpfiles = "#!/bin/sh\nmkdir -p /etc/sealane\n"
+    tmpfiles = "#!/bin/sh\ninstall -d -m 0750 -g sealane /etc/sealane\n"
     plain_host = Path(__file__).with_name("plain_host.py")
     for name, script in {
         "systemctl": _SYSTEMCTL,
-        "systemd-sysusers": nothing,
+        "as_user": _AS_USER,
+        "systemd-sysusers": _SYSUSERS,
         "systemd-tmpfiles": tmpfiles,
         "scp": _SCP,
         "modprobe": nothing,

@@ -70,7 +70,10 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
             seconds=config.head_seconds,
         ),
     )
-    replace_file(context.state / TRUST_ANCHOR_NAME, broker.authority.anchor_pem)
+    anchor = context.state / TRUST_ANCHOR_NAME
+    replace_file(anchor, broker.authority.anchor_pem)
+    # No secret, and a copy keeps the mode: other nodes' daemons must be able to read theirs.
+    anchor.chmod(0o644)
     identity = _own_identity(broker.authority, node=node, metrics=metrics)
     await context.enrolled.keep(identity)
     verifier = await open_verifier(

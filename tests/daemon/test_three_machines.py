@@ -111,8 +111,8 @@ def test_three_machines_get_a_volume_and_a_session_by_the_pages_commands(
     uuid = connected.removeprefix("namespace ").strip()
 
     listener, opener = programs()
-    listening = storage.start(sys.executable, "-c", listener)
-    assert "65536 bytes there in " in compute.run(sys.executable, "-c", opener)
+    listening = storage.start("as_user", sys.executable, "-c", listener)
+    assert "65536 bytes there in " in compute.run("as_user", sys.executable, "-c", opener)
     assert end(listening, storage.log) == "received 65536 bytes and sent them back\n"
 
     said = reader.run(*nodes)
