@@ -128,18 +128,22 @@ Serve = Callable[[Caller], None]
 
 @contextlib.asynccontextmanager
 async def door(
-    path: Path, serve: Serve, *, connections_max: int = CONNECTIONS_MAX
+    path: Path,
+    serve: Serve,
+    *,
+    connections_max: int = CONNECTIONS_MAX,
+    admits_root: bool = False,
 ) -> AsyncIterator[None]:
     """Have `serve` answer each connection at `path`, in a thread, until the block is left.
 
-    Only processes of the daemon's own user can connect. Runs in the main thread's event loop, as
-    its signal handler can't be set elsewhere.
+    Only processes of the daemon's own user are answered, and root's if `admits_root`. Runs in the
+    main thread's event loop, as its signal handler can't be set elsewhere.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
     listener = listen(path)
-    guests = _Guests(serve, connections_max)
+    guests = _Guests(serve, connections_max, admits_root=admits_root)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
@@ -169,9 +173,10 @@ def _end(path: Path, listener: socket.socket) -> None:
 class _Guests:
     """The connections of one door."""
 
-    def __init__(self, serve: Serve, connections_max: int) -> None:
+    def __init__(self, serve: Serve, connections_max: int, *, admits_root: bool) -> None:
         self._serve = serve
         self._connections_max = connections_max
+        self._admits_root = admits_root
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
         self._someone_left = asyncio.Event()
@@ -246,7 +251,7 @@ class _Guests:
         # A job that goes away, or is silent or wrong, harms only itself.
         try:
             with contextlib.suppress(OSError, TimeoutError):
-                if caller.user == geteuid():
+                if caller.user == geteuid() or (self._admits_root and caller.user == 0):
                     self._serve(caller)
         finally:
             caller.close()

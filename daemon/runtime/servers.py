@@ -155,9 +155,9 @@ def bind_tcp(
 async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]:
     """Have `server`, not started yet, answer at the Unix socket `path` until the block is left.
 
-    Only this user may open it. gRPC's own threads serve all callers, so they receive nothing from
-    a job directly: what each connection sends passes through a thread of its own. gRPC's own
-    socket has no name that another process could open.
+    Only this user and root may open it. gRPC's own threads serve all callers, so they receive
+    nothing from a job directly: what each connection sends passes through a thread of its own.
+    gRPC's own socket has no name that another process could open.
 
     Raises UsageError or UnavailableError if `path` can't be served.
     """
@@ -174,7 +174,7 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
     try:
         hidden.unlink()
         serve = functools.partial(relay, address=f"/proc/self/fd/{inner}")
-        async with door(path, serve, connections_max=LOCAL_CONNECTIONS_MAX):
+        async with door(path, serve, connections_max=LOCAL_CONNECTIONS_MAX, admits_root=True):
             yield
     finally:
         os.close(inner)

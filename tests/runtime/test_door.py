@@ -109,15 +109,29 @@ async def test_who_comes_as_the_door_closes_blocks_nobody(tmp_path: Path, turns:
         assert loop.time() - began < LINGER_SECONDS / 4
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is root")
+@pytest.mark.parametrize("admits_root", [True, False])
+async def test_root_reaches_a_daemon_of_another_user_where_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admits_root: bool
+) -> None:
+    monkeypatch.setattr(door, "geteuid", lambda: 12345)
+    async with door.door(tmp_path / "door", greet, admits_root=admits_root):
+        assert await greeted(tmp_path / "door") == (b"ok" if admits_root else b"")
+
+
 async def test_threads_end_with_the_door(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
+
+    def callers() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "caller"} - before
+
     async with door.door(tmp_path / "door", greet):
         with socket.socket(socket.AF_UNIX) as silent:
             silent.connect(str(tmp_path / "door"))
             assert await greeted(tmp_path / "door") == b"ok"
-            assert threading.active_count() > before
+            assert callers()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while threading.active_count() > before:  # noqa: ASYNC110 - threads ring no bell
+        while callers():  # noqa: ASYNC110 - threads ring no bell
             await asyncio.sleep(0.01)
 
 
