@@ -27,6 +27,9 @@ from sealane.errors import Error
 
 LBA = 4
 
+FOREIGN_COMPLETION = ("completion.mac", "pdu.malformed")
+"""Reasons for the completion of another queue: the second if its command id isn't outstanding."""
+
 
 def sever_gateway_side(proxy: Proxy) -> list[Link]:
     """Close every connection on the gateway's side; those on the target's side stay open."""
@@ -154,7 +157,7 @@ async def test_24_completions_of_two_queues_exchanged_are_not_believed(world: At
                 for lba, queue in enumerate(queues, start=LBA)
             )
         )
-        await world.refusal("completion.mac", origin="g1")
+        await world.refusal(*FOREIGN_COMPLETION, origin="g1")
     assert rule.made == 1
     for lba, outcome in enumerate(outcomes, start=LBA):
         allowed = [pattern(lba, 1)]
@@ -169,12 +172,12 @@ async def test_24_pdus_of_two_volumes_exchanged_are_refused(
     cluster: Cluster, world: Attacked, what: str, other_gateway: str
 ) -> None:
     """PDUs spliced across volumes: of one gateway, and of two gateways of two tenants."""
-    cases: dict[str, tuple[Match, str, str]] = {
-        "writes": (is_command(WRITE), "command.mac", "s"),
-        "reads": (is_command(READ), "command.mac", "s"),
-        "completions": (is_response(WRITE), "completion.mac", "g1"),
+    cases: dict[str, tuple[Match, tuple[str, ...], str]] = {
+        "writes": (is_command(WRITE), ("command.mac",), "s"),
+        "reads": (is_command(READ), ("command.mac",), "s"),
+        "completions": (is_response(WRITE), FOREIGN_COMPLETION, "g1"),
     }
-    match, reason, origin = cases[what]
+    match, reasons, origin = cases[what]
     async with attacked(cluster, gateway=other_gateway, proxy=world.proxy) as other:
         async with world.queue() as here, other.queue() as there:
             for queue in (here, there):
@@ -195,8 +198,8 @@ async def test_24_pdus_of_two_volumes_exchanged_are_refused(
             ]
             outcomes = await asyncio.gather(*commands)
             gateway = origin.replace("g1", other_gateway)
-            await world.refusal(reason, origin=origin)
-            await other.refusal(reason, origin=gateway)
+            await world.refusal(*reasons, origin=origin)
+            await other.refusal(*reasons, origin=gateway)
         assert rule.made == 1
         for one, outcome in zip((world, other), outcomes, strict=True):
             allowed = [pattern(LBA, 2)]
