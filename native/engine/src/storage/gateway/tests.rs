@@ -845,6 +845,7 @@ fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
         let has_new = disk.writes.len() == 2;
         assert_eq!(has_new, is_executed);
         if is_restarted {
+            disk.durable = disk.current.clone();
             disk.restart();
         }
         lane.connect(2, disk.incarnation);

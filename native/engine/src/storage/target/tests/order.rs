@@ -71,9 +71,9 @@ fn a_change_is_not_made_if_the_flush_before_it_fails() {
     let [mut a, mut b] = [Host::gateway(&first, "a"), Host::gateway(&second, "b")];
     assert!(a.status(HostCommand::FlushMilestone).is_success());
     assert!(a.write(4, sealed(3)).is_success());
-    store.fail(true);
+    store.fail_flushes(true);
     assert_eq!(b.write(4, sealed(4)), Status::WRITE_FAULT);
-    store.fail(false);
+    store.fail_flushes(false);
     assert_eq!(store.block(4), sealed(3));
     assert!(b.write(4, sealed(4)).is_success());
     assert_eq!((store.flushes(), store.block(4)), (2, sealed(4)));

@@ -23,6 +23,7 @@ struct Inner {
     blocks: Mutex<Vec<Vec<u8>>>,
     is_held: AtomicBool,
     fails: AtomicBool,
+    fails_flushes: AtomicBool,
     stale: AtomicU64,
     flushes: AtomicU64,
     submitted: AtomicU64,
@@ -45,6 +46,7 @@ impl ShuffledStore {
             blocks: Mutex::new(vec![vec![0; block_bytes]; block_count]),
             is_held: false.into(),
             fails: false.into(),
+            fails_flushes: false.into(),
             stale: u64::MAX.into(),
             flushes: 0.into(),
             submitted: 0.into(),
@@ -62,6 +64,10 @@ impl ShuffledStore {
 
     pub fn fail(&self, fails: bool) {
         self.0.fails.store(fails, Ordering::SeqCst);
+    }
+
+    pub fn fail_flushes(&self, fails: bool) {
+        self.0.fails_flushes.store(fails, Ordering::SeqCst);
     }
 
     /// From now on what begins with this block fails, because it isn't the current one.
@@ -183,7 +189,9 @@ impl StoreChannel for Channel {
             return;
         }
         let index = self.random.next_u64() as usize % self.running.len();
-        let fails = self.store.fails.load(Ordering::SeqCst);
+        let is_flush = matches!(self.running[index].request, StoreRequest::Flush);
+        let fails = self.store.fails.load(Ordering::SeqCst)
+            || is_flush && self.store.fails_flushes.load(Ordering::SeqCst);
         if fails || self.step(index) {
             let Running { ticket, request, .. } = self.running.swap_remove(index);
             let stale = self.store.stale.load(Ordering::SeqCst);
