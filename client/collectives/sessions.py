@@ -197,11 +197,9 @@ class GroupSessions:
         )
         return self._taken(session)
 
-    def _why_not_open(self, group: ExceptionGroup) -> Exception:
+    def _why_not_open(self, group: ExceptionGroup) -> BaseException:
         """Return the reason: of a session that ended before its rings were fetched, a rank left."""
-        first: Exception = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
+        first = _first(group)
         has_ended = isinstance(first, SessionError) or (
             isinstance(first, Error) and first.reason == RING_REFUSED
         )
@@ -223,10 +221,16 @@ class GroupSessions:
         return await Pair.over(session, self._terms)
 
 
-def _reason(error: BaseException, late: str) -> SessionError:
-    """Return the group's error for an operation's failure."""
+def _first(error: BaseException) -> BaseException:
+    """Return the first failure in an exception group; any other error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _reason(error: BaseException, late: str) -> SessionError:
+    """Return the group's error for an operation's failure."""
+    error = _first(error)
     if isinstance(error, TimeoutError):
         return SessionError("group.timeout", late)
     if isinstance(error, SessionError) and error.reason.startswith("group."):
