@@ -10,7 +10,6 @@ the model is exact.
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import matplotlib as mpl
 from benchmarks.sessions import allreduce, intervals
 from benchmarks.sessions.allreduce import LOSSES, Cell, Measured, cells, measure
 from benchmarks.sessions.digests import MODEL, digest
-from benchmarks.sessions.kept import Records, run_missing
+from benchmarks.sessions.kept import Records, add_run_options, run_missing
 from benchmarks.sessions.simulate import curves
 from rich import box
 from rich.console import Console
@@ -43,19 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this subcommand."""
     add = parser.add_argument
     add("--quick", action="store_true", help="a tenth of the rings")
-    add(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="minutes after which no cell starts (default 10)",
-    )
-    add("--jobs", type=int, default=os.cpu_count(), help="concurrent cells (default: one per core)")
-    add(
-        "--output",
-        type=Path,
-        default=Path("sealane-sessions/allreduce"),
-        help="directory for results",
-    )
+    add_run_options(parser, output="allreduce")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """Results saved line by line, so that an interrupted run can be continued."""
 
+import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,6 +12,24 @@ from typing import Any, TypeVar
 from rich.progress import Progress
 
 T = TypeVar("T")
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, output: str) -> None:
+    """Add the options of a run that can be continued: its limits, and its directory."""
+    add = parser.add_argument
+    add(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="minutes after which no cell starts (default 10)",
+    )
+    add("--jobs", type=int, default=os.cpu_count(), help="concurrent cells (default: one per core)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("sealane-sessions") / output,
+        help="directory for results",
+    )
 
 
 class Records:

@@ -7,12 +7,11 @@ experiment. Fails if a mean is more than 5 % off the model where the model is ex
 
 import argparse
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.sessions.kept import run_missing
+from benchmarks.sessions.kept import add_run_options, run_missing
 from benchmarks.sessions.simulate import report
 from benchmarks.sessions.simulate.cells import Cell, measure
 from benchmarks.sessions.simulate.experiments import (
@@ -41,19 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="experiments to run (default: all)",
     )
     add("--quick", action="store_true", help="fewer messages, no long ones")
-    add(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="minutes after which no cell starts (default 10)",
-    )
-    add("--jobs", type=int, default=os.cpu_count(), help="concurrent cells (default: one per core)")
-    add(
-        "--output",
-        type=Path,
-        default=Path("sealane-sessions/simulate"),
-        help="directory for results",
-    )
+    add_run_options(parser, output="simulate")
     add("--images", type=Path, help="also save the plots here, for the documentation")
 
 
