@@ -21,6 +21,7 @@ from sealane.daemon.device.anchors.device_anchors import ANCHOR_SECONDS
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import devices_pb2
 from software_tpm import software_tpm
+from stopped import frozen
 from trust.relay import Relay
 from trust.test_revocation import HOST, Load
 
@@ -262,11 +263,15 @@ async def test_device_that_is_given_back_is_served_again_by_the_same_process(
                 load = Load()
                 running = tasks.create_task(load.run(attached))
                 await load.goes_on()
-                await move(world, device["device"], "s2")
                 if hears:
-                    # Otherwise it learns of both moves at once.
+                    await move(world, device["device"], "s2")
                     await until(lambda: _logged(target, "device_lost") == 1)
-                await move(world, device["device"], "s")
+                    await move(world, device["device"], "s")
+                else:
+                    # It can't ask between the moves, so it learns of both at once.
+                    with frozen(target.process.pid):
+                        await move(world, device["device"], "s2")
+                        await move(world, device["device"], "s")
                 await until(lambda: _logged(target, "device_opened") == 2)
                 await load.goes_on()
                 running.cancel()
