@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aead;
+pub mod congestion;
 mod counters;
 pub mod digest;
 pub mod freshness;

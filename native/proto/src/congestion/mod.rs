@@ -1,0 +1,67 @@
+//! Congestion controllers: how fast a flow, or a session with all its paths, may send.
+//!
+//! A controller is sans-IO like the session machine: it hears what was sent and what the peer has
+//! reported, each with its time, and answers with a window and a rate. The same controllers steer
+//! sessions and the flows of the simulator.
+
+use std::fmt::Debug;
+
+use crate::link::Nanos;
+
+/// What all flows of a network share. Gains and thresholds are derived from it, so it must be equal
+/// for all flows that are to get equal shares, regardless of the rate that each may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Domain {
+    /// Rate of the hosts' links in bytes per second.
+    pub line_bytes_per_second: u64,
+    /// Round trip within a data centre, without queues …
+    pub near_rtt: Nanos,
+    /// … and the longest between data centres.
+    pub far_rtt: Nanos,
+    /// Bytes of the largest packet, in the unit in which windows count.
+    pub packet_bytes: u64,
+}
+
+/// What the peer has reported since the last report, over all paths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Bytes that arrived, with and without a mark …
+    pub bytes: u64,
+    /// … and those of them that were marked CE.
+    pub marked_bytes: u64,
+    /// Packets found to be lost.
+    pub lost_packets: u64,
+    /// When the newest of the reported packets was sent.
+    pub sent_at: Nanos,
+    /// Round trip of that packet; 0 if this report has no sample.
+    pub rtt: Nanos,
+    /// Least round trip of late, the path's own without queues; 0 before the first sample.
+    pub rtt_least: Nanos,
+    /// Only the window kept the sender from sending more: neither a lack of data, nor the peer's
+    /// credit, nor another limit of rate.
+    pub is_limited: bool,
+}
+
+/// What a flow may send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Bytes in flight.
+    pub window_bytes: u64,
+    /// Bytes per second, between which packets are spread.
+    pub rate_bytes_per_second: u64,
+}
+
+/// Decides how fast one flow may send.
+pub trait Controller: Debug + Send {
+    /// The present allowance. It changes only by the calls below.
+    fn allowance(&self) -> Allowance;
+
+    /// Records that bytes leave, including those of repeated packets.
+    fn sent(&mut self, bytes: u64, now: Nanos);
+
+    /// Processes a report of the peer.
+    fn reported(&mut self, report: &Report, now: Nanos);
+
+    /// Processes that nothing was reported for a time-out although packets are in flight.
+    fn timed_out(&mut self, now: Nanos);
+}
