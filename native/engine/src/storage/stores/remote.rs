@@ -1,4 +1,4 @@
-//! Pages on a plain namespace of somebody else's target.
+//! Pages on a third party's plain namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +16,10 @@ use super::pages::{BlockFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::remote_link::{Link, Transfer};
 use super::ring::{Ended, Io, hush, tell};
 
-/// Buffers that a queue keeps for the next operations.
+/// Most buffers that a queue keeps for later operations.
 const POOL_BUFFERS: usize = 64;
 
-/// An operation on pages, and how many blocks of the namespace are one.
+/// An operation on pages, and the number of the namespace's blocks in a page.
 struct PageIo {
     io: Io,
     blocks_per_page: u64,
@@ -65,7 +65,7 @@ impl Transfer for PageIo {
     }
 }
 
-/// The namespace as a device.
+/// The namespace as a device of pages.
 pub struct RemoteDevice {
     link: Link<PageIo>,
     page_count: u64,
@@ -83,8 +83,9 @@ impl std::fmt::Debug for RemoteDevice {
 }
 
 impl RemoteDevice {
-    /// Takes a connected socket whose Connect command succeeded, for a namespace of `block_count`
-    /// blocks. `timeout` is how long one command may take.
+    /// Starts a device on a connected socket whose Connect command succeeded, for a namespace of
+    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` for block sizes that no
+    /// page is a multiple of.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,
@@ -112,7 +113,7 @@ impl BlockFile for RemoteDevice {
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
         for (page, pages) in (page..).step_by(IO_PAGES_MAX).zip(pages.chunks_mut(IO_PAGES_MAX)) {
             let Io::Read(_, found) = self.execute(Io::Read(page, pages.to_vec()))? else {
-                return Err(io::Error::other("a read came back as something else"));
+                return Err(io::Error::other("a read was returned as another operation"));
             };
             pages.copy_from_slice(&found);
         }
@@ -143,7 +144,7 @@ impl Device for RemoteDevice {
     }
 }
 
-/// Where a channel finds the ends of its operations.
+/// Where a channel finds its completed operations.
 struct Outbox {
     ended: Mutex<Vec<Ended<Piece>>>,
     event: Arc<OwnedFd>,
