@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
+/// A directory that is removed when this is dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {

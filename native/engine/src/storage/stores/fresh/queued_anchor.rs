@@ -1,5 +1,5 @@
-//! An anchor that somebody else advances: what is to be anchored waits in a queue of one, and an event
-//! descriptor tells of it.
+//! An anchor that another component advances: the record to be anchored waits in a queue of one,
+//! and an event descriptor signals it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored};
 struct Queue {
     latest: Option<Anchored>,
     wanted: Option<Anchored>,
-    /// The answer to the state of that number.
+    /// The number of an answered record, and the answer.
     answer: Option<(u64, Result<(), AnchorError>)>,
 }
 
-/// The queue's two ends: [`Anchor`] for the store, the rest for who keeps the anchor.
+/// Both ends of the queue: [`Anchor`] for the store, the rest for the keeper of the anchor.
 #[derive(Debug)]
 pub struct QueuedAnchor {
     policy: AnchorPolicy,
@@ -30,8 +30,8 @@ pub struct QueuedAnchor {
 }
 
 impl QueuedAnchor {
-    /// A queue to an anchor that was advanced to `latest`; an answer is waited for so long. See
-    /// [`Anchor::base`], [`Anchor::is_believed`].
+    /// A queue to an anchor with the record `latest`; `timeout` bounds the wait for an answer. See
+    /// [`Anchor::base`] and [`Anchor::is_believed`].
     pub fn new(
         policy: AnchorPolicy,
         (latest, base): (Option<Anchored>, u64),
@@ -47,13 +47,13 @@ impl QueuedAnchor {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the state to advance the anchor to, if there is one.
+    /// Takes the record to advance the anchor to, if there is one.
     pub fn take(&self) -> Option<Anchored> {
         hush(&self.event);
         self.queue().wanted.take()
     }
 
-    /// Answers what was taken. Nobody waits any more for a number that isn't the last.
+    /// Answers a record that was taken. An answer to an earlier number is ignored.
     pub fn answer(&self, number: u64, result: Result<(), AnchorError>) {
         self.queue().answer = Some((number, result));
         self.answered.notify_all();
@@ -61,7 +61,7 @@ impl QueuedAnchor {
 }
 
 impl AsFd for QueuedAnchor {
-    /// Readable when [`QueuedAnchor::take`] would find something.
+    /// Readable when [`QueuedAnchor::take`] would return a record.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -159,7 +159,7 @@ mod tests {
     fn what_is_no_anchored_state_is_none() {
         let bytes = state(7).encode();
         assert_eq!(Anchored::decode_as(7, &bytes), Some(state(7)));
-        // One of another number stands for another time of the store.
+        // A record with another number belongs to another state of the store.
         assert_eq!([6, 8].map(|number| Anchored::decode_as(number, &bytes)), [None; 2]);
         assert_eq!(Anchored::decode(&bytes[1..]), None);
         assert_eq!(Anchored::decode(&[9; super::super::anchor::ANCHORED_BYTES]), None);
