@@ -84,8 +84,8 @@ impl std::fmt::Debug for RemoteDevice {
 
 impl RemoteDevice {
     /// Starts a device on a connected socket whose Connect command succeeded, for a namespace of
-    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` for block sizes that no
-    /// page is a multiple of.
+    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` unless blocks
+    /// have 512 to 4096 bytes, a power of two.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,

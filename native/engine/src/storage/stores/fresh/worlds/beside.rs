@@ -1,5 +1,5 @@
-//! What queues that write in place do while the store's thread writes, syncs or waits for its anchor:
-//! announcements land and begin, writes are made and end.
+//! The queues of a store in place, while the store's thread writes, syncs or waits for its anchor:
+//! they complete and begin announcements, and make and complete writes.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -19,10 +19,10 @@ use super::machine::Device;
 use super::workload::InPlace;
 use super::{Violation, chance, pick};
 
-/// Steps of queues at one point, at most.
+/// Most steps of the queues at one point.
 const STEPS_MAX: usize = 3;
 
-/// The queues, with the writes of a life that they go on with.
+/// The queues, with the writes of a life that they continue.
 pub struct Queues {
     map: Arc<Map<Ivs>>,
     device: Arc<Device>,
@@ -36,7 +36,8 @@ pub struct Queues {
     trace: Vec<String>,
 }
 
-/// Takes a life's writes, until [`end`], to where its device meets the store's thread.
+/// Hands a life's writes to the queues until [`end`]. They run whenever the store's thread uses the
+/// device.
 pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     let seed = life.trace.len() as u64 ^ life.announcements << 32;
     let queues = Arc::new(Mutex::new(Queues {
@@ -53,14 +54,14 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     }));
     let beside = Arc::clone(&queues);
     life.device.set_beside(Some(Box::new(move || beside.lock().expect("queues").go_on())));
-    // Not each wait of the store's thread is at the device: pages of nothing but the others' are
-    // waited for, too.
+    // The store's thread also waits outside the device: for pages of the log that only others
+    // write.
     let device = Arc::clone(&life.device);
     life.map.afloat.set_others(Some(Box::new(move || device.let_others())));
     queues
 }
 
-/// Gives them back, as far as they are.
+/// Takes the writes back in their current state.
 pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation> {
     life.device.set_beside(None);
     life.map.afloat.set_others(None);
@@ -78,16 +79,16 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
         life.acknowledged(write);
     }
     for error in std::mem::take(&mut queues.refused) {
-        life.accept::<()>("something beside the store's thread", Err(error))?;
+        life.accept::<()>("concurrent work of a queue", Err(error))?;
     }
-    // What the store's thread is at comes to its end first.
+    // The store's thread completes its work first.
     life.owes_flush |= ended.iter().any(|write| write.is_durable);
     Ok(())
 }
 
 impl Queues {
     fn go_on(&mut self) {
-        // The thread may be about to wait for those that are afloat.
+        // The thread may be about to wait for announcements in flight.
         self.land_all();
         if chance(&mut self.random, 50) {
             return;
@@ -122,9 +123,9 @@ impl Queues {
         }
     }
 
-    /// An announcement is over.
+    /// Handles a completed announcement.
     fn over(&mut self, name: u64, result: io::Result<()>) {
-        self.trace.push(format!("announcement {name} is over: {result:?}"));
+        self.trace.push(format!("announcement {name} has completed: {result:?}"));
         let Self { writes, map, .. } = self;
         match result {
             Ok(()) => {
@@ -166,7 +167,7 @@ impl Queues {
         own.for_each(|write| write.stage = stage);
     }
 
-    /// Brings a write a step on that may be made.
+    /// Advances a write that is announced or made by one step.
     fn step(&mut self, index: usize) {
         let write = &mut self.writes[index];
         let blocks = write.lba..write.lba + write.blocks;

@@ -1,5 +1,5 @@
-//! Tests 17, 19, 21 and 28 of the reference's list on blocks in place: what their owner makes of the
-//! fast path, and of writes that were on their way.
+//! Tests 17, 19, 21 and 28 of the reference's list, for blocks in place: attacks on the fast path,
+//! and on writes in progress.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Store {
     }
 }
 
-/// The block with a MAC that somebody makes who has all that is public: the superblock's seed.
+/// The block with a MAC made from public data only: the superblock's seed.
 fn forged(block: &Block, lba: u64) -> Block {
     let mut block = *block;
     let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &Authority::Device);
@@ -116,7 +116,7 @@ fn test_21_a_refresh_launders_nothing_and_afterwards_every_block_takes_the_fast_
     let old = store.held(LBA);
     store.merged(LBA, 50);
     store.put(LBA, &old);
-    assert!(refresh(&mut store.life, 0, 20).expect("refresh"), "the others have theirs");
+    assert!(refresh(&mut store.life, 0, 20).expect("refresh"), "the other blocks get MACs");
     assert_eq!(store.held(LBA), old, "nothing was issued for it");
     assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)));
     store.world.device.repent();
