@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::super::store::{StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
-use super::ring::{hush, tell};
+use super::ring::{clear, signal};
 
 /// Id of a channel's request for room.
 pub(super) const ROOM: u64 = u64::MAX;
@@ -19,7 +19,7 @@ pub(super) struct Ends {
     event: Arc<OwnedFd>,
     done: Vec<StoreDone>,
     /// Whether the event was signalled for them.
-    is_told: bool,
+    is_signalled: bool,
     /// Whether `poll` is running: it also returns whatever completes meanwhile.
     is_polled: bool,
 }
@@ -27,14 +27,14 @@ pub(super) struct Ends {
 impl Ends {
     /// No completions yet; the first one signals `event`.
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        Self { event, done: Vec::new(), is_told: false, is_polled: false }
+        Self { event, done: Vec::new(), is_signalled: false, is_polled: false }
     }
 
     /// Begins a `poll`.
     pub fn begin_poll(&mut self) {
         self.is_polled = true;
-        if std::mem::take(&mut self.is_told) {
-            hush(&self.event);
+        if std::mem::take(&mut self.is_signalled) {
+            clear(&self.event);
         }
     }
 
@@ -50,7 +50,7 @@ impl Ends {
     }
 
     /// Counts a completed operation and keeps its completion for `poll`.
-    pub fn tell(
+    pub fn push(
         &mut self,
         counters: &StoreCounters,
         ticket: u64,
@@ -58,9 +58,9 @@ impl Ends {
         result: io::Result<()>,
     ) {
         counters.ended(&request, &result);
-        if !self.is_told && !self.is_polled {
-            self.is_told = true;
-            tell(&self.event);
+        if !self.is_signalled && !self.is_polled {
+            self.is_signalled = true;
+            signal(&self.event);
         }
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
@@ -94,7 +94,7 @@ pub(super) trait ChangeChannel {
     /// Tries to start a change. Returns it if room must be made first.
     fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest>;
     /// Reports a completed operation.
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>);
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>);
     /// Whether operations of this channel are in flight that free room when they complete.
     fn gives_room_back(&self) -> bool {
         false
@@ -110,8 +110,8 @@ pub(super) trait ChangeChannel {
     ) -> Option<StoreRequest> {
         match changed {
             Ok(false) => return Some(request),
-            Ok(true) => self.tell(ticket, request, Ok(())),
-            Err(error) => self.tell(ticket, request, Err(error)),
+            Ok(true) => self.complete(ticket, request, Ok(())),
+            Err(error) => self.complete(ticket, request, Err(error)),
         }
         None
     }
@@ -154,7 +154,7 @@ pub(super) trait ChangeChannel {
             Ok(()) => self.retry_waiting(),
             Err(error) => {
                 for (ticket, request) in std::mem::take(&mut self.waiting().changes) {
-                    self.tell(ticket, request, Err(copy_error(error)));
+                    self.complete(ticket, request, Err(copy_error(error)));
                 }
             }
         }

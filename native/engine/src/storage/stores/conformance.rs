@@ -74,7 +74,7 @@ pub fn read(channel: &mut dyn StoreChannel, block_bytes: usize, lba: u64, count:
     execute(channel, StoreRequest::Read { lba, buffer }).expect("read")
 }
 
-fn refuses_what_is_out_of_range(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+fn refuses_ranges_beyond_the_end(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
     let (size, count) = (store.block_bytes(), store.block_count());
     let write = |lba, bytes| StoreRequest::Write { lba, buffer: vec![1; bytes], durable: false };
     let requests = [
@@ -191,7 +191,7 @@ fn counts_operations(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
 /// Checks an empty store of at least 200 blocks.
 pub fn check(store: &dyn BlockStore) {
     let mut channel = store.open().expect("channel");
-    refuses_what_is_out_of_range(store, &mut *channel);
+    refuses_ranges_beyond_the_end(store, &mut *channel);
     follows_the_model(store, &mut *channel);
     keeps_many_in_flight(store);
     counts_operations(store, &mut *channel);

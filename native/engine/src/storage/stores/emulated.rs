@@ -162,7 +162,7 @@ impl BlockStore for EmulatedStore {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             ended: Vec::new(),
-            told: 0,
+            last_ended: 0,
         }))
     }
 
@@ -193,7 +193,7 @@ struct EmulatedChannel {
     /// Empty between calls.
     ended: Vec<StoreDone>,
     /// When `poll` last returned a completion.
-    told: Nanos,
+    last_ended: Nanos,
 }
 
 impl StoreChannel for EmulatedChannel {
@@ -224,7 +224,7 @@ impl StoreChannel for EmulatedChannel {
                 return;
             }
             done.extend(ends.pop_front().map(|(_, end)| end));
-            self.told = now;
+            self.last_ended = now;
         }
     }
 
@@ -240,7 +240,7 @@ impl StoreChannel for EmulatedChannel {
         let due = |ends: &Ends| ends.front().map(|(due, _)| *due);
         let due = [due(&self.reads), due(&self.writes)].into_iter().flatten().min()?;
         let is_busy = self.in_flight() >= COALESCED_OPERATIONS;
-        Some(if is_busy { due.max(self.told + COALESCED) } else { due })
+        Some(if is_busy { due.max(self.last_ended + COALESCED) } else { due })
     }
 }
 
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_in_their_order_and_not_before_they_are_due() {
+    fn operations_complete_in_order_and_not_before_they_are_due() {
         let hour = 3_600_000_000_000;
         let drive = format!("1000000000,1000000,{hour}:1000000000,1000000,0");
         let store = EmulatedStore::new(10, false, &Profile::parse(&drive).expect("figures"));

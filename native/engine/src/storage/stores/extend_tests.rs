@@ -53,7 +53,7 @@ fn a_store_of_any_kind_that_grew_twice_behaves_as_a_store() {
 }
 
 #[test]
-fn what_was_written_stays_and_what_is_new_is_unwritten() {
+fn written_blocks_stay_and_new_ones_are_unwritten() {
     for kind in ["memory", "emulated", "file", "inline"] {
         let (scratch, trust) = (Scratch::new(), Trust::default());
         let path = scratch.file();

@@ -35,7 +35,7 @@ use crate::clock;
 /// one operation.
 const GATHERED: usize = 16;
 /// Most announcements of one channel in flight.
-const AFLOAT_MAX: usize = 4;
+const ANNOUNCEMENTS_MAX: usize = 4;
 
 /// What an operation waits for.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ pub(super) struct InPlaceChannel {
     announcements: HashMap<u64, Vec<u64>>,
     /// Announcements that this channel is writing, by the raw channel's ticket: their numbers, and
     /// when they were begun.
-    afloat: HashMap<u64, (u64, Nanos)>,
+    announcing: HashMap<u64, (u64, Nanos)>,
     /// Announced writes that the write window has no room for.
     ready: VecDeque<u64>,
     /// Number of announced writes at the device; `window` limits it.
@@ -118,7 +118,7 @@ impl InPlaceChannel {
             fetches: HashMap::new(),
             unannounced: Vec::new(),
             announcements: HashMap::new(),
-            afloat: HashMap::new(),
+            announcing: HashMap::new(),
             ready: VecDeque::new(),
             writing: 0,
             window: WriteWindow::default(),
@@ -244,18 +244,21 @@ impl InPlaceChannel {
     /// announcement itself if it may write to the log now; otherwise the store's thread does.
     fn announce(&mut self) {
         let waiting = self.unannounced.len();
-        if waiting == 0 || self.afloat.len() == AFLOAT_MAX || waiting < self.worth_announcing() {
+        if waiting == 0
+            || self.announcing.len() == ANNOUNCEMENTS_MAX
+            || waiting < self.worth_announcing()
+        {
             return;
         }
         let (writes, name) = (std::mem::take(&mut self.unannounced), self.name());
         let lba = |id| self.operations.get(id).map(|operation| operation.lba);
         let lbas: Vec<u64> = writes.iter().filter_map(lba).collect();
         match self.shared.map.begin_announcement(&lbas, &self.mailbox, name) {
-            Ok(Begun::Afloat(announcement)) => {
+            Ok(Begun::InFlight(announcement)) => {
                 self.announcements.insert(name, writes);
                 let Announcement { number, place, pages, is_merge_due } = announcement;
                 let ticket = self.name();
-                self.afloat.insert(ticket, (number, clock::now()));
+                self.announcing.insert(ticket, (number, clock::now()));
                 self.raw.submit(ticket, write_of(place, &pages, true));
                 if is_merge_due {
                     self.requests.merge();
@@ -364,7 +367,7 @@ impl InPlaceChannel {
         if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
             return self.leaf_came(id, fetch, done);
         }
-        if let Some(announcement) = self.afloat.remove(&done.ticket) {
+        if let Some(announcement) = self.announcing.remove(&done.ticket) {
             return self.log_written(announcement, done.result);
         }
         let Some(done) = self.parts.ended(done) else { return };
@@ -388,7 +391,7 @@ impl InPlaceChannel {
 
     fn finish(&mut self, operation: Operation) {
         let Operation { ticket, request, result, .. } = operation;
-        self.tell(ticket, request, result);
+        self.complete(ticket, request, result);
     }
 }
 
@@ -423,15 +426,15 @@ impl ChangeChannel for InPlaceChannel {
         self.tried(ticket, request, changed)
     }
 
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.ends.tell(&self.shared.counters, ticket, request, result);
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        self.ends.push(&self.shared.counters, ticket, request, result);
     }
 }
 
 impl StoreChannel for InPlaceChannel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
         if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
-            self.tell(ticket, request, Err(error));
+            self.complete(ticket, request, Err(error));
             return;
         }
         match request {
@@ -495,7 +498,7 @@ impl Drop for InPlaceChannel {
             self.raw.poll(&mut done);
         }
         // Whoever waits for all announcements in flight to complete must not wait for this channel.
-        for (ticket, (number, _)) in self.afloat.drain() {
+        for (ticket, (number, _)) in self.announcing.drain() {
             let end = done.iter_mut().find(|done| done.ticket == ticket);
             let lost = || Err(io::Error::other("the device did not answer"));
             let result = end.map_or_else(lost, |done| std::mem::replace(&mut done.result, Ok(())));

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_version_of_a_block_is_refused_wherever_the_current_one_is_known_from() {
+    fn an_older_version_of_a_block_is_refused_wherever_the_current_iv_is_found() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn another_block_and_one_that_was_never_written_are_refused_and_ghosts_are_unwritten() {
+    fn a_block_from_another_place_is_refused_and_an_unwritten_block_stays_unwritten() {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mac_of_another_block_or_made_up_vouches_for_nothing() {
+    fn the_fast_path_mac_of_another_block_or_version_is_not_accepted() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_does_not_launder_what_is_stale() {
+    fn a_refresh_issues_no_mac_for_a_stale_block() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));

@@ -23,7 +23,7 @@ use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
 use super::pages::lock;
-use super::ring::{Ended, Job, Ring, event, hush, tell};
+use super::ring::{Ended, Job, Ring, clear, event, signal};
 
 /// Most blocks of a command, if the drive allows them: 512 KiB, which every kernel maps.
 const TRANSFER_BLOCKS_MAX: u64 = 126;
@@ -295,7 +295,7 @@ impl NvmeChannel {
             (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
         }
         if self.done.is_empty() {
-            tell(self.ring.event());
+            signal(self.ring.event());
         }
         self.done.push(StoreDone { ticket, result, buffer });
     }
@@ -333,7 +333,7 @@ impl StoreChannel for NvmeChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(self.ring.event());
+        clear(self.ring.event());
         let mut ended = Vec::new();
         let mut turned = self.ring.turn(&mut ended);
         let has_ended = !ended.is_empty();
@@ -346,7 +346,7 @@ impl StoreChannel for NvmeChannel {
             turned = self.ring.turn(&mut ended);
             for ended in ended {
                 self.ended(ended);
-                tell(self.ring.event());
+                signal(self.ring.event());
             }
         }
         if let Err(error) = turned {
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_drive_is_refused() {
+    fn a_device_that_is_no_drive_is_refused() {
         let error = NvmeStore::open(Path::new("/dev/null"), 1).expect_err("no drive");
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTTY.raw_os_error()));
     }

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::pages::{BlockFile, DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
-use super::ring::{Ended, Io, Ring, event, hush, tell};
+use super::ring::{Ended, Io, Ring, clear, event, signal};
 
 /// A file of plain blocks.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl PlainChannel {
         let Operation { ticket, request, result, .. } = operation;
         self.counters.ended(&request, &result);
         if self.done.is_empty() {
-            tell(self.ring.event());
+            signal(self.ring.event());
         }
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
@@ -208,7 +208,7 @@ impl StoreChannel for PlainChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(self.ring.event());
+        clear(self.ring.event());
         let mut ended = Vec::new();
         let turned = self.ring.turn(&mut ended);
         for ended in ended {

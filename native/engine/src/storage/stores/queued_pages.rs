@@ -11,7 +11,7 @@ use rustix::event::PollFlags;
 use super::super::connection::wait;
 use super::device::{Device, IoQueue, Piece};
 use super::pages::{BlockFile, Page, runs};
-use super::ring::{Io, event, hush};
+use super::ring::{Io, clear, event};
 
 struct Queue {
     io: Box<dyn IoQueue>,
@@ -51,7 +51,7 @@ impl Queue {
         let mut left = count;
         let mut result = Ok(());
         while left > 0 {
-            hush(&self.event);
+            clear(&self.event);
             self.io.turn(&mut ended)?;
             if ended.is_empty() {
                 wait([(self.event.as_fd(), PollFlags::IN)], None)?;

@@ -14,7 +14,7 @@ use super::super::connection::wait;
 use super::device::{Device, IoQueue, Piece};
 use super::pages::{BlockFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::remote_link::{Link, Transfer};
-use super::ring::{Ended, Io, hush, tell};
+use super::ring::{Ended, Io, clear, signal};
 
 /// Most buffers that a queue keeps for later operations.
 const POOL_BUFFERS: usize = 64;
@@ -84,8 +84,8 @@ impl std::fmt::Debug for RemoteDevice {
 
 impl RemoteDevice {
     /// Starts a device on a connected socket whose Connect command succeeded, for a namespace of
-    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` unless blocks
-    /// have 512 to 4096 bytes, a power of two.
+    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` unless the block size is a
+    /// power of two from 512 to 4096.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,
@@ -164,7 +164,7 @@ impl IoQueue for RemoteQueue {
         let reply = move |PageIo { io, .. }, result| {
             let mut ended = outbox.ended.lock().unwrap_or_else(PoisonError::into_inner);
             ended.push(Ended { tag: piece, io, result });
-            tell(&outbox.event);
+            signal(&outbox.event);
         };
         let blocks_per_page = self.device.blocks_per_page;
         self.device.link.give(PageIo { io, blocks_per_page }, Box::new(reply));
@@ -180,7 +180,7 @@ impl IoQueue for RemoteQueue {
     fn drain(&mut self) -> bool {
         let mut ended = Vec::new();
         loop {
-            hush(&self.outbox.event);
+            clear(&self.outbox.event);
             if self.turn(&mut ended).is_err() {
                 return false;
             }

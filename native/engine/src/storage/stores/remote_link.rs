@@ -19,7 +19,7 @@ use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 use sealane_proto::nvme::status::Status;
 
 use super::super::connection::{Connection, Gone, wait};
-use super::ring::{event, hush, tell};
+use super::ring::{clear, event, signal};
 
 /// Most bytes in flight: more would only fill socket buffers.
 const IN_FLIGHT_BYTES: usize = 1024 * 1024;
@@ -71,7 +71,7 @@ impl<T> Shared<T> {
                 detail.clone()
             } else {
                 inbox.jobs.push((io, reply));
-                tell(&self.event);
+                signal(&self.event);
                 return;
             }
         };
@@ -140,7 +140,7 @@ impl<T: Transfer> Link<T> {
 impl<T: Transfer> Drop for Link<T> {
     fn drop(&mut self) {
         self.shared.inbox().is_closing = true;
-        tell(&self.shared.event);
+        signal(&self.shared.event);
         if let Some(thread) = self.thread.take() {
             // A panic would be a defect, and was reported when it happened.
             let _ = thread.join();
@@ -203,7 +203,7 @@ impl<T: Transfer> Mover<T> {
     /// Works until the link is dropped, and then until the operations it was given have ended.
     fn serve(&mut self) -> Result<(), Gone> {
         loop {
-            hush(&self.shared.event);
+            clear(&self.shared.event);
             if self.take_jobs() && self.jobs.is_empty() {
                 return Ok(());
             }

@@ -25,7 +25,7 @@ use super::fresh::superblock::Superblock;
 use super::label::Label;
 use super::pages::{Page, random};
 use super::remote_link::{Link, Transfer};
-use super::ring::{event, hush, tell};
+use super::ring::{clear, event, signal};
 
 /// Number of blocks of a label.
 const LABEL_BLOCKS: u64 = 1;
@@ -232,7 +232,7 @@ impl Outbox {
 
     fn put(&self, ticket: u64, result: io::Result<()>, request: StoreRequest) {
         self.done().push(StoreDone { ticket, result, buffer: request.into_buffer() });
-        tell(&self.event);
+        signal(&self.event);
     }
 }
 
@@ -262,7 +262,7 @@ impl StoreChannel for RemoteChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(&self.outbox.event);
+        clear(&self.outbox.event);
         let mut found = self.outbox.done();
         self.in_flight -= found.len();
         done.append(&mut found);

@@ -34,7 +34,7 @@ fn pages(block_count: u64) -> u64 {
 }
 
 #[test]
-fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
+fn a_store_on_a_third_partys_namespace_behaves_as_a_store() {
     let served = Served::over(&plain(pages(1000)));
     conformance::check(
         &SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 1000).expect("store"),
@@ -42,7 +42,7 @@ fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
 }
 
 #[test]
-fn what_was_flushed_is_there_through_the_next_association() {
+fn flushed_blocks_are_there_in_the_next_association() {
     let namespace = plain(pages(100));
     let served = Served::over(&namespace);
     let store =

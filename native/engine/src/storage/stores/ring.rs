@@ -77,13 +77,13 @@ pub fn event() -> io::Result<Arc<OwnedFd>> {
 }
 
 /// Makes the descriptor readable.
-pub fn tell(event: &OwnedFd) {
+pub fn signal(event: &OwnedFd) {
     // This fails only if the counter is full, and then the descriptor is readable already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// Makes the descriptor unreadable until the next [`signal`].
-pub fn hush(event: &OwnedFd) {
+pub fn clear(event: &OwnedFd) {
     // This fails only if the descriptor isn't readable.
     let _ = rustix::io::read(event, &mut [0; 8]);
 }
@@ -150,7 +150,7 @@ impl<T, J: Job> Ring<T, J> {
             match self.kernel.submit() {
                 Ok(_) => {}
                 // The entries stay in the queue, so another turn is needed.
-                Err(error) if is_transient(&error) => tell(&self.event),
+                Err(error) if is_transient(&error) => signal(&self.event),
                 Err(error) => return Err(error),
             }
         }

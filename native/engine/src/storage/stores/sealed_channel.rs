@@ -23,7 +23,7 @@ use super::fresh::map::{check_orphans, take_leaf};
 use super::fresh::placed::{Placed, PlacedEntry};
 use super::fresh_store::Shared;
 use super::pages::{IO_PAGES_MAX, Page};
-use super::ring::{Ended, Io, event, hush};
+use super::ring::{Ended, Io, clear, event};
 use super::sealed_file::Slots;
 
 /// The current stage of an operation.
@@ -322,7 +322,7 @@ impl SealedChannel {
 
     fn finish(&mut self, operation: Operation) {
         let Operation { ticket, request, result, .. } = operation;
-        self.tell(ticket, request, result);
+        self.complete(ticket, request, result);
     }
 
     fn collect_mail(&mut self) {
@@ -362,8 +362,8 @@ impl ChangeChannel for SealedChannel {
         self.tried(ticket, request, changed)
     }
 
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.ends.tell(&self.shared.counters, ticket, request, result);
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        self.ends.push(&self.shared.counters, ticket, request, result);
     }
 
     fn gives_room_back(&self) -> bool {
@@ -374,7 +374,7 @@ impl ChangeChannel for SealedChannel {
 impl StoreChannel for SealedChannel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
         if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
-            self.tell(ticket, request, Err(error));
+            self.complete(ticket, request, Err(error));
             return;
         }
         match request {
@@ -390,7 +390,7 @@ impl StoreChannel for SealedChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(&self.event);
+        clear(&self.event);
         self.ends.begin_poll();
         self.collect_mail();
         // Reads whose entries were found start reading their data in the same call.

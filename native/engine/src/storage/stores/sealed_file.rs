@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_says_how_far_it_is() {
+    fn an_opening_reports_its_progress() {
         let scratch = Scratch::new();
         let store =
             SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused() {
+    fn a_file_that_is_no_store_is_refused() {
         let scratch = Scratch::new();
         std::fs::write(scratch.file(), vec![7; 8192]).expect("file");
         let error =

@@ -205,7 +205,7 @@ fn blocks_out_of_place_whose_leaf_page_is_lost_are_errors_until_they_are_written
 }
 
 #[test]
-fn a_refresh_vouches_for_no_block_that_nobody_knows() {
+fn a_refresh_issues_no_mac_for_an_orphaned_block() {
     let world = World::in_place();
     world.write(0, 10, 1);
     world.store.map().merge().expect("merge");
@@ -309,7 +309,7 @@ fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
 }
 
 #[test]
-fn sectors_below_a_leaf_page_that_nobody_knows_cannot_be_told_of() {
+fn sectors_of_an_unknown_leaf_page_cannot_be_checked() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
@@ -355,7 +355,7 @@ fn a_scrub_reads_leaves_from_the_device_and_keeps_none_in_memory() {
 }
 
 #[test]
-fn what_is_void_costs_nothing() {
+fn void_blocks_are_skipped() {
     let world = World::in_place();
     let mut upkeep = world.store.upkeep().expect("upkeep").expect("upkeep");
     assert_eq!(upkeep.next_piece(0), None);
@@ -368,7 +368,7 @@ fn what_is_void_costs_nothing() {
 }
 
 #[test]
-fn what_cannot_be_read_together_is_read_one_by_one() {
+fn blocks_that_cannot_be_read_together_are_read_one_by_one() {
     let bad = || io::Error::from_raw_os_error(5);
     let read = |kind: Option<io::ErrorKind>| {
         let mut reads = 0;
@@ -458,7 +458,7 @@ fn leaf_pages_that_memory_knows_are_written_again() {
 }
 
 #[test]
-fn a_leaf_page_in_place_is_made_of_its_blocks_if_they_come_to_its_node() {
+fn a_leaf_page_in_place_is_derived_from_its_blocks_if_they_match_its_node() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
@@ -491,7 +491,7 @@ fn changes_are_merged_into_a_leaf_page_that_is_wrong_on_the_device_and_known() {
 }
 
 #[test]
-fn what_nobody_knows_is_not_made_up() {
+fn an_unknown_leaf_page_is_not_made_up() {
     let world = World::out_of_place();
     world.write(0, 200, 1);
     world.store.map().merge().expect("merge");

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_where_they_do_not_and_never_beyond_its_bound() {
+    fn it_grows_up_to_its_bound_where_they_do_not() {
         assert_eq!(after(100, |_| 1_000_000), WRITES_MIN + 100);
         assert_eq!(after(10_000, |_| 1_000_000), WRITES_MAX);
     }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_nothing_and_of_ever_are_taken() {
+    fn extreme_durations_are_accepted() {
         let mut window = WriteWindow::default();
         for took in [0, Nanos::MAX, 0, Nanos::MAX] {
             window.announced(took);

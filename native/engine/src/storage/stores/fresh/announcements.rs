@@ -20,7 +20,7 @@ use super::map::{Layout, Map};
 const PAGES_MAX: usize = 32;
 
 /// A completed announcement: the mailbox and id for the answer, and the result.
-pub type Told = (Arc<Mailbox>, u64, io::Result<()>);
+pub type Completion = (Arc<Mailbox>, u64, io::Result<()>);
 
 /// Consecutive pages to write durably in one operation.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Announcement {
 #[derive(Debug)]
 pub enum Begun {
     /// They are announced once these pages and all pages before them are durable.
-    Afloat(Announcement),
+    InFlight(Announcement),
     /// The log already has them, durably.
     Nothing,
     /// The log has them on pages in flight; completion is reported as for any other announcement.
@@ -84,7 +84,7 @@ impl Inner {
 
 /// Pages of the log in flight to the device.
 #[derive(Default)]
-pub(super) struct Afloat {
+pub(super) struct InFlight {
     inner: Mutex<Inner>,
     /// Notified when the first entries have completed.
     over: Condvar,
@@ -98,13 +98,13 @@ pub(super) struct Afloat {
 #[cfg(test)]
 pub(super) type Others = Box<dyn FnMut() + Send>;
 
-impl std::fmt::Debug for Afloat {
+impl std::fmt::Debug for InFlight {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Afloat").field("inner", &self.inner).finish_non_exhaustive()
+        formatter.debug_struct("InFlight").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-impl Afloat {
+impl InFlight {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,12 +127,12 @@ impl Afloat {
     }
 
     /// Records the result of a write of pages. Returns the announcements that are thereby complete.
-    pub fn end(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
+    pub fn end(&self, number: u64, result: io::Result<()>) -> Vec<Completion> {
         let mut inner = self.lock();
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.number == number) {
             entry.ended = Some(result);
         }
-        let mut told = Vec::new();
+        let mut completed = Vec::new();
         let before = inner.entries.len();
         while let Some(first) = inner.entries.front_mut()
             && let Some(ended) = first.ended.take()
@@ -142,12 +142,12 @@ impl Afloat {
             }
             let result = inner.failure.as_ref().map_or(Ok(()), |error| Err(copy_error(error)));
             let first = inner.entries.pop_front().and_then(|first| first.mailbox);
-            told.extend(first.map(|(mailbox, name)| (mailbox, name, result)));
+            completed.extend(first.map(|(mailbox, name)| (mailbox, name, result)));
         }
         if inner.waiters > 0 && inner.entries.len() < before {
             self.over.notify_all();
         }
-        told
+        completed
     }
 
     /// Waits until all pages before these have completed.
@@ -219,22 +219,22 @@ impl<F: Layout> Map<F> {
         state.intents.announce(writes, &mut records);
         if records.is_empty() {
             // A flush that is still running may have logged them.
-            let is_on_its_way = self.afloat.join(mailbox, name);
+            let is_on_its_way = self.log_in_flight.join(mailbox, name);
             return Ok(if is_on_its_way { Begun::Waiting } else { Begun::Nothing });
         }
         state.take_pages(log.next, [records.len()], per_page);
         let is_merge_due = self.wants_merge(&log, &state);
         drop(state);
         let pages = self.next_pages(&mut log, &records);
-        let number = self.afloat.begin(Some((mailbox, name)));
-        Ok(Begun::Afloat(Announcement { number, place, pages, is_merge_due }))
+        let number = self.log_in_flight.begin(Some((mailbox, name)));
+        Ok(Begun::InFlight(Announcement { number, place, pages, is_merge_due }))
     }
 
     /// Records the result of writing an announcement's pages. Returns the announcements that are
     /// thereby complete. An error fails the store: the contents of its log are unknown.
-    pub fn end_announcement(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
+    pub fn end_announcement(&self, number: u64, result: io::Result<()>) -> Vec<Completion> {
         let result = self.guard(result);
-        self.afloat.end(number, result)
+        self.log_in_flight.end(number, result)
     }
 }
 
@@ -248,65 +248,67 @@ mod tests {
     }
 
     /// Ids of completed announcements, and whether they succeeded.
-    fn told(told: Vec<Told>) -> Vec<(u64, bool)> {
-        told.into_iter().map(|(_, name, result)| (name, result.is_ok())).collect()
+    fn outcomes(completed: Vec<Completion>) -> Vec<(u64, bool)> {
+        completed.into_iter().map(|(_, name, result)| (name, result.is_ok())).collect()
     }
 
     #[test]
-    fn an_announcement_is_over_when_all_pages_before_it_are_durable() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..13).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
-        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
-        assert_eq!(told(afloat.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
+    fn an_announcement_completes_once_all_pages_before_it_are_durable() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let numbers: Vec<u64> =
+            (10..13).map(|name| in_flight.begin(Some((&mailbox, name)))).collect();
+        assert_eq!(outcomes(in_flight.end(numbers[2], Ok(()))), []);
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(outcomes(in_flight.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
     }
 
     #[test]
-    fn a_page_that_is_missing_fails_all_behind_it_whenever_they_end() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..14).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
-        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
-        let failed = afloat.end(numbers[1], Err(io::Error::other("no power")));
-        assert_eq!(told(failed), [(11, false), (12, false)]);
-        assert_eq!(told(afloat.end(numbers[3], Ok(()))), [(13, false)]);
+    fn a_missing_page_fails_all_pages_behind_it() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let numbers: Vec<u64> =
+            (10..14).map(|name| in_flight.begin(Some((&mailbox, name)))).collect();
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(outcomes(in_flight.end(numbers[2], Ok(()))), []);
+        let failed = in_flight.end(numbers[1], Err(io::Error::other("no power")));
+        assert_eq!(outcomes(failed), [(11, false), (12, false)]);
+        assert_eq!(outcomes(in_flight.end(numbers[3], Ok(()))), [(13, false)]);
     }
 
     #[test]
-    fn who_joins_is_told_with_the_last_that_was_there() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        assert!(!afloat.join(&mailbox, 10), "nothing is in flight");
-        let numbers = [afloat.begin(None), afloat.begin(Some((&mailbox, 11)))];
-        assert!(afloat.join(&mailbox, 12));
-        assert_eq!(told(afloat.end(numbers[1], Ok(()))), []);
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
+    fn a_joined_announcement_completes_with_the_last_pages_in_flight() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        assert!(!in_flight.join(&mailbox, 10), "nothing is in flight");
+        let numbers = [in_flight.begin(None), in_flight.begin(Some((&mailbox, 11)))];
+        assert!(in_flight.join(&mailbox, 12));
+        assert_eq!(outcomes(in_flight.end(numbers[1], Ok(()))), []);
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
     }
 
     #[test]
     #[should_panic(expected = "waits for log pages that nobody writes")]
-    fn a_thread_that_plays_all_others_does_not_wait_for_itself() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        afloat.begin(Some((&mailbox, 1)));
-        afloat.set_others(Some(Box::new(|| ())));
-        afloat.wait_for_none();
+    fn a_single_thread_does_not_wait_for_itself() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        in_flight.begin(Some((&mailbox, 1)));
+        in_flight.set_others(Some(Box::new(|| ())));
+        in_flight.wait_for_none();
     }
 
     #[test]
-    fn who_waits_for_pages_is_told_when_those_before_them_are_over() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let first = afloat.begin(Some((&mailbox, 1)));
-        let own = afloat.begin(None);
-        let behind = afloat.begin(Some((&mailbox, 2)));
+    fn a_wait_for_pages_ends_once_all_before_them_have_completed() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let first = in_flight.begin(Some((&mailbox, 1)));
+        let own = in_flight.begin(None);
+        let behind = in_flight.begin(Some((&mailbox, 2)));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| afloat.wait_for(own));
-            let all = scope.spawn(|| afloat.wait_for_none());
+            let waiting = scope.spawn(|| in_flight.wait_for(own));
+            let all = scope.spawn(|| in_flight.wait_for_none());
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!waiting.is_finished());
-            afloat.end(first, Ok(()));
+            in_flight.end(first, Ok(()));
             waiting.join().expect("waited");
             assert!(!all.is_finished(), "another one is in flight");
-            assert_eq!(told(afloat.end(own, Ok(()))), []);
-            assert_eq!(told(afloat.end(behind, Ok(()))), [(2, true)]);
+            assert_eq!(outcomes(in_flight.end(own, Ok(()))), []);
+            assert_eq!(outcomes(in_flight.end(behind, Ok(()))), [(2, true)]);
         });
     }
 }

@@ -152,7 +152,7 @@ fn last_checkpoint(disk: &TornDisk) -> Checkpoint {
 }
 
 #[test]
-fn who_has_another_secret_opens_nothing() {
+fn another_secret_opens_nothing() {
     let world = World::create(None);
     world.write(5, 1);
     let other = Secret::take(&mut [4; 32]);
@@ -179,7 +179,7 @@ fn a_forged_superblock_is_refused() {
 }
 
 #[test]
-fn a_store_of_the_version_before_is_refused_by_name() {
+fn a_store_of_the_previous_version_is_refused_by_number() {
     let world = World::create(None);
     let mut first = page(&world.disk, 0);
     first.0[8] = 4;
@@ -388,7 +388,7 @@ fn pages_of_the_tree_and_of_the_slot_map_are_not_mixed_with_older_ones() {
 }
 
 #[test]
-fn a_whole_older_state_passes_without_an_anchor_and_nobody_promises_otherwise() {
+fn a_whole_older_state_passes_without_an_anchor() {
     let world = World::create(None);
     world.write(5, 1);
     let old = world.disk.whole();
@@ -397,7 +397,7 @@ fn a_whole_older_state_passes_without_an_anchor_and_nobody_promises_otherwise() 
 }
 
 #[test]
-fn a_device_that_was_put_back_behind_a_flush_is_refused() {
+fn a_device_rolled_back_behind_a_flush_is_refused() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     let mut older = Vec::new();
@@ -417,7 +417,7 @@ fn a_device_that_was_put_back_behind_a_flush_is_refused() {
 }
 
 #[test]
-fn what_is_written_back_unasked_is_durable_at_once_and_anchored_by_the_next_flush() {
+fn a_write_back_is_durable_at_once_and_anchored_by_the_next_flush() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     world.write(5, 1);
@@ -445,7 +445,7 @@ fn the_end_of_the_log_cannot_be_cut_off_behind_the_anchor() {
 }
 
 #[test]
-fn with_rare_anchors_what_was_anchored_is_never_taken_back() {
+fn with_rare_anchors_no_anchored_state_is_rolled_back() {
     let anchor = Arc::new(MemoryAnchor::new(AnchorPolicy::Checkpoints));
     let world = World::create(Some(&anchor));
     world.write(5, 1);
@@ -592,7 +592,7 @@ fn nothing_that_the_anchored_checkpoint_needs_is_written_over_while_the_anchor_i
 }
 
 #[test]
-fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
+fn making_room_asks_the_anchor_and_reports_its_silence() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     for version in 1..3 {
@@ -611,7 +611,7 @@ fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
 }
 
 #[test]
-fn room_ends_the_merge_under_way_and_leaves_what_gathers_to_the_next() {
+fn making_room_completes_the_running_merge_and_keeps_later_changes_pending() {
     let world = World::create(None);
     let statistic = |wanted: &str| {
         let statistics = world.map.statistics();

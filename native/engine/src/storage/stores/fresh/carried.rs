@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_on_its_way_at_the_flush_was_no_part_of_it() {
+    fn a_write_in_progress_at_the_flush_is_not_part_of_it() {
         assert_eq!(found(&[(5, 1, false), (6, 1, false), (5, 1, true)], 2), [0]);
         assert_eq!(found(&[(5, 1, false), (5, 1, true), (5, 1, true)], 2), [0, 1]);
     }

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_growth_is_refused_and_so_is_one_too_many() {
+    fn only_growths_are_accepted_and_only_so_many() {
         let mut geometry = Geometry::placed(100, 75);
         assert_eq!(geometry.grown_to(100), None);
         assert_eq!(geometry.grown_to(99), None);

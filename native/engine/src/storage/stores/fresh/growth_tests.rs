@@ -307,7 +307,7 @@ fn root_commits_count_on_and_nothing_is_forgotten_by_growing() {
     assert!((before + 1..before + 10).contains(&grown), "{before} and then {grown}");
 }
 
-fn put_back<F: Blocks>() {
+fn check_rollback<F: Blocks>() {
     let [before, after] = F::SIZES;
     let mut world = World::<F>::create(Some(AnchorPolicy::EveryCommit), before);
     world.fill();
@@ -328,13 +328,13 @@ fn put_back<F: Blocks>() {
 }
 
 #[test]
-fn a_smaller_store_that_is_put_back_is_rolled_back() {
-    put_back::<Placed>();
-    put_back::<Ivs>();
+fn a_smaller_older_store_is_refused_as_rolled_back() {
+    check_rollback::<Placed>();
+    check_rollback::<Ivs>();
 }
 
 #[test]
-fn an_anchor_that_gives_no_answer_is_asked_again() {
+fn an_anchor_that_does_not_answer_is_asked_again() {
     for is_made in [false, true] {
         let [before, after] = Placed::SIZES;
         let mut world = World::<Placed>::create(Some(AnchorPolicy::EveryCommit), before);
@@ -387,7 +387,7 @@ fn a_write_in_place_that_failed_before_may_still_be_there_afterwards() {
 
 /// The store's slot map has two pages, both with slots in use.
 #[test]
-fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
+fn slot_map_pages_that_swap_numbers_survive_a_power_cut() {
     let before = sizes(250, 40_000, 800, 40_000);
     let small = World::<Placed>::create(None, before);
     Placed::write(&small, 1, 1);

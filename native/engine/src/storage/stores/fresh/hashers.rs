@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_item_is_worked_on_once_by_however_many() {
+    fn every_item_is_worked_on_once_with_any_number_of_threads() {
         for hashers in 1..=HASHERS_MAX {
             let mut items: Vec<u64> = (0..37).collect();
             each(hashers, &mut items, |item| *item += 100);

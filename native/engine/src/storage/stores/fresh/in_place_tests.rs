@@ -358,7 +358,7 @@ fn write(machine: &Machine, map: &Map<Ivs>, lba: u64, version: u64) {
 }
 
 #[test]
-fn a_flushed_block_put_back_while_the_store_is_closed_is_refused() {
+fn a_flushed_block_rolled_back_while_the_store_is_closed_is_refused() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.flush().expect("flush");
@@ -405,7 +405,7 @@ fn a_flushed_block_that_is_sent_again_stays_flushed() {
 
 /// Without an anchor, only a living gateway knows of the flush.
 #[test]
-fn a_gateway_that_was_answered_a_flush_refuses_a_store_without_what_was_sent_again_since() {
+fn a_gateway_refuses_a_store_that_lost_a_flushed_block_sent_again_since() {
     let machine = Machine::new(TornDisk::default(), None);
     let map = machine.create();
     write(&machine, &map, 5, 1);
@@ -423,7 +423,7 @@ fn a_gateway_that_was_answered_a_flush_refuses_a_store_without_what_was_sent_aga
 }
 
 #[test]
-fn a_write_that_failed_and_is_sent_again_is_one_write_in_doubt() {
+fn a_failed_write_that_is_sent_again_is_one_write_in_doubt() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.flush().expect("flush");
@@ -457,7 +457,7 @@ fn a_block_that_was_written_and_not_flushed_may_be_either_and_is_settled_by_open
 }
 
 #[test]
-fn a_write_on_its_way_at_a_flush_is_no_part_of_it() {
+fn a_write_in_progress_at_a_flush_is_not_part_of_it() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.intend(5, &block(2)).expect("intend").expect("room");
@@ -471,7 +471,7 @@ fn a_write_on_its_way_at_a_flush_is_no_part_of_it() {
 }
 
 #[test]
-fn a_write_on_its_way_at_a_checkpoint_is_still_announced_behind_it() {
+fn a_write_in_progress_at_a_checkpoint_is_announced_again_behind_it() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.intend(5, &block(2)).expect("intend").expect("room");

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::super::ring::{hush, tell};
+use super::super::ring::{clear, signal};
 use super::failure::copy_error;
 use super::map::{Layout, Map};
 use crate::clock::sharpen_timers;
@@ -23,7 +23,7 @@ pub struct Mailbox {
 struct Mail {
     ends: Vec<(u64, io::Result<()>)>,
     /// Whether the event was signalled for them.
-    is_told: bool,
+    is_signalled: bool,
 }
 
 impl Mailbox {
@@ -40,8 +40,8 @@ impl Mailbox {
     /// Takes all answers.
     pub fn take(&self) -> Vec<(u64, io::Result<()>)> {
         let mut mail = self.lock();
-        if std::mem::take(&mut mail.is_told) {
-            hush(&self.event);
+        if std::mem::take(&mut mail.is_signalled) {
+            clear(&self.event);
         }
         std::mem::take(&mut mail.ends)
     }
@@ -51,8 +51,8 @@ impl Mailbox {
         let mut mail = self.lock();
         mail.ends.push((operation, result));
         // Whoever is signalled for the first answer takes all.
-        if !std::mem::replace(&mut mail.is_told, true) {
-            tell(&self.event);
+        if !std::mem::replace(&mut mail.is_signalled, true) {
+            signal(&self.event);
         }
     }
 }

@@ -54,7 +54,7 @@ impl<F: Layout> Map<F> {
     pub(super) fn begin_run(&self, log: &mut LogHead, records: &[Record<F::Entry>]) -> Run {
         let first = log.next;
         let pages = self.next_pages(log, records);
-        Run { number: self.afloat.begin(None), first, pages }
+        Run { number: self.log_in_flight.begin(None), first, pages }
     }
 
     /// Writes the pages of a run.
@@ -76,9 +76,9 @@ impl<F: Layout> Map<F> {
     /// fails the store.
     pub(super) fn end_run(&self, run: &Run, written: io::Result<()>) -> io::Result<()> {
         let written = self.guard(written);
-        self.afloat.wait_for(run.number);
+        self.log_in_flight.wait_for(run.number);
         let result = written.as_ref().copied().map_err(copy_error);
-        for (mailbox, name, result) in self.afloat.end(run.number, result) {
+        for (mailbox, name, result) in self.log_in_flight.end(run.number, result) {
             mailbox.put(name, result);
         }
         written?;
@@ -129,7 +129,7 @@ impl<F: Layout> Map<F> {
     /// holder of the writer has no pages in flight.
     pub(super) fn quiet_log(&self, _writer: &Writer<F::Entry>) -> MutexGuard<'_, LogHead> {
         let log = self.log();
-        self.afloat.wait_for_none();
+        self.log_in_flight.wait_for_none();
         log
     }
 }

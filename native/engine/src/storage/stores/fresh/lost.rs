@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_record_of_the_block_makes_up_for_it() {
+    fn a_later_record_of_the_block_supersedes_it() {
         assert_eq!(noted(&[(3, entry(1, 1), false), (4, entry(1, 2), true)]), None);
         assert_eq!(noted(&[(3, entry(1, 1), true), (4, entry(1, 2), false)]), Some(4));
         let void = Record::Void { lba: 0, blocks: 2 };
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_carried_behind_a_flush_was_no_part_of_it() {
+    fn a_write_carried_behind_a_flush_is_not_part_of_it() {
         assert_eq!(noted(&[(3, entry(1, 1), false), (7, carried(1, 1), false)]), Some(7));
         assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 2), false)]), Some(3));
     }

@@ -21,7 +21,7 @@ use super::super::super::events::EventLog;
 use super::super::pages::{BlockFile, Page};
 use super::super::slots::Slots;
 use super::anchor::Anchor;
-use super::announcements::Afloat;
+use super::announcements::InFlight;
 use super::commit::Writer;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
@@ -153,7 +153,7 @@ pub struct Map<F: Layout> {
     pub(super) state: Mutex<State<F::Entry>>,
     pub(super) writer: Mutex<Writer<F::Entry>>,
     pub(super) log_head: Mutex<LogHead>,
-    pub(super) afloat: Afloat,
+    pub(super) log_in_flight: InFlight,
     pub(super) counters: Arc<Counters>,
     /// Receives errors that merges find, once it is set.
     pub(super) events: OnceLock<Arc<EventLog>>,
@@ -333,7 +333,7 @@ impl<F: Layout> Map<F> {
     #[must_use]
     pub fn milestone(&self) -> Milestone {
         let state = self.state();
-        state.passage.told(state.reached)
+        state.passage.milestone(state.reached)
     }
 
     /// Whether the store contains everything that was flushed when this milestone was returned, by

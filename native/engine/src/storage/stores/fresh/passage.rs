@@ -54,7 +54,7 @@ impl Passage {
     /// The milestone to report for an opening: that of the previous one as long as nothing has
     /// changed. Thus openings that change nothing can be left out.
     #[must_use]
-    pub fn told(&self, reached: Milestone) -> Milestone {
+    pub fn milestone(&self, reached: Milestone) -> Milestone {
         let is_unchanged = self.is_start_of(reached.opening, reached.log_flushed);
         let before = self.earlier.first().filter(|_| is_unchanged);
         before.copied().unwrap_or(reached)
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_from_its_bytes() {
+    fn it_survives_encoding() {
         for openings in [0, 1, 5, 60] {
             let passage = after(openings);
             assert_eq!(Passage::decode(&passage.encode()), passage);
@@ -131,24 +131,28 @@ mod tests {
     }
 
     #[test]
-    fn openings_that_change_nothing_are_never_told_of_and_take_no_place() {
+    fn openings_that_change_nothing_are_not_recorded() {
         let mut passage = after(1);
         let told = milestone(1, 11);
         for opening in 2..200 {
             let start = milestone(opening, 10);
             passage.begin(start);
-            assert_eq!(passage.told(start), told);
+            assert_eq!(passage.milestone(start), told);
             passage.end(start, 10);
             assert!(passage.contains(start, &told));
         }
         let merged = Milestone { checkpoint: 500, ..milestone(199, 10) };
-        assert_eq!(passage.told(merged), told, "a checkpoint of what was found changes nothing");
+        assert_eq!(
+            passage.milestone(merged),
+            told,
+            "a checkpoint of what was found changes nothing"
+        );
         let reached = milestone(199, 11);
-        assert_eq!(passage.told(reached), reached, "after a change");
+        assert_eq!(passage.milestone(reached), reached, "after a change");
     }
 
     #[test]
-    fn an_opening_of_which_all_was_lost_is_no_opening_that_changed_nothing() {
+    fn an_opening_whose_changes_were_all_lost_is_recorded() {
         let mut passage = after(1);
         let start = milestone(2, 10);
         passage.begin(start);
@@ -157,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_opening_is_told_of_even_if_it_changed_nothing() {
+    fn the_first_opening_is_recorded_even_if_it_changed_nothing() {
         let (first, second) = (milestone(1, 0), milestone(2, 0));
         let mut passage = Passage::default();
         passage.begin(first);
-        assert_eq!(passage.told(first), first);
+        assert_eq!(passage.milestone(first), first);
         passage.end(first, 0);
         passage.begin(second);
         assert!(passage.contains(second, &first));

@@ -383,7 +383,7 @@ fn a_slot_is_not_written_again_before_the_record_that_replaces_it_is_durable() {
 }
 
 #[test]
-fn a_slot_that_a_leaf_page_tells_of_is_kept_until_the_next_checkpoint() {
+fn a_slot_of_a_leaf_page_is_kept_until_the_next_checkpoint() {
     let mut run = Run::simple();
     run.write(0, 1);
     run.merge();
@@ -536,7 +536,7 @@ fn the_log_of_another_opening_stays_unknown() {
 }
 
 #[test]
-fn numbers_that_no_store_reaches_are_damage() {
+fn impossible_numbers_are_damage() {
     let changes: [fn(&mut Checkpoint); 5] = [
         |last| last.number = u64::MAX,
         |last| last.epoch = u64::MAX,
@@ -584,7 +584,7 @@ fn log_pages_that_overtook_a_lost_one_do_not_continue_a_later_log() {
 }
 
 #[test]
-fn of_two_writes_at_once_the_one_committed_last_stands() {
+fn of_two_concurrent_writes_the_one_committed_last_prevails() {
     let mut run = Run::simple();
     run.begin(5, 1);
     run.begin(5, 1);
@@ -694,7 +694,7 @@ fn no_honest_power_cut_is_called_a_roll_back_whenever_the_anchor_is_advanced() {
 }
 
 #[test]
-fn every_power_cut_of_somebody_elses_target_leaves_each_block_whole() {
+fn every_power_cut_of_a_third_party_leaves_each_block_whole() {
     let images = Arc::new(AtomicU64::new(0));
     let oracle = Arc::<Mutex<Oracle>>::default();
     let mut random = ChaCha8Rng::seed_from_u64(9);

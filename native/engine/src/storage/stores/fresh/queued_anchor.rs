@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::super::ring::{event, hush, tell};
+use super::super::ring::{clear, event, signal};
 use super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored};
 
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl QueuedAnchor {
 
     /// Takes the record to advance the anchor to, if there is one.
     pub fn take(&self) -> Option<Anchored> {
-        hush(&self.event);
+        clear(&self.event);
         self.queue().wanted.take()
     }
 
@@ -76,7 +76,7 @@ impl Anchor for QueuedAnchor {
         let mut queue = self.queue();
         queue.wanted = Some(*to);
         queue.answer = None;
-        tell(&self.event);
+        signal(&self.event);
         let is_open = |queue: &mut Queue| {
             queue.answer.as_ref().is_none_or(|(number, _)| *number != to.number)
         };
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_through_as_bytes_and_comes_back_answered() {
+    fn a_record_is_passed_on_as_bytes_and_answered() {
         let anchor = Arc::new(queued(Duration::from_secs(20)));
         let keeper = Arc::clone(&anchor);
         let keeping = std::thread::spawn(move || {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_in_time_is_an_unknown_outcome_and_a_late_one_changes_nothing() {
+    fn a_missing_answer_is_an_unknown_outcome_and_a_late_one_changes_nothing() {
         let anchor = queued(Duration::from_millis(1));
         assert!(matches!(anchor.advance(&state(1)), Err(AnchorError::Unreachable(_))));
         anchor.answer(1, Ok(()));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_anchored_state_is_none() {
+    fn malformed_records_are_not_decoded() {
         let bytes = state(7).encode();
         assert_eq!(Anchored::decode_as(7, &bytes), Some(state(7)));
         // A record with another number belongs to another state of the store.

@@ -16,7 +16,7 @@ use sealane_proto::freshness::pending::Pending;
 use super::super::pages::{BlockFile, Page, random};
 use super::super::slots::Slots;
 use super::anchor::{Anchor, Anchored};
-use super::announcements::Afloat;
+use super::announcements::InFlight;
 use super::carried::unfinished;
 use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
@@ -241,7 +241,7 @@ impl<F: Layout> Map<F> {
             state: Mutex::new(state),
             writer: Mutex::new(writer),
             log_head: Mutex::new(log),
-            afloat: Afloat::default(),
+            log_in_flight: InFlight::default(),
             counters,
             events: OnceLock::new(),
         }

@@ -56,8 +56,8 @@ impl Store {
     }
 
     /// Makes the device return the image's contents for the selected pages.
-    fn put_back(&self, image: &Image, is_put_back: impl Fn(u64) -> bool) {
-        for (page, answer) in (0..).zip(image).filter(|(page, _)| is_put_back(*page)) {
+    fn roll_back(&self, image: &Image, is_selected: impl Fn(u64) -> bool) {
+        for (page, answer) in (0..).zip(image).filter(|(page, _)| is_selected(*page)) {
             self.world.device.lie(page, answer.clone(), true);
         }
     }
@@ -81,13 +81,13 @@ impl Store {
     }
 
     fn assert_rolled_back(&self) {
-        let error = self.reopen().expect_err("put back");
+        let error = self.reopen().expect_err("rolled back");
         assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
     }
 }
 
 #[test]
-fn test_14_a_sector_put_back_is_stale() {
+fn test_14_a_rolled_back_sector_is_stale() {
     for is_cached in [true, false] {
         let mut store = Store::new();
         store.merged(LBA, 1);
@@ -100,24 +100,24 @@ fn test_14_a_sector_put_back_is_stale() {
         if !is_cached {
             store.life.map.leaves().forget_pages();
         }
-        store.put_back(&before, |page| store.is_slot(page));
+        store.roll_back(&before, |page| store.is_slot(page));
         assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
     }
 }
 
 #[test]
-fn test_15_a_sector_and_its_leaf_page_put_back_are_stale() {
+fn test_15_a_rolled_back_sector_and_leaf_page_are_stale() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
     store.merged(LBA, 2);
     store.merged(LBA, 3);
-    store.put_back(&before, |page| store.is_slot(page) || store.is_leaf(page));
+    store.roll_back(&before, |page| store.is_slot(page) || store.is_leaf(page));
     assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
 }
 
 #[test]
-fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
+fn test_16_a_device_rolled_back_while_closed_is_refused() {
     let mut store = Store::new();
     store.write(LBA, 1);
     store.flush();
@@ -126,15 +126,15 @@ fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
     store.flush();
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
     // First everything, then only the log.
-    store.put_back(&flushed, |_| true);
+    store.roll_back(&flushed, |_| true);
     store.assert_rolled_back();
     store.world.device.repent();
-    store.put_back(&flushed, |page| log.contains(&page));
+    store.roll_back(&flushed, |page| log.contains(&page));
     store.assert_rolled_back();
     // An older checkpoint with the log of that time.
     store.world.device.repent();
     store.life.map.merge().expect("merge");
-    store.put_back(&flushed, |_| true);
+    store.roll_back(&flushed, |_| true);
     store.assert_rolled_back();
     store.world.device.repent();
     let map = store.reopen().expect("nothing was lost");
@@ -143,37 +143,37 @@ fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
 }
 
 #[test]
-fn test_16_nodes_put_back_do_not_add_up_to_the_root() {
+fn test_16_rolled_back_nodes_do_not_match_the_root() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
     store.merged(LBA, 2);
     let nodes = store.life.map.geometry().nodes(0, 0)..store.life.map.geometry().leaf(0, 0);
-    store.put_back(&before, |page| nodes.contains(&page));
-    let error = store.reopen().expect_err("put back");
+    store.roll_back(&before, |page| nodes.contains(&page));
+    let error = store.reopen().expect_err("rolled back");
     assert!(error.to_string().contains("tree"), "{error}");
 }
 
 #[test]
-fn test_18_a_change_that_is_not_merged_is_what_reads_see() {
+fn test_18_reads_see_a_change_that_is_not_merged() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
     // Nothing is merged from now on: the tree still has version 1.
     store.write(LBA, 2);
-    store.put_back(&before, |_| true);
+    store.roll_back(&before, |_| true);
     store.life.map.leaves().forget_pages();
     assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
     store.world.device.repent();
     assert_eq!(store.read(), Ok(Some(2)));
     // Likewise during a merge.
     store.life.map.begin_merge().expect("merge");
-    store.put_back(&before, |_| true);
+    store.roll_back(&before, |_| true);
     assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
 }
 
 #[test]
-fn test_16_an_opening_that_was_cut_off_continues_no_other_one() {
+fn test_16_an_interrupted_opening_continues_no_other_one() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     store.write(LBA, 2);
@@ -196,13 +196,13 @@ fn test_16_an_opening_that_was_cut_off_continues_no_other_one() {
     // The pages logged by the first are where the second one's log continues.
     store.world.device.repent();
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
-    store.put_back(&cut_off, |page| log.contains(&page));
+    store.roll_back(&cut_off, |page| log.contains(&page));
     let map = store.reopen().expect("nothing is missing");
     assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
 }
 
 #[test]
-fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
+fn test_20_a_changed_or_rolled_back_leaf_page_is_refused_when_fetched() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
@@ -210,7 +210,7 @@ fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
         store.merged(LBA, version);
     }
     assert_eq!(store.read(), Ok(Some(3)));
-    store.put_back(&before, |page| store.is_leaf(page));
+    store.roll_back(&before, |page| store.is_leaf(page));
     // The cached page is right; afterwards it is fetched.
     assert_eq!(store.read(), Ok(Some(3)));
     store.life.map.leaves().forget_pages();
@@ -249,7 +249,7 @@ fn test_20_a_leaf_page_with_a_bit_changed_is_refused() {
 
 #[test]
 fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_lost() {
-    for is_put_back in [true, false] {
+    for is_rolled_back in [true, false] {
         let mut store = Store::new();
         store.write(LBA, 1);
         store.flush();
@@ -258,8 +258,8 @@ fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_los
         store.write(LBA, 2);
         assert!(Placed::begin(&mut store.life, LBA + 1, 1, 3).expect("write"));
         store.world.device.crash(Crash::Kill, &mut store.world.random);
-        if is_put_back {
-            store.put_back(&before, |page| store.is_slot(page));
+        if is_rolled_back {
+            store.roll_back(&before, |page| store.is_slot(page));
         }
         let map = store.reopen().expect("nothing that was flushed is missing");
         let life = store.world.life(map, History::default());
@@ -269,15 +269,15 @@ fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_los
 }
 
 /// Selects the pages to roll back, given whether a page had contents before.
-type PutBack = fn(&Store, u64, bool) -> bool;
+type Selection = fn(&Store, u64, bool) -> bool;
 
 #[test]
 fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_contains() {
-    let log: PutBack = |store, page, _| {
+    let log: Selection = |store, page, _| {
         let geometry = store.life.map.geometry();
         (geometry.log(0)..geometry.nodes(0, 0)).contains(&page)
     };
-    let undone: [(PutBack, bool); 4] = [
+    let undone: [(Selection, bool); 4] = [
         (|_, _, _| false, true),
         (|_, _, _| true, false),
         (log, false),
@@ -285,7 +285,7 @@ fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_con
         (|store, page, was_there| store.is_slot(page) && !was_there, false),
     ];
     for policy in [Some(AnchorPolicy::Checkpoints), None] {
-        for (is_put_back, contains) in undone {
+        for (is_selected, contains) in undone {
             let mut store = Store::of(Kind { is_honest: false, policy });
             let created = store.life.map.milestone();
             store.write(LBA, 1);
@@ -295,8 +295,8 @@ fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_con
             store.flush();
             let told = store.life.map.milestone();
             store.world.device.crash(Crash::Kill, &mut store.world.random);
-            store.put_back(&before, |page| {
-                is_put_back(&store, page, before[page as usize].is_some())
+            store.roll_back(&before, |page| {
+                is_selected(&store, page, before[page as usize].is_some())
             });
             let map = store.reopen().expect("nothing that the anchor's record needs is missing");
             assert!(map.contains(&created) && map.contains(&earlier));
@@ -363,7 +363,7 @@ fn a_flush_of_what_only_a_checkpoint_has_waits_for_its_anchor() {
 }
 
 #[test]
-fn a_log_that_its_checkpoint_calls_flushed_is_missed_also_without_an_anchor() {
+fn a_missing_log_that_was_flushed_is_noticed_without_an_anchor() {
     let mut store = Store::of(Kind { is_honest: false, policy: None });
     let empty = store.world.device.image();
     store.write(LBA, 1);
@@ -371,7 +371,7 @@ fn a_log_that_its_checkpoint_calls_flushed_is_missed_also_without_an_anchor() {
     // The opening logs pending changes again; nothing follows.
     drop(store.reopen().expect("store"));
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
-    store.put_back(&empty, |page| log.contains(&page));
+    store.roll_back(&empty, |page| log.contains(&page));
     let error = store.reopen().expect_err("its log is gone");
     assert!(error.to_string().contains("log are missing"), "{error}");
 }

@@ -28,7 +28,7 @@ pub struct Queues {
     device: Arc<Device>,
     mailbox: Arc<Mailbox>,
     random: ChaCha8Rng,
-    afloat: Vec<Announcement>,
+    in_flight: Vec<Announcement>,
     announcements: u64,
     writes: Vec<Write<InPlace>>,
     ended: Vec<Write<InPlace>>,
@@ -45,7 +45,7 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
         device: Arc::clone(&life.device),
         mailbox: Arc::clone(&life.mailbox),
         random: ChaCha8Rng::seed_from_u64(seed),
-        afloat: std::mem::take(&mut life.afloat),
+        in_flight: std::mem::take(&mut life.in_flight),
         announcements: life.announcements,
         writes: std::mem::take(&mut life.writes),
         ended: Vec::new(),
@@ -57,14 +57,14 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     // The store's thread also waits outside the device: for pages of the log that only others
     // write.
     let device = Arc::clone(&life.device);
-    life.map.afloat.set_others(Some(Box::new(move || device.let_others())));
+    life.map.log_in_flight.set_others(Some(Box::new(move || device.let_others())));
     queues
 }
 
 /// Takes the writes back in their current state.
 pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation> {
     life.device.set_beside(None);
-    life.map.afloat.set_others(None);
+    life.map.log_in_flight.set_others(None);
     let mut queues = queues.lock().expect("queues");
     for (name, result) in life.mailbox.take() {
         queues.over(name, result);
@@ -72,7 +72,7 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
     life.beside += queues.ended.len() as u64;
     life.trace.append(&mut queues.trace);
     life.announcements = queues.announcements;
-    life.afloat = std::mem::take(&mut queues.afloat);
+    life.in_flight = std::mem::take(&mut queues.in_flight);
     life.writes = std::mem::take(&mut queues.writes);
     let ended = std::mem::take(&mut queues.ended);
     for write in &ended {
@@ -94,9 +94,9 @@ impl Queues {
             return;
         }
         for _ in 0..=pick(&mut self.random, STEPS_MAX) {
-            if !self.afloat.is_empty() && chance(&mut self.random, 50) {
-                let index = pick(&mut self.random, self.afloat.len());
-                let announcement = self.afloat.swap_remove(index);
+            if !self.in_flight.is_empty() && chance(&mut self.random, 50) {
+                let index = pick(&mut self.random, self.in_flight.len());
+                let announcement = self.in_flight.swap_remove(index);
                 self.land(announcement);
             } else if chance(&mut self.random, 30) {
                 self.announce();
@@ -108,9 +108,9 @@ impl Queues {
     }
 
     fn land_all(&mut self) {
-        while !self.afloat.is_empty() {
-            let index = pick(&mut self.random, self.afloat.len());
-            let announcement = self.afloat.swap_remove(index);
+        while !self.in_flight.is_empty() {
+            let index = pick(&mut self.random, self.in_flight.len());
+            let announcement = self.in_flight.swap_remove(index);
             self.land(announcement);
         }
     }
@@ -129,11 +129,11 @@ impl Queues {
         let Self { writes, map, .. } = self;
         match result {
             Ok(()) => {
-                let own = writes.iter_mut().filter(|write| write.stage == InPlace::Afloat(name));
+                let own = writes.iter_mut().filter(|write| write.stage == InPlace::InFlight(name));
                 own.for_each(|write| write.stage = InPlace::Announced);
             }
             Err(error) => {
-                let own = writes.extract_if(.., |write| write.stage == InPlace::Afloat(name));
+                let own = writes.extract_if(.., |write| write.stage == InPlace::InFlight(name));
                 own.for_each(|write| map.give_up(write.lba));
                 self.refused.push(error);
             }
@@ -156,10 +156,10 @@ impl Queues {
             Err(error) => return self.refused.push(error),
             Ok(Begun::Busy) => return,
             Ok(Begun::Nothing) => InPlace::Announced,
-            Ok(Begun::Waiting) => InPlace::Afloat(name),
-            Ok(Begun::Afloat(announcement)) => {
-                self.afloat.push(announcement);
-                InPlace::Afloat(name)
+            Ok(Begun::Waiting) => InPlace::InFlight(name),
+            Ok(Begun::InFlight(announcement)) => {
+                self.in_flight.push(announcement);
+                InPlace::InFlight(name)
             }
         };
         self.trace.push(format!("beside: announcement {name} of {chosen:?}: {stage:?}"));
@@ -172,7 +172,7 @@ impl Queues {
         let write = &mut self.writes[index];
         let blocks = write.lba..write.lba + write.blocks;
         match write.stage {
-            InPlace::Intended | InPlace::Afloat(_) => {}
+            InPlace::Intended | InPlace::InFlight(_) => {}
             InPlace::Announced => {
                 write.stage = InPlace::Made;
                 let version = write.version;

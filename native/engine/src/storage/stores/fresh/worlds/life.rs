@@ -59,7 +59,7 @@ pub struct Life<F: Workload> {
     pub doubtful: BTreeSet<u64>,
     /// Announcements in flight that a queue writes by itself, and the number of announcements so
     /// far.
-    pub afloat: Vec<Announcement>,
+    pub in_flight: Vec<Announcement>,
     pub announcements: u64,
     pub mailbox: Arc<Mailbox>,
     /// Number of writes completed concurrently with the store's thread.
@@ -109,7 +109,7 @@ impl<F: Workload> Life<F> {
             slow_reads: Vec::new(),
             late: Vec::new(),
             doubtful: BTreeSet::new(),
-            afloat: Vec::new(),
+            in_flight: Vec::new(),
             announcements: 0,
             mailbox: Arc::new(Mailbox::new(event().expect("event"))),
             beside: 0,

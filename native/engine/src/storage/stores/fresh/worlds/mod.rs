@@ -362,8 +362,8 @@ impl<F: Workload> World<F> {
         }
         // Without an anchor, an adversary may roll the device back to before the last opening,
         // unless a gateway has a milestone of that opening.
-        let may_be_put_back = !self.kind.is_honest && self.kind.policy.is_none();
-        let is_known = !may_be_put_back || is_told_anew && map.contains(&told);
+        let may_be_rolled_back = !self.kind.is_honest && self.kind.policy.is_none();
+        let is_known = !may_be_rolled_back || is_told_anew && map.contains(&told);
         Ok(is_known.then(|| history.next()))
     }
 
@@ -385,7 +385,8 @@ impl<F: Workload> World<F> {
                     let is_known = self.kind.is_honest || self.kind.policy.is_some();
                     let (found, promised) = (map.geometry().block_count, history.block_count);
                     if is_known && found < promised {
-                        let shrunk = format!("shrunk: {found} blocks, {promised} were told");
+                        let shrunk =
+                            format!("shrunk: {found} blocks, {promised} were acknowledged");
                         return Err(Violation(shrunk));
                     }
                     self.device.fail_after(None);

@@ -167,7 +167,7 @@ pub enum InPlace {
     /// It waits to be announced.
     Intended,
     /// Its announcement, with this id, is in flight.
-    Afloat(u64),
+    InFlight(u64),
     /// It may be made.
     Announced,
     /// The device has it.
@@ -226,7 +226,7 @@ impl Workload for Ivs {
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
         match life.writes[index].stage {
             InPlace::Intended => announce(life),
-            InPlace::Afloat(_) => land(life, 0),
+            InPlace::InFlight(_) => land(life, 0),
             InPlace::Announced => {
                 let write = &mut life.writes[index];
                 write.stage = InPlace::Made;
@@ -258,9 +258,9 @@ impl Workload for Ivs {
     fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
         match pick(random, 12) {
             0 => announce(life),
-            1..=3 => float(life, random),
-            4..=6 if !life.afloat.is_empty() => {
-                let index = pick(random, life.afloat.len());
+            1..=3 => begin_announcement(life, random),
+            4..=6 if !life.in_flight.is_empty() => {
+                let index = pick(random, life.in_flight.len());
                 land(life, index)
             }
             7 if !life.writes.is_empty() => {
@@ -281,7 +281,7 @@ impl Workload for Ivs {
 
     fn quiesce(life: &mut Life<Self>) -> Result<bool, Violation> {
         let mut is_going_on = true;
-        while !life.afloat.is_empty() {
+        while !life.in_flight.is_empty() {
             is_going_on &= land(life, 0)?;
         }
         Ok(is_going_on)
@@ -334,7 +334,7 @@ fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
 }
 
 /// Begins to announce some intended writes, the way a queue writes to the log by itself.
-fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+fn begin_announcement(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
     let intended = life.writes.iter().filter(|write| write.stage == InPlace::Intended);
     let chosen: Vec<u64> = intended.map(|write| write.lba).filter(|_| chance(random, 60)).collect();
     life.announcements += 1;
@@ -344,11 +344,11 @@ fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violatio
         None => return Ok(false),
         Some(Begun::Busy) => return announce(life),
         Some(Begun::Nothing) => InPlace::Announced,
-        Some(Begun::Waiting) => InPlace::Afloat(name),
-        Some(Begun::Afloat(announcement)) => {
+        Some(Begun::Waiting) => InPlace::InFlight(name),
+        Some(Begun::InFlight(announcement)) => {
             life.trace.push(format!("announcement {name} is in flight"));
-            life.afloat.push(announcement);
-            InPlace::Afloat(name)
+            life.in_flight.push(announcement);
+            InPlace::InFlight(name)
         }
     };
     let chosen_ones = life.writes.iter_mut().filter(|write| chosen.contains(&write.lba));
@@ -358,18 +358,18 @@ fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violatio
 
 /// Writes the pages of an announcement to the device, in any order relative to earlier ones.
 fn land(life: &mut Life<Ivs>, index: usize) -> Result<bool, Violation> {
-    let Announcement { number, place, pages, .. } = life.afloat.remove(index);
+    let Announcement { number, place, pages, .. } = life.in_flight.remove(index);
     let written = life.device.write_durably(place, &pages);
     let is_written = written.is_ok();
     for (_, name, result) in life.map.end_announcement(number, written) {
         life.trace.push(format!("announcement {name} has completed"));
         let is_announced = life.accept("announcement", result)?.is_some();
         for write in &mut life.writes {
-            if write.stage == InPlace::Afloat(name) && is_announced {
+            if write.stage == InPlace::InFlight(name) && is_announced {
                 write.stage = InPlace::Announced;
             }
         }
-        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Afloat(name));
+        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::InFlight(name));
         given_up.for_each(|write| life.map.give_up(write.lba));
     }
     Ok(is_written)
@@ -393,7 +393,7 @@ fn make(
 
 /// Makes a write fail: each of its blocks arrives now, later, or never.
 fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
-    if matches!(life.writes[index].stage, InPlace::Afloat(_)) {
+    if matches!(life.writes[index].stage, InPlace::InFlight(_)) {
         return Ok(true);
     }
     let write = life.writes.swap_remove(index);
