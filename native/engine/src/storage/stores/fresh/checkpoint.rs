@@ -36,7 +36,7 @@ pub struct Checkpoint {
     pub sequence: u64,
     /// Number of root commits of the tree.
     pub commits: u64,
-    /// Whether the store was ever anchored: if so, it can be opened only with an anchor.
+    /// Whether the store was anchored when this was written. An opening doesn't check it.
     pub is_anchored: bool,
     /// Tag of the tree's root.
     pub root: Tag,
