@@ -1,4 +1,5 @@
-//! What channels of sealed stores have in common: changes that wait for room, and ends to tell.
+//! What the channels of sealed stores share: changes that wait for room, and completions that wait
+//! for `poll`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,48 +9,48 @@ use std::sync::Arc;
 use super::super::store::{StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
-use super::ring::{hush, tell};
+use super::ring::{clear, signal};
 
-/// Name under which a channel asks for room.
+/// Id of a channel's request for room.
 pub(super) const ROOM: u64 = u64::MAX;
 
-/// Ends of operations that `poll` has not told yet.
+/// Completions that `poll` has not returned yet.
 pub(super) struct Ends {
     event: Arc<OwnedFd>,
     done: Vec<StoreDone>,
-    /// The event is readable because of them.
-    is_told: bool,
-    /// `poll` is under way, and takes what ends meanwhile.
+    /// Whether the event was signalled for them.
+    is_signalled: bool,
+    /// Whether `poll` is running: it also returns whatever completes meanwhile.
     is_polled: bool,
 }
 
 impl Ends {
-    /// None yet; `event` becomes readable with the first.
+    /// No completions yet; the first one signals `event`.
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        Self { event, done: Vec::new(), is_told: false, is_polled: false }
+        Self { event, done: Vec::new(), is_signalled: false, is_polled: false }
     }
 
-    /// A `poll` has begun.
+    /// Begins a `poll`.
     pub fn begin_poll(&mut self) {
         self.is_polled = true;
-        if std::mem::take(&mut self.is_told) {
-            hush(&self.event);
+        if std::mem::take(&mut self.is_signalled) {
+            clear(&self.event);
         }
     }
 
-    /// The `poll` is over: hands over what has ended.
+    /// Ends the `poll`: moves the completions to `done`.
     pub fn end_poll(&mut self, done: &mut Vec<StoreDone>) {
         self.is_polled = false;
         done.append(&mut self.done);
     }
 
-    /// How many there are.
+    /// Number of completions.
     pub fn len(&self) -> usize {
         self.done.len()
     }
 
-    /// Counts how an operation ended, and keeps that to be told.
-    pub fn tell(
+    /// Counts a completed operation and keeps its completion for `poll`.
+    pub fn push(
         &mut self,
         counters: &StoreCounters,
         ticket: u64,
@@ -57,15 +58,15 @@ impl Ends {
         result: io::Result<()>,
     ) {
         counters.ended(&request, &result);
-        if !self.is_told && !self.is_polled {
-            self.is_told = true;
-            tell(&self.event);
+        if !self.is_signalled && !self.is_polled {
+            self.is_signalled = true;
+            signal(&self.event);
         }
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
 }
 
-/// Writes and deallocations of one channel for which there is no room yet; in order.
+/// Writes and deallocations of one channel for which there is no room yet, in order.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     changes: VecDeque<(u64, StoreRequest)>,
@@ -73,12 +74,12 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// How many there are.
+    /// Number of waiting changes.
     pub fn len(&self) -> usize {
         self.changes.len()
     }
 
-    /// Whether changes wait, and for nothing that was asked for.
+    /// Whether changes wait although no room was requested for them.
     pub fn is_stuck(&self) -> bool {
         !self.changes.is_empty() && !self.is_room_wanted
     }
@@ -86,21 +87,21 @@ impl Waiting {
 
 /// A channel whose changes may have to wait for room.
 pub(super) trait ChangeChannel {
-    /// Its changes that wait.
+    /// The channel's waiting changes.
     fn waiting(&mut self) -> &mut Waiting;
-    /// Where it asks for room, and where the answer goes.
+    /// Where to request room, and the mailbox for the answer.
     fn room(&self) -> (&Requests, &Arc<Mailbox>);
-    /// Tries a change. Gives it back if room must be made first.
+    /// Tries to start a change. Returns it if room must be made first.
     fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest>;
-    /// Tells how an operation ended.
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>);
-    /// Whether operations of its own are on their way that give room back when they end.
+    /// Reports a completed operation.
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>);
+    /// Whether operations of this channel are in flight that free room when they complete.
     fn gives_room_back(&self) -> bool {
         false
     }
 
-    /// What came of a change that needs no I/O: gives it back if room must be made first (false), else
-    /// tells its end.
+    /// Handles the result of a change that needs no I/O: `Ok(false)` returns the change, because
+    /// room must be made first; any other result completes it.
     fn tried(
         &mut self,
         ticket: u64,
@@ -109,13 +110,13 @@ pub(super) trait ChangeChannel {
     ) -> Option<StoreRequest> {
         match changed {
             Ok(false) => return Some(request),
-            Ok(true) => self.tell(ticket, request, Ok(())),
-            Err(error) => self.tell(ticket, request, Err(error)),
+            Ok(true) => self.complete(ticket, request, Ok(())),
+            Err(error) => self.complete(ticket, request, Err(error)),
         }
         None
     }
 
-    /// Starts a change, or has it wait behind those that do.
+    /// Starts a change, or queues it behind changes that already wait.
     fn change(&mut self, ticket: u64, request: StoreRequest) {
         if self.waiting().len() > 0 {
             self.waiting().changes.push_back((ticket, request));
@@ -125,7 +126,7 @@ pub(super) trait ChangeChannel {
         }
     }
 
-    /// Starts those that wait, as far as there is room.
+    /// Starts waiting changes as long as there is room.
     fn retry_waiting(&mut self) {
         while let Some((ticket, request)) = self.waiting().changes.pop_front() {
             if let Some(request) = self.try_change(ticket, request) {
@@ -138,7 +139,7 @@ pub(super) trait ChangeChannel {
         }
     }
 
-    /// Asks for room, once.
+    /// Requests room, unless a request is already pending.
     fn want_room(&mut self) {
         if !std::mem::replace(&mut self.waiting().is_room_wanted, true) {
             let (requests, mailbox) = self.room();
@@ -146,14 +147,14 @@ pub(super) trait ChangeChannel {
         }
     }
 
-    /// Room was made, or can't be.
+    /// Handles the answer to a request for room.
     fn room_came(&mut self, result: &io::Result<()>) {
         self.waiting().is_room_wanted = false;
         match result {
             Ok(()) => self.retry_waiting(),
             Err(error) => {
                 for (ticket, request) in std::mem::take(&mut self.waiting().changes) {
-                    self.tell(ticket, request, Err(copy_error(error)));
+                    self.complete(ticket, request, Err(copy_error(error)));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What every store must do, checked against a map of blocks.
+//! Requirements on every store, checked against a map of blocks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,7 +16,8 @@ const RANGE_MAX: u64 = 40;
 /// Operations of the random part.
 const OPERATIONS: u64 = 600;
 
-/// A block as version `version` of `lba`: no two are alike. With metadata, that of a written sector.
+/// The contents of `lba` in version `version`, all different. With metadata, they have the metadata
+/// of a written sector.
 pub fn block(block_bytes: usize, lba: u64, version: u64) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let mut random = ChaCha8Rng::seed_from_u64(lba ^ version.rotate_left(32));
@@ -30,12 +31,12 @@ pub fn block(block_bytes: usize, lba: u64, version: u64) -> Vec<u8> {
     block
 }
 
-/// Blocks from `lba`, all of one version.
+/// `count` blocks from `lba`, all in one version.
 pub fn blocks(block_bytes: usize, lba: u64, count: u64, version: u64) -> Vec<u8> {
     (lba..lba + count).flat_map(|lba| block(block_bytes, lba, version)).collect()
 }
 
-/// Waits until the channel has `count` ends to tell, and tells them.
+/// Waits until `count` operations of the channel have completed, and returns their completions.
 pub fn wait(channel: &mut dyn StoreChannel, count: usize) -> Vec<StoreDone> {
     let mut done = Vec::new();
     channel.poll(&mut done);
@@ -45,9 +46,11 @@ pub fn wait(channel: &mut dyn StoreChannel, count: usize) -> Vec<StoreDone> {
             let limit = due.map_or(Duration::from_secs(20), Duration::from_nanos);
             let limit = Timespec::try_from(limit).expect("time-out");
             let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).expect("poll");
-            assert!(ready == 1 || due.is_some(), "the descriptor never told of an end");
+            assert!(ready == 1 || due.is_some(), "the descriptor never became readable");
         } else {
-            let due = channel.due().expect("some operations end outside submit: when?");
+            let due = channel
+                .due()
+                .expect("operations that complete after submit need a descriptor or a due time");
             std::thread::sleep(Duration::from_nanos(due.saturating_sub(crate::clock::now())));
         }
         channel.poll(&mut done);
@@ -66,13 +69,12 @@ pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> std::io
     result.map(|()| buffer)
 }
 
-/// Reads blocks.
 pub fn read(channel: &mut dyn StoreChannel, block_bytes: usize, lba: u64, count: u64) -> Vec<u8> {
     let buffer = vec![0xAA; count as usize * block_bytes];
     execute(channel, StoreRequest::Read { lba, buffer }).expect("read")
 }
 
-fn refuses_what_is_out_of_range(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+fn refuses_ranges_beyond_the_end(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
     let (size, count) = (store.block_bytes(), store.block_count());
     let write = |lba, bytes| StoreRequest::Write { lba, buffer: vec![1; bytes], durable: false };
     let requests = [
@@ -189,7 +191,7 @@ fn counts_operations(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
 /// Checks an empty store of at least 200 blocks.
 pub fn check(store: &dyn BlockStore) {
     let mut channel = store.open().expect("channel");
-    refuses_what_is_out_of_range(store, &mut *channel);
+    refuses_ranges_beyond_the_end(store, &mut *channel);
     follows_the_model(store, &mut *channel);
     keeps_many_in_flight(store);
     counts_operations(store, &mut *channel);

@@ -1,4 +1,4 @@
-//! What a sealed store lies on: pages that are read and written by several threads at a time.
+//! The device of a sealed store: pages that several threads read and write concurrently.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,44 +7,45 @@ use std::sync::Arc;
 use super::pages::{BlockFile, DeviceFile, Page};
 use super::ring::{Ended, Io, Ring};
 
-/// A part of an operation of a channel: which, and its first block there.
+/// One I/O of a channel's operation.
 #[derive(Debug)]
 pub struct Piece {
     /// The channel's number of the operation.
     pub operation: u64,
-    /// First block of the piece, from the operation's first.
+    /// Index of the piece's first block in the operation.
     pub first: usize,
 }
 
-/// Operations of one channel on a device: started in batches, ended through an event descriptor.
+/// I/O of one channel on a device: submitted in batches; completions signal an event descriptor.
 pub trait IoQueue: Send {
-    /// Prepares an operation; [`IoQueue::turn`] starts it.
+    /// Prepares an I/O; [`IoQueue::turn`] starts it.
     fn push(&mut self, piece: Piece, io: Io);
-    /// Starts what was prepared and moves what has ended to `ended`. Never blocks. After an error
-    /// nothing more will end.
+    /// Starts prepared I/O and moves completions to `ended`. Never blocks. After an error, nothing
+    /// more completes.
     fn turn(&mut self, ended: &mut Vec<Ended<Piece>>) -> io::Result<()>;
-    /// Gives up what wasn't started and waits until the rest has ended. False: that can't be
-    /// waited for, and the device may still use the buffers.
+    /// Drops I/O that was not started and waits until the rest has completed. Returns false if
+    /// waiting fails: then the device may still use the buffers.
     fn drain(&mut self) -> bool;
-    /// A buffer of `count` pages of any contents.
+    /// A buffer of `count` pages with unspecified contents.
     fn buffer(&mut self, count: usize) -> Vec<Page>;
-    /// Gives a buffer back for later operations.
+    /// Returns a buffer for later operations.
     fn keep(&mut self, pages: Vec<Page>);
 }
 
-/// Where a sealed store's pages are.
+/// A device of pages for sealed stores.
 pub trait Device: BlockFile {
-    /// Pages that it has.
+    /// Number of pages.
     fn page_count(&self) -> u64;
-    /// Gives it so many pages at least, where it can grow. `StorageFull` if it has fewer and can't.
+    /// Extends the device to at least `page_count` pages. `StorageFull` if it has fewer and can't
+    /// grow.
     fn extend(&self, page_count: u64) -> io::Result<()> {
         check_room(self.page_count(), page_count)
     }
-    /// A queue for one channel. The event descriptor becomes readable with every end.
+    /// Opens a queue for one channel. Every completion signals `event`.
     fn queue(self: Arc<Self>, event: Arc<OwnedFd>) -> io::Result<Box<dyn IoQueue>>;
 }
 
-/// Refuses a device with fewer pages than a store takes.
+/// Refuses a device with fewer pages than a store needs.
 pub fn check_room(found: u64, needed: u64) -> io::Result<()> {
     if found >= needed {
         return Ok(());

@@ -1,9 +1,9 @@
-//! A drive that doesn't exist: blocks in memory, ended no sooner than the named drive would. For
-//! benchmarks, and lost with the process.
+//! An emulated drive: blocks in memory, whose operations complete no sooner than the given drive
+//! would complete them. For benchmarks; its contents are lost with the process.
 //!
-//! It costs no more than a drive's driver: no descriptor, no timer and no call of the kernel of its
-//! own. The queue's thread is told when the next end is due, and takes what has ended by then in
-//! one go, as from a drive that coalesces its interrupts.
+//! It costs no more than a drive's driver: it uses no descriptor, timer or system call of its own.
+//! The queue's thread learns when the next completion is due, and then takes all completions that
+//! are due, as from a drive that coalesces its interrupts.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,30 +16,31 @@ use super::super::store::{BlockStore, StoreChannel, StoreDone, StoreRequest};
 use super::memory::{MemoryChannel, MemoryStore};
 use crate::clock;
 
-/// What one direction of a drive can do.
+/// The performance of one direction of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// Bytes per second, at most.
+    /// Most bytes per second.
     pub bytes_per_second: u64,
-    /// Operations per second, at most.
+    /// Most operations per second.
     pub operations_per_second: u64,
-    /// Nanoseconds that an operation takes, at least.
+    /// Least duration of an operation, in nanoseconds.
     pub latency_ns: u64,
 }
 
-/// What a drive can do.
+/// The performance of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// Its name.
     pub name: &'static str,
-    /// Reads.
+    /// Performance of reads.
     pub read: Rate,
-    /// Writes, flushes and deallocations.
+    /// Performance of writes, flushes and deallocations.
     pub write: Rate,
 }
 
-/// The drives known. `sn655`: WD SN655 3.84 TB as the Hazel paper's evaluation saw it. `evo870`: the
-/// data sheet's figures of a Samsung 870 EVO 1 TB, slow enough that two cores keep up with it.
+/// The known drives. `sn655`: a WD SN655 3.84 TB as measured in the Hazel paper's evaluation.
+/// `evo870`: a Samsung 870 EVO 1 TB according to its data sheet; slow enough that two cores keep up
+/// with it.
 pub const PROFILES: [Profile; 2] = [
     Profile {
         name: "sn655",
@@ -70,8 +71,8 @@ pub const PROFILES: [Profile; 2] = [
 ];
 
 impl Profile {
-    /// The drive that was asked for: a name, or `READ:WRITE`, each the three figures of a [`Rate`]
-    /// with commas between them.
+    /// Parses a drive: a name, or `READ:WRITE`, each of which is the three figures of a [`Rate`],
+    /// separated by commas.
     pub fn parse(drive: &str) -> io::Result<Self> {
         let named = PROFILES.into_iter().find(|profile| profile.name == drive);
         named.or_else(|| Self::of_figures(drive)).ok_or_else(|| {
@@ -99,8 +100,8 @@ impl Profile {
     }
 }
 
-/// When operations of one direction end: each takes its turn for as long as bytes and operations
-/// per second ask for, and not less than its latency.
+/// Computes when operations of one direction complete. They run one after the other, each for as
+/// long as the rate's bytes and operations per second require, and each takes at least the latency.
 #[derive(Debug)]
 struct Pace {
     rate: Rate,
@@ -108,7 +109,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// When an operation of so many bytes that starts at `now_ns` ends. Never before one that
+    /// When an operation of `bytes` that starts at `now_ns` completes; never before one that
     /// started earlier.
     fn due(&mut self, now_ns: u64, bytes: usize) -> u64 {
         let per_operation = 1_000_000_000 / self.rate.operations_per_second;
@@ -133,7 +134,7 @@ pub struct EmulatedStore {
 }
 
 impl EmulatedStore {
-    /// An empty drive: 4160-byte blocks if sealed, 4096 if not.
+    /// An empty drive with 4160-byte blocks if sealed, otherwise with 4096-byte blocks.
     #[must_use]
     pub fn new(block_count: u64, is_sealed: bool, profile: &Profile) -> Self {
         let pace = |rate| Pace { rate, free_ns: 0 };
@@ -161,7 +162,7 @@ impl BlockStore for EmulatedStore {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             ended: Vec::new(),
-            told: 0,
+            last_ended: 0,
         }))
     }
 
@@ -174,25 +175,25 @@ impl BlockStore for EmulatedStore {
     }
 }
 
-/// Between two interrupts of a drive that has much to do, at least (NVMe feature 08h, interrupt
+/// Least time between two interrupts of a busy drive, in nanoseconds (NVMe feature 08h, interrupt
 /// coalescing).
 const COALESCED: Nanos = 10_000;
-/// So much.
+/// A drive with this many operations in flight is busy.
 const COALESCED_OPERATIONS: usize = 8;
 
-/// Ends of one direction with the time they are due, the earliest first.
+/// Completions of one direction with their due times, earliest first.
 type Ends = VecDeque<(Nanos, StoreDone)>;
 
 struct EmulatedChannel {
     memory: MemoryChannel,
     drive: Arc<Mutex<Drive>>,
     reads: Ends,
-    /// Of writes, flushes and deallocations.
+    /// Completions of writes, flushes and deallocations.
     writes: Ends,
     /// Empty between calls.
     ended: Vec<StoreDone>,
-    /// When ends were told last.
-    told: Nanos,
+    /// When `poll` last returned a completion.
+    last_ended: Nanos,
 }
 
 impl StoreChannel for EmulatedChannel {
@@ -216,14 +217,14 @@ impl StoreChannel for EmulatedChannel {
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         let now = clock::now();
-        // In the order of their ends, as every store tells them.
+        // In the order in which they are due, as in every store.
         loop {
             let ends = first(&mut self.reads, &mut self.writes);
             if ends.front().is_none_or(|(due, _)| *due > now) {
                 return;
             }
             done.extend(ends.pop_front().map(|(_, end)| end));
-            self.told = now;
+            self.last_ended = now;
         }
     }
 
@@ -239,11 +240,11 @@ impl StoreChannel for EmulatedChannel {
         let due = |ends: &Ends| ends.front().map(|(due, _)| *due);
         let due = [due(&self.reads), due(&self.writes)].into_iter().flatten().min()?;
         let is_busy = self.in_flight() >= COALESCED_OPERATIONS;
-        Some(if is_busy { due.max(self.told + COALESCED) } else { due })
+        Some(if is_busy { due.max(self.last_ended + COALESCED) } else { due })
     }
 }
 
-/// Those of which the next end is due first.
+/// The queue whose next completion is due first.
 fn first<'a>(reads: &'a mut Ends, writes: &'a mut Ends) -> &'a mut Ends {
     match (reads.front(), writes.front()) {
         (Some((read, _)), Some((write, _))) if read > write => writes,
@@ -272,13 +273,13 @@ mod tests {
             latency_ns: 50_000,
         };
         let mut pace = Pace { rate, free_ns: 0 };
-        // One alone takes its latency.
+        // A single operation takes its latency.
         assert_eq!(pace.due(0, 4096), 50_000);
-        // Many at once end every 10 µs once the turns take longer than the latency.
+        // Concurrent operations end every 10 µs once their turns add up to more than the latency.
         let ends: Vec<_> = (0..8).map(|_| pace.due(100_000, 4096)).collect();
         assert_eq!(ends[..5], [150_000; 5]);
         assert_eq!(ends[5..], [160_000, 170_000, 180_000]);
-        // A large one takes its bytes' time.
+        // A large operation takes the time that its bytes require.
         assert_eq!(pace.due(1_000_000, 1_000_000), 2_000_000);
         assert_eq!(pace.due(1_000_000, 0), 2_010_000);
     }
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_in_their_order_and_not_before_they_are_due() {
+    fn operations_complete_in_order_and_not_before_they_are_due() {
         let hour = 3_600_000_000_000;
         let drive = format!("1000000000,1000000,{hour}:1000000000,1000000,0");
         let store = EmulatedStore::new(10, false, &Profile::parse(&drive).expect("figures"));

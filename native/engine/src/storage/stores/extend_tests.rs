@@ -1,4 +1,4 @@
-//! Stores of every kind that grow.
+//! Growth of stores of every kind.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::selection::{self, StoreOptions};
 
 const BLOCKS: u64 = 300;
 
-/// Options of an empty store of that kind.
+/// Options for creating an empty store of a kind.
 fn options<'a>(kind: &'a str, path: &'a Path, trust: &'a Trust<'a>) -> StoreOptions<'a> {
     StoreOptions {
         kind,
@@ -53,7 +53,7 @@ fn a_store_of_any_kind_that_grew_twice_behaves_as_a_store() {
 }
 
 #[test]
-fn what_was_written_stays_and_what_is_new_is_unwritten() {
+fn written_blocks_stay_and_new_ones_are_unwritten() {
     for kind in ["memory", "emulated", "file", "inline"] {
         let (scratch, trust) = (Scratch::new(), Trust::default());
         let path = scratch.file();
@@ -67,7 +67,7 @@ fn what_was_written_stays_and_what_is_new_is_unwritten() {
             let zeros = vec![0; (after - before) as usize * BLOCK_BYTES];
             let new = conformance::read(&mut *channel, BLOCK_BYTES, before, after - before);
             assert_eq!(new, zeros, "{kind}");
-            // Across the border, in one write and one read.
+            // Across the boundary, in one write and one read.
             write(&mut *channel, before - 20, 40, after);
             assert!(holds(&mut *channel, before - 20, 40, after), "{kind}");
             write(&mut *channel, before - 20, 20, 1);
@@ -96,7 +96,7 @@ fn a_store_in_use_does_not_grow() {
         assert_eq!((error.kind(), store.block_count()), (io::ErrorKind::ResourceBusy, BLOCKS));
         drop(channel);
         store.extend(700).expect("growth");
-        store.extend(500).expect("it has more");
+        store.extend(500).expect("it is larger already");
         assert_eq!(store.block_count(), 700, "{kind}");
     }
 }
@@ -112,7 +112,7 @@ fn scrub_and_refresh_know_a_store_that_grew() {
         write(&mut *channel, 0, 256, 1);
         write(&mut *channel, 280, 40, 1);
         drop(channel);
-        // All of it is in leaf pages then.
+        // Growing merges: everything is in leaf pages now.
         store.extend(1000).expect("growth");
         let mut upkeep = store.upkeep().expect("upkeep").expect("upkeep");
         let (mut report, mut next) = (super::super::upkeep::Report::default(), 0);
@@ -132,7 +132,7 @@ fn scrub_and_refresh_know_a_store_that_grew() {
     }
 }
 
-/// A device that doesn't grow.
+/// A device that can't grow.
 #[derive(Debug)]
 struct Fixed(MemoryStore);
 
@@ -160,7 +160,7 @@ fn a_store_grows_as_far_as_a_device_that_does_not() {
     let mut store = InPlaceStore::create(raw, BLOCKS, &Trust::default()).expect("store");
     write(&mut *store.open().expect("channel"), 7, 1, 1);
     store.extend(700).expect("the device has room");
-    let error = store.extend(3000).expect_err("it has no more");
+    let error = store.extend(3000).expect_err("the device is full");
     assert_eq!((error.kind(), store.block_count()), (io::ErrorKind::StorageFull, 700));
     let mut channel = store.open().expect("channel");
     assert!(holds(&mut *channel, 7, 1, 1));

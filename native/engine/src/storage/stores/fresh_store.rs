@@ -1,4 +1,4 @@
-//! What stores of sealed blocks that keep freshness have in common, wherever they put the blocks.
+//! What stores of sealed blocks that keep freshness share, regardless of where the blocks lie.
 
 use std::fmt::Debug;
 use std::io;
@@ -21,17 +21,17 @@ use super::fresh::opening::Opening;
 use super::fresh::superblock::Superblock;
 use super::pages::{BlockFile, Page, random};
 
-/// Who can make a store's pages, and who remembers how far it has come.
+/// A store's secret and anchor, and further options for creating or opening it.
 #[derive(Debug, Default)]
 pub struct Trust<'a> {
-    /// The store's secret; None: its keys lie on the device.
+    /// The store's secret. `None`: its keys lie on the device.
     pub secret: Option<&'a Secret>,
-    /// Its anchor; None: a whole older state passes.
+    /// Its anchor. `None`: a rollback of the whole device goes unnoticed.
     pub anchor: Option<Arc<dyn Anchor>>,
-    /// Who watches how far an opening is.
+    /// Receives the progress of an opening.
     pub opening: Option<&'a Opening>,
-    /// Whether the device is to keep room for all blocks. Without it, it keeps room for what the
-    /// store writes by itself, and a write may meet a full device.
+    /// Whether the device reserves room for all blocks. Otherwise it reserves room only for the
+    /// store's own pages, and a host's write may find the device full.
     pub reserves: bool,
 }
 
@@ -41,35 +41,35 @@ impl Trust<'_> {
     }
 }
 
-/// Where a store's pages and blocks are.
+/// Where a store's own pages and its blocks lie.
 pub trait Place: Debug + Send + Sync + Sized + 'static {
-    /// How blocks lie there.
+    /// Layout of the blocks.
     type Layout: Layout;
-    /// The same, for people.
+    /// Name of the layout in status messages.
     const LAYOUT: &'static str;
-    /// The pages.
+    /// The store's own pages.
     fn file(&self) -> io::Result<Arc<dyn BlockFile>>;
-    /// Refuses a device that has no room for so much.
+    /// Refuses a device that is too small for `geometry`.
     fn check_size(&self, geometry: &Geometry) -> io::Result<()>;
-    /// Gives the device room for so much, where it can grow; nothing uses it meanwhile.
+    /// Extends the device for `geometry`, if it can grow. Nothing else uses it meanwhile.
     fn extend(&self, geometry: &Geometry) -> io::Result<()>;
-    /// A channel to a store there, which asks for flushes and room at `requests`.
+    /// Opens a channel, which requests flushes and room through `requests`.
     fn channel(
         shared: &Arc<Shared<Self>>,
         requests: &Arc<Requests>,
     ) -> io::Result<Box<dyn StoreChannel>>;
-    /// Who looks after a store there, for one job.
+    /// Creates the upkeep of one background job.
     fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>>;
 }
 
-/// What the channels of a store share.
+/// State that a store's channels share.
 #[derive(Debug)]
 pub struct Shared<P: Place> {
     /// Where the blocks are.
     pub place: P,
-    /// What is known of them.
+    /// What is known about the blocks.
     pub map: Arc<Map<P::Layout>>,
-    /// What hosts did.
+    /// Counters of hosts' operations.
     pub counters: StoreCounters,
 }
 
@@ -77,20 +77,20 @@ pub struct Shared<P: Place> {
 #[derive(Debug)]
 pub struct FreshStore<P: Place> {
     pub(super) shared: Arc<Shared<P>>,
-    /// None after it could not be started again: nothing is made durable any more.
+    /// `None` after a restart of the journal failed: nothing is made durable any more.
     journal: Option<Journal>,
-    /// Whether the device keeps room for all blocks.
+    /// Whether the device reserves room for all blocks.
     reserves: bool,
 }
 
-/// What of a store its device keeps room for.
+/// The pages for which a device reserves room.
 fn room(geometry: &Geometry, reserves: bool) -> Range<u64> {
     let own = geometry.own_pages();
     if reserves { own.start..geometry.device_pages() } else { own }
 }
 
 impl<P: Place> FreshStore<P> {
-    /// Lays out an empty store, whatever the place held.
+    /// Creates an empty store; the previous contents are lost.
     pub(super) fn lay_out(
         place: P,
         uuid: [u8; 16],
@@ -105,8 +105,9 @@ impl<P: Place> FreshStore<P> {
         Self::start(place, map, trust.reserves)
     }
 
-    /// Opens a store and brings it to the state that its last flush, at least, left. An error with
-    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
+    /// Opens a store and recovers the state of its last flush or a later one. Fails with
+    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if the anchor has recorded a later
+    /// state.
     pub(super) fn take_up(place: P, trust: &Trust<'_>) -> io::Result<Self> {
         let file = place.file()?;
         let (superblock, keys) = Superblock::read(&*file, &trust.authority())?;
@@ -117,7 +118,7 @@ impl<P: Place> FreshStore<P> {
         Self::start(place, map, trust.reserves)
     }
 
-    /// Its map, for tests.
+    /// The store's map.
     #[cfg(test)]
     pub(super) fn map(&self) -> &Map<P::Layout> {
         &self.shared.map
@@ -178,13 +179,13 @@ impl<P: Place> BlockStore for FreshStore<P> {
     fn extend(&mut self, block_count: u64) -> io::Result<()> {
         let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
         if shared.map.geometry().block_count >= block_count {
-            // A growth that its anchor had not answered to is anchored now.
+            // Anchors a growth that the anchor had not acknowledged.
             return shared.map.finish();
         }
         let geometry = shared.map.grown_to(block_count)?;
         shared.place.extend(&geometry)?;
         shared.place.file()?.reserve(room(&geometry, self.reserves))?;
-        // Its end flushes, and leaves the map to this thread.
+        // Dropping the journal flushes, and leaves this thread as the only user of the map.
         self.journal = None;
         let grown = Arc::get_mut(&mut shared.map).ok_or_else(in_use)?.grow(geometry);
         self.journal = Some(Journal::start(Arc::clone(&shared.map))?);
@@ -198,12 +199,12 @@ impl<P: Place> BlockStore for FreshStore<P> {
     }
 }
 
-/// The refusal of a store that somebody uses.
+/// The error for growing a store that is in use.
 pub(super) fn in_use() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "the store is in use: it can't grow now")
 }
 
-/// A UUID that nobody else has (RFC 9562: version 4, variant 10).
+/// A new random UUID (RFC 9562: version 4, variant 10).
 pub(super) fn new_uuid() -> io::Result<[u8; 16]> {
     let mut uuid: [u8; 16] = random()?;
     uuid[6] = uuid[6] & 0x0F | 0x40;
@@ -222,7 +223,7 @@ pub(super) fn check_empty(file: &dyn BlockFile) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, detail))
 }
 
-/// Refuses a device that holds no store of that name; no key is needed to.
+/// Refuses a device that holds no store with this UUID. Needs no key.
 pub(super) fn check_name(file: &dyn BlockFile, uuid: [u8; 16]) -> io::Result<()> {
     if Superblock::read_claimed(file)?.uuid == uuid {
         return Ok(());

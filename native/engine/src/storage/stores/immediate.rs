@@ -1,4 +1,4 @@
-//! What stores share whose operations end inside `submit`.
+//! Shared by stores whose operations complete inside `submit`.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::store::{StoreChannel, StoreCounters, StoreDone, StoreRequest};
 
-/// A store that executes an operation at once, on the thread that submits it.
+/// A store that executes operations immediately, on the submitting thread.
 pub(super) trait Immediate: Send + Sync {
     /// Executes the operation; a read fills its buffer.
     fn execute(&self, request: &mut StoreRequest) -> io::Result<()>;
@@ -14,7 +14,7 @@ pub(super) trait Immediate: Send + Sync {
     fn counters(&self) -> &StoreCounters;
 }
 
-/// A channel of such a store.
+/// A channel of an [`Immediate`] store.
 #[derive(Debug)]
 pub(super) struct ImmediateChannel<S> {
     store: Arc<S>,

@@ -1,9 +1,9 @@
 //! Operations of one queue thread on a store of sealed blocks in place.
 //!
-//! A read takes what waits in memory, and the leaf pages in memory, as the IVs that blocks must
-//! have, and then reads the blocks. What neither tells of is current if the block's fast-path MAC is
-//! that of its set's node; else the leaf page is fetched. A write waits for its announcement in the
-//! log. Nothing here blocks.
+//! A read takes the IVs that its blocks must have from the changes pending in memory and from
+//! cached leaf pages, and then reads the blocks. For a block that neither covers, a valid fast-path
+//! MAC under its set's node shows that it is current; otherwise the leaf page is fetched. A write
+//! waits until its announcement in the log is durable. Nothing here blocks.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -31,37 +31,37 @@ use super::ring::event;
 use super::write_window::WriteWindow;
 use crate::clock;
 
-/// Writes that are worth an announcement, which costs the device an operation, however many are on
-/// their way.
+/// Most writes to wait for before they are announced together: each announcement costs the device
+/// one operation.
 const GATHERED: usize = 16;
-/// Announcements of one channel on their way.
-const AFLOAT_MAX: usize = 4;
+/// Most announcements of one channel in flight.
+const ANNOUNCEMENTS_MAX: usize = 4;
 
 /// What an operation waits for.
 #[derive(Debug)]
 enum Stage {
-    /// Its blocks are read.
+    /// Its blocks are being read.
     Reading,
-    /// Leaf pages are fetched, for the blocks that were read.
+    /// Leaf pages are being fetched for blocks that were read.
     Looking(Vec<Fetch>),
-    /// Its write is announced, or waits until the device has room for it.
+    /// Its write is being announced, or is announced and waits for the write window.
     Announcing,
-    /// Its blocks are written.
+    /// Its blocks are being written.
     Writing,
     /// It waits for a flush.
     Flushing,
 }
 
-/// An operation and what is known of its blocks.
+/// An operation and what is known about its blocks.
 #[derive(Debug)]
 struct Operation {
     ticket: u64,
     request: StoreRequest,
     lba: u64,
     stage: Stage,
-    /// Of blocks being read.
+    /// For a read: the known IVs of its blocks.
     known: Vec<Known<Iv>>,
-    /// Of blocks being written.
+    /// For a write: the new IVs of its blocks.
     ivs: Arc<[Iv]>,
     result: io::Result<()>,
 }
@@ -75,20 +75,21 @@ pub(super) struct InPlaceChannel {
     /// Readable when the channel's event or the raw channel's descriptor is.
     either: OwnedFd,
     operations: HashMap<u64, Operation>,
-    /// Reads and writes of blocks of two extents.
+    /// Reads and writes whose blocks lie in two extents.
     parts: Parts,
-    /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
+    /// Leaf pages being fetched, by the raw channel's ticket: the operation's id, and which of its
+    /// fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
-    /// Writes that wait for an announcement which has not begun.
+    /// Writes that wait for an announcement that has not begun.
     unannounced: Vec<u64>,
-    /// Writes that wait for one that has, by its name.
+    /// Writes that wait for an announcement that has begun, by its id.
     announcements: HashMap<u64, Vec<u64>>,
-    /// Announcements that this channel writes, by the raw channel's ticket: their numbers, and when
-    /// they were begun.
-    afloat: HashMap<u64, (u64, Nanos)>,
-    /// Announced writes that the device has no room for.
+    /// Announcements that this channel is writing, by the raw channel's ticket: their numbers, and
+    /// when they were begun.
+    announcing: HashMap<u64, (u64, Nanos)>,
+    /// Announced writes that the write window has no room for.
     ready: VecDeque<u64>,
-    /// Those that it has, and how many it may have.
+    /// Number of announced writes at the device; `window` limits it.
     writing: usize,
     window: WriteWindow,
     waiting: Waiting,
@@ -98,7 +99,7 @@ pub(super) struct InPlaceChannel {
 }
 
 impl InPlaceChannel {
-    /// A channel that asks for flushes, announcements and room at `requests`.
+    /// Creates a channel that requests flushes, announcements and room through `requests`.
     pub fn new(shared: Arc<Shared<InPlace>>, requests: &Arc<Requests>) -> io::Result<Self> {
         let (raw, event) = (shared.place.raw.open()?, event()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -117,7 +118,7 @@ impl InPlaceChannel {
             fetches: HashMap::new(),
             unannounced: Vec::new(),
             announcements: HashMap::new(),
-            afloat: HashMap::new(),
+            announcing: HashMap::new(),
             ready: VecDeque::new(),
             writing: 0,
             window: WriteWindow::default(),
@@ -132,7 +133,7 @@ impl InPlaceChannel {
         self.next
     }
 
-    /// Reads or writes blocks of the volume, wherever they lie.
+    /// Reads or writes blocks of the volume, translating their addresses.
     fn move_blocks(&mut self, id: u64, request: StoreRequest) {
         let geometry = self.shared.map.geometry();
         self.parts.submit(&mut *self.raw, geometry, id, request);
@@ -142,7 +143,7 @@ impl InPlaceChannel {
 
     fn start_read(&mut self, ticket: u64, request: StoreRequest, lba: u64, blocks: u64) {
         let mut known = self.shared.map.current(lba, blocks);
-        // What is needed and not in memory is fetched when the blocks have come.
+        // Leaf pages that are missing in memory are fetched after the blocks have been read.
         self.shared.map.look_up(&mut known, lba);
         let (stage, ivs) = (Stage::Reading, Arc::default());
         let mut operation = Operation { ticket, request, lba, stage, known, ivs, result: Ok(()) };
@@ -160,7 +161,8 @@ impl InPlaceChannel {
         }
     }
 
-    /// The blocks have come: leaf pages are needed only for those that nothing else vouches for.
+    /// Handles blocks that have been read: fetches leaf pages only for those that nothing else
+    /// shows to be current.
     fn blocks_came(&mut self, mut operation: Operation) {
         let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
         let StoreRequest::Read { buffer, .. } = &operation.request else { return };
@@ -175,7 +177,7 @@ impl InPlaceChannel {
         self.fetch(operation, fetches);
     }
 
-    /// Fetches leaf pages; goes on if there are none.
+    /// Fetches leaf pages; without any, continues with the operation.
     fn fetch(&mut self, mut operation: Operation, fetches: Vec<Fetch>) {
         if fetches.is_empty() {
             return self.looked_up(operation);
@@ -201,7 +203,7 @@ impl InPlaceChannel {
             Ok(Some(page)) => {
                 take_leaf::<Ivs>(&mut operation.known, operation.lba, fetch.leaf, &page);
             }
-            // It was written since: it is looked for again when all have come.
+            // The page was rewritten in the meantime: look it up again once all fetches are done.
             Ok(None) => {}
             Err(error) => operation.result = Err(error),
         }
@@ -225,7 +227,8 @@ impl InPlaceChannel {
         }
     }
 
-    /// All that must be known is: the blocks are what it says, or the read fails.
+    /// Completes a read once everything is known about its blocks: fails it if they are not the
+    /// current ones.
     fn looked_up(&mut self, mut operation: Operation) {
         if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
@@ -236,23 +239,26 @@ impl InPlaceChannel {
 
     // Changes.
 
-    /// Announces writes that wait for it, many at once: they gather until they are half of all that are
-    /// under way, so that the device always has the others. By the channel itself if it may write to the
-    /// log now, else by the store's thread.
+    /// Announces waiting writes, many at once: they gather until they are half of all writes in
+    /// progress, so that the device always has the other half to work on. The channel writes the
+    /// announcement itself if it may write to the log now; otherwise the store's thread does.
     fn announce(&mut self) {
         let waiting = self.unannounced.len();
-        if waiting == 0 || self.afloat.len() == AFLOAT_MAX || waiting < self.worth_announcing() {
+        if waiting == 0
+            || self.announcing.len() == ANNOUNCEMENTS_MAX
+            || waiting < self.worth_announcing()
+        {
             return;
         }
         let (writes, name) = (std::mem::take(&mut self.unannounced), self.name());
         let lba = |id| self.operations.get(id).map(|operation| operation.lba);
         let lbas: Vec<u64> = writes.iter().filter_map(lba).collect();
         match self.shared.map.begin_announcement(&lbas, &self.mailbox, name) {
-            Ok(Begun::Afloat(announcement)) => {
+            Ok(Begun::InFlight(announcement)) => {
                 self.announcements.insert(name, writes);
                 let Announcement { number, place, pages, is_merge_due } = announcement;
                 let ticket = self.name();
-                self.afloat.insert(ticket, (number, clock::now()));
+                self.announcing.insert(ticket, (number, clock::now()));
                 self.raw.submit(ticket, write_of(place, &pages, true));
                 if is_merge_due {
                     self.requests.merge();
@@ -268,13 +274,14 @@ impl InPlaceChannel {
         }
     }
 
-    /// How many writes are worth an announcement now.
+    /// How many writes must wait before an announcement is worthwhile.
     fn worth_announcing(&self) -> usize {
         let announced: usize = self.announcements.values().map(Vec::len).sum();
         (announced + self.ready.len() + self.writing).min(GATHERED)
     }
 
-    /// A write of log pages has ended. Announcements of other channels may be over with it.
+    /// Handles a completed write of log pages, which may also complete announcements of other
+    /// channels.
     fn log_written(&mut self, (number, begun): (u64, Nanos), result: io::Result<()>) {
         self.window.announced(clock::now().saturating_sub(begun));
         for (mailbox, name, result) in self.shared.map.end_announcement(number, result) {
@@ -286,7 +293,7 @@ impl InPlaceChannel {
         }
     }
 
-    /// An announcement has ended.
+    /// Continues with the writes of an announcement that has completed.
     fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
         match result {
             Ok(()) => {
@@ -302,7 +309,7 @@ impl InPlaceChannel {
         }
     }
 
-    /// Writes blocks whose announcement is durable, as many as the device has room for.
+    /// Writes blocks whose announcement is durable, as many as the write window permits.
     fn write_ready(&mut self) {
         while self.writing < self.window.size()
             && let Some(id) = self.ready.pop_front()
@@ -318,7 +325,7 @@ impl InPlaceChannel {
         }
     }
 
-    /// A write has ended, well or not.
+    /// Handles the end of a write, successful or not.
     fn written(&mut self, mut operation: Operation) {
         let StoreRequest::Write { durable, .. } = operation.request else { return };
         let (map, lba) = (&self.shared.map, operation.lba);
@@ -360,7 +367,7 @@ impl InPlaceChannel {
         if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
             return self.leaf_came(id, fetch, done);
         }
-        if let Some(announcement) = self.afloat.remove(&done.ticket) {
+        if let Some(announcement) = self.announcing.remove(&done.ticket) {
             return self.log_written(announcement, done.result);
         }
         let Some(done) = self.parts.ended(done) else { return };
@@ -384,7 +391,7 @@ impl InPlaceChannel {
 
     fn finish(&mut self, operation: Operation) {
         let Operation { ticket, request, result, .. } = operation;
-        self.tell(ticket, request, result);
+        self.complete(ticket, request, result);
     }
 }
 
@@ -419,15 +426,15 @@ impl ChangeChannel for InPlaceChannel {
         self.tried(ticket, request, changed)
     }
 
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.ends.tell(&self.shared.counters, ticket, request, result);
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        self.ends.push(&self.shared.counters, ticket, request, result);
     }
 }
 
 impl StoreChannel for InPlaceChannel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
         if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
-            self.tell(ticket, request, Err(error));
+            self.complete(ticket, request, Err(error));
             return;
         }
         match request {
@@ -453,7 +460,7 @@ impl StoreChannel for InPlaceChannel {
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         self.ends.begin_poll();
         self.collect_mail();
-        // What was looked up, or announced, goes on at once.
+        // Continue with everything that a completion has unblocked.
         loop {
             self.announce();
             let mut raw_done = std::mem::take(&mut self.raw_done);
@@ -485,21 +492,21 @@ impl StoreChannel for InPlaceChannel {
 
 impl Drop for InPlaceChannel {
     fn drop(&mut self) {
-        // A write that ended later could overtake another channel's.
+        // A write that completed later could overwrite another channel's.
         let mut done = Vec::new();
         while self.raw.in_flight() > 0 && wait_for_end(&*self.raw).is_ok() {
             self.raw.poll(&mut done);
         }
-        // Who waits until no announcement is afloat must not wait for a channel that is gone.
-        for (ticket, (number, _)) in self.afloat.drain() {
+        // Whoever waits for all announcements in flight to complete must not wait for this channel.
+        for (ticket, (number, _)) in self.announcing.drain() {
             let end = done.iter_mut().find(|done| done.ticket == ticket);
-            let lost = || Err(io::Error::other("the device gave no answer"));
+            let lost = || Err(io::Error::other("the device did not answer"));
             let result = end.map_or_else(lost, |done| std::mem::replace(&mut done.result, Ok(())));
             for (mailbox, name, result) in self.shared.map.end_announcement(number, result) {
                 mailbox.put(name, result);
             }
         }
-        // What was announced may be on the device one day, or not.
+        // Announced writes may or may not reach the device.
         for operation in self.operations.values() {
             if let Stage::Announcing | Stage::Writing = operation.stage {
                 self.shared.map.give_up(operation.lba);

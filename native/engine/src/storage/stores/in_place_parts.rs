@@ -1,5 +1,5 @@
-//! Reads and writes of blocks in place that lie in two extents of a store that grew: the device has
-//! one for each part, and they end as one.
+//! Splits reads and writes in place whose blocks lie in several extents of a store that grew: the
+//! device gets one operation for each extent, and they complete as one.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,10 +9,10 @@ use sealane_proto::sector::BLOCK_BYTES;
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::fresh::geometry::Geometry;
 
-/// Set in the tickets of parts. Those of whole operations count from 1.
+/// Set in the tickets of parts. Other tickets count from 1.
 const PART: u64 = 1 << 63;
 
-/// An operation of which parts are under way.
+/// An operation whose parts are in flight.
 #[derive(Debug)]
 struct Whole {
     parts: usize,
@@ -20,17 +20,17 @@ struct Whole {
     result: io::Result<()>,
 }
 
-/// The operations in parts of one channel.
+/// The split operations of one channel.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     wholes: HashMap<u64, Whole>,
-    /// By its ticket: whose part, and where in the buffer it begins.
+    /// By ticket: the operation's ticket, and where the part starts in its buffer.
     under_way: HashMap<u64, (u64, usize)>,
     next: u64,
 }
 
 impl Parts {
-    /// Starts a read or write of blocks of the volume on a channel of its device.
+    /// Submits a read or write of the volume's blocks to a channel of its device.
     pub fn submit(
         &mut self,
         raw: &mut dyn StoreChannel,
@@ -70,7 +70,8 @@ impl Parts {
         self.wholes.insert(ticket, Whole { parts, buffer, result: Ok(()) });
     }
 
-    /// What has ended with this end of the device's channel. None: other parts are under way.
+    /// Handles a completion of the device's channel. Returns the completion of the whole operation,
+    /// or `None` if other parts of it are in flight.
     pub fn ended(&mut self, done: StoreDone) -> Option<StoreDone> {
         let Some((ticket, start)) = self.under_way.remove(&done.ticket) else { return Some(done) };
         let whole = self.wholes.get_mut(&ticket)?;

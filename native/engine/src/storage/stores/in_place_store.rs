@@ -1,6 +1,6 @@
-//! Sealed 4160-byte blocks in place, on a store whose blocks have metadata and change as a whole:
-//! a drive formatted 4096 + 64, or what stands for one. Freshness is kept by `fresh`, in blocks of
-//! the same store in front of the others (`docs/formats/stores.md` §2a).
+//! Sealed 4160-byte blocks in place, on a store whose blocks have metadata and change as a whole: a
+//! drive formatted with 4096 + 64 bytes, or a replacement for one. `fresh` keeps them fresh, in
+//! blocks of the same store in front of them (`docs/formats/stores.md` §2a).
 
 use std::io;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use super::in_place_upkeep::InPlaceUpkeep;
 use super::pages::BlockFile;
 use super::raw_pages::RawPages;
 
-/// A store of blocks in place.
+/// A store of sealed blocks in place.
 pub type InPlaceStore = FreshStore<InPlace>;
 
-/// Blocks of another store, behind the pages of this one.
+/// Blocks of a raw store, behind the pages that keep them fresh.
 #[derive(Debug)]
 pub struct InPlace {
-    /// The other store.
+    /// The raw store.
     pub(super) raw: Arc<RawPages>,
 }
 
-/// Blocks that a raw store must have for so many sealed ones.
+/// Number of raw blocks that a store of `block_count` sealed blocks needs.
 #[must_use]
 pub fn raw_blocks(block_count: u64) -> u64 {
     sizes(block_count).device_pages()
@@ -57,7 +57,7 @@ impl Place for InPlace {
     fn extend(&self, geometry: &Geometry) -> io::Result<()> {
         if self.raw.block_count() < geometry.device_pages() {
             match self.raw.extend(geometry.device_pages()) {
-                // What doesn't grow must be large enough.
+                // A store that can't grow must be large enough already.
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
                 extended => extended?,
             }
@@ -78,8 +78,8 @@ impl Place for InPlace {
 }
 
 impl InPlaceStore {
-    /// Lays out an empty store of `block_count` blocks; the first block of the raw one must be
-    /// zeros: anything else may be somebody's data.
+    /// Creates an empty store of `block_count` blocks. The first raw block must be zeros: anything
+    /// else may be somebody's data.
     pub fn create(
         raw: Box<dyn BlockStore>,
         block_count: u64,
@@ -88,7 +88,7 @@ impl InPlaceStore {
         Self::create_on(raw, new_uuid()?, trust, block_count)
     }
 
-    /// The same for a store of that name.
+    /// Creates a store as [`Self::create`] does, with a given UUID.
     pub fn create_on(
         raw: Box<dyn BlockStore>,
         uuid: [u8; 16],
@@ -100,14 +100,15 @@ impl InPlaceStore {
         Self::lay_out(InPlace { raw }, uuid, sizes(block_count), trust)
     }
 
-    /// Opens a store and brings it to the state that its last flush, at least, left. An error with
-    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
+    /// Opens a store and recovers the state of its last flush or a later one. Fails with
+    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if the anchor has recorded a later
+    /// state.
     pub fn open(raw: Box<dyn BlockStore>, trust: &Trust<'_>) -> io::Result<Self> {
         let raw = Arc::new(RawPages::new(raw)?);
         Self::take_up(InPlace { raw }, trust)
     }
 
-    /// The same for the store of that name.
+    /// Opens the store with this UUID.
     pub fn open_on(
         raw: Box<dyn BlockStore>,
         uuid: [u8; 16],
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 300, 1));
     }
 
-    /// A store on a file that an adversary can write to behind its back.
+    /// A store on a file to which an adversary can write behind the store's back.
     struct World {
         store: InPlaceStore,
         device: std::fs::File,
@@ -232,7 +233,7 @@ mod tests {
             self.store.shared.map.merge().expect("merge");
         }
 
-        /// Has nothing in memory but the tree.
+        /// Drops all cached leaf pages; only the tree stays in memory.
         fn forget(&self) {
             self.store.shared.map.leaves().forget_pages();
         }
@@ -242,7 +243,7 @@ mod tests {
             named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
         }
 
-        /// Refreshes all: how many blocks have a MAC now, and what was found wrong.
+        /// Refreshes all blocks. Returns how many have a current MAC, and the findings.
         fn refresh(&self) -> (u64, Vec<Option<u64>>) {
             let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
             let (mut report, mut next) = (Report::default(), 0);
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_version_of_a_block_is_refused_wherever_the_current_one_is_known_from() {
+    fn an_older_version_of_a_block_is_refused_wherever_the_current_iv_is_found() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn another_block_and_one_that_was_never_written_are_refused_and_ghosts_are_unwritten() {
+    fn a_block_from_another_place_is_refused_and_an_unwritten_block_stays_unwritten() {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
@@ -311,7 +312,7 @@ mod tests {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
-        assert_eq!(world.refresh().0, 0, "nothing is merged");
+        assert_eq!(world.refresh().0, 0, "nothing is merged yet");
         world.merge();
         assert_eq!(world.refresh().0, 2);
         world.forget();
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mac_of_another_block_or_made_up_vouches_for_nothing() {
+    fn the_fast_path_mac_of_another_block_or_version_is_not_accepted() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_does_not_launder_what_is_stale() {
+    fn a_refresh_issues_no_mac_for_a_stale_block() {
         let world = World::new();
         world.write(7, 1);
         let old = world.raw(world.place(7));
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(world.raw(world.place(7)), old);
     }
 
-    /// An anchor that answers as many advances as it is let.
+    /// An anchor that answers one advance for each message it receives.
     #[derive(Debug)]
     struct SlowAnchor {
         memory: MemoryAnchor,
@@ -378,7 +379,7 @@ mod tests {
 
         fn advance(&self, to: &Anchored) -> Result<(), AnchorError> {
             *self.asked.lock().expect("asked") += 1;
-            // Who lets none any more lets all.
+            // Once the sender is dropped, it answers all.
             let _ = self.answers.lock().expect("answers").recv();
             self.memory.advance(to)
         }

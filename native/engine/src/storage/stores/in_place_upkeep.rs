@@ -1,5 +1,5 @@
-//! Background jobs of a store of sealed blocks in place: each written block's IV against its
-//! authentic entry; and the fast-path MACs, which only jobs issue.
+//! Background jobs of a store of sealed blocks in place: check each written block's IV against its
+//! authenticated entry, and issue fast-path MACs, which only jobs do.
 
 use std::io;
 use std::ops::Range;
@@ -17,20 +17,20 @@ use super::fresh_store::Shared;
 use super::in_place_store::InPlace;
 use super::raw_pages::execute;
 
-/// One job's.
+/// The upkeep of one job.
 pub(super) struct InPlaceUpkeep {
     shared: Arc<Shared<InPlace>>,
     walk: Walk<Ivs>,
     raw: Box<dyn StoreChannel>,
 }
 
-/// A block as the device has it.
+/// A block as read from the device.
 struct Found {
     lba: u64,
     block: Box<Block>,
 }
 
-/// Checks a block that came from the device against the entry that tells of it.
+/// Checks a block from the device against its entry.
 fn check(found: &Found, iv: &Iv, report: &mut Report) -> io::Result<()> {
     let Found { lba, block } = found;
     if block_iv(block) != *iv {
@@ -86,7 +86,7 @@ impl InPlaceUpkeep {
         Ok(found)
     }
 
-    /// Writes blocks again that have another MAC now.
+    /// Writes blocks whose fast-path MAC has changed.
     fn write(&mut self, changed: &[Found], report: &mut Report) -> io::Result<()> {
         for run in changed.chunk_by(|left, right| left.lba + 1 == right.lba) {
             let buffer = run.iter().flat_map(|found| found.block.iter().copied()).collect();

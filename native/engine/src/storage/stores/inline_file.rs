@@ -1,9 +1,9 @@
-//! Sealed blocks in a sparse file as a drive with 64-byte metadata lays them out: block *n* at byte
+//! Sealed blocks in a sparse file, laid out as on a drive with 64-byte metadata: block *n* at byte
 //! 4160·*n*, data and metadata side by side, in place.
 //!
-//! It stands in for such a drive where none is, above all for whoever attacks what a drive holds.
-//! It doesn't stand in for its power-fail atomicity: a block that is being overwritten at a power
-//! cut may be torn, and then doesn't open. Every operation ends inside `submit`.
+//! It replaces such a drive where there is none, above all in tests that attack the drive's
+//! contents. It lacks the drive's power-fail atomicity: a power cut may tear a block that is being
+//! overwritten, which then fails to open. Every operation completes inside `submit`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,7 +17,7 @@ use super::fresh_store::in_use;
 use super::immediate::{Immediate, ImmediateChannel};
 use super::pages::{lock, reserve};
 
-/// Blocks of zeros written at a time.
+/// Number of zero blocks written at a time.
 const BATCH_BLOCKS: u64 = 64;
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct InlineFileStore {
 }
 
 impl InlineFileStore {
-    /// Creates the file, which must not exist, readable by its owner only.
+    /// Creates the file, which must not exist yet, with access for its owner only.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
         let bytes = file_bytes(block_count)?;
         let mut options = OpenOptions::new();
@@ -44,7 +44,7 @@ impl InlineFileStore {
         Ok(Self::over(file, block_count))
     }
 
-    /// Opens what exists, which must have the right size.
+    /// Opens an existing file, which must have the right size.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         lock(&file)?;
@@ -56,7 +56,7 @@ impl InlineFileStore {
         Ok(Self::over(file, block_count))
     }
 
-    /// Opens what exists, with as many blocks as it has.
+    /// Opens an existing file with all of its blocks.
     pub fn open_whole(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         lock(&file)?;

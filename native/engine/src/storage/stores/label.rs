@@ -1,4 +1,4 @@
-//! First block of a namespace whose blocks have metadata of their own: whose sectors follow.
+//! The first block of a namespace with metadata that a bare store uses: says whose sectors follow.
 
 use std::io;
 
@@ -7,17 +7,18 @@ use super::pages::Page;
 
 /// First bytes of a label.
 const MAGIC: [u8; 8] = *b"SEALSECT";
-/// Version of this layout.
+/// Version of the label's layout.
 const VERSION: u32 = 2;
 
-/// The label (`docs/formats/stores.md` §2a): the data of block 0, written once, when a store is created.
+/// The label (`docs/formats/stores.md` §2a): the data of block 0, written once, when a store is
+/// created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     /// Identifies the store.
     pub uuid: [u8; 16],
-    /// Makes its tag's key this layout's own.
+    /// Makes the key of the label's tag unique to this store.
     pub seed: [u8; 32],
-    /// Sectors that follow.
+    /// Number of sectors that follow.
     pub sector_count: u64,
 }
 
@@ -26,7 +27,7 @@ impl Label {
         StoreKeys::new(&self.uuid, &self.seed, authority)
     }
 
-    /// The block's data.
+    /// Encodes and seals the block's data.
     #[must_use]
     pub fn encode(&self, authority: &Authority<'_>) -> Page {
         let mut page = Page::ZERO;
@@ -39,7 +40,7 @@ impl Label {
         page
     }
 
-    /// Parses without checking: what the block claims to be. The error says what it is instead.
+    /// Parses the unauthenticated fields. Fails if the block is no label of this version.
     ///
     /// # Panics
     /// Never: a page is longer than its fields.
@@ -59,7 +60,7 @@ impl Label {
         })
     }
 
-    /// Parses and checks.
+    /// Parses and authenticates.
     pub fn decode(page: &Page, authority: &Authority<'_>) -> io::Result<Self> {
         let claimed = Self::claimed(page)?;
         if claimed.keys(authority).pages().check(Kind::Label, page).is_none() {

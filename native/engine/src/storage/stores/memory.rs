@@ -1,7 +1,7 @@
-//! Blocks in memory, for tests and benchmarks. Lost with the process; flush has nothing to do.
+//! Blocks in memory, for tests and benchmarks. Lost with the process; a flush does nothing.
 //!
-//! Sealed ones are current without a tree: they lie in the target's own memory, which is where the
-//! tree of another store has its root.
+//! Sealed blocks are fresh without a tree: they lie in the target's own memory, which is where
+//! other stores keep the root of their tree.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +15,8 @@ use super::super::store::{
 use super::fresh_store::in_use;
 use super::immediate::{Immediate, ImmediateChannel};
 
-/// Blocks per region. A region is allocated by its first write and freed when all of it is
-/// deallocated at once; it is also what is locked, so that a block changes as a whole.
+/// Blocks per region. A region is allocated by its first write and freed when a single operation
+/// deallocates all of it. Locks are per region, so that a block changes as a whole.
 const REGION_BLOCKS: u64 = 256;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     block_bytes: usize,
     block_count: u64,
     regions: Vec<RwLock<Vec<u8>>>,
-    /// Sealed blocks that are written.
+    /// Number of sealed blocks that are written.
     written: AtomicU64,
     counters: StoreCounters,
 }
@@ -32,14 +32,14 @@ pub(super) struct Shared {
 /// A channel of a memory store.
 pub(super) type MemoryChannel = ImmediateChannel<Shared>;
 
-/// A store in memory, allocated a region at a time.
+/// A store in memory, allocated by region.
 #[derive(Debug)]
 pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
 impl MemoryStore {
-    /// An empty store: 4160-byte blocks if sealed, 4096 if not.
+    /// An empty store with 4160-byte blocks if sealed, otherwise with 4096-byte blocks.
     #[must_use]
     pub fn new(block_count: u64, is_sealed: bool) -> Self {
         let block_bytes = if is_sealed { BLOCK_BYTES } else { DATA_BYTES };
@@ -54,7 +54,7 @@ impl MemoryStore {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A channel of its own type.
+    /// Opens a channel of the concrete type.
     #[must_use]
     pub(super) fn channel(&self) -> MemoryChannel {
         ImmediateChannel::new(&self.shared)
@@ -91,7 +91,7 @@ impl BlockStore for MemoryStore {
     }
 }
 
-/// Part of a region: which region, and the bytes in it.
+/// A byte range in one region.
 struct Part<'a> {
     region: &'a RwLock<Vec<u8>>,
     start: usize,
@@ -103,7 +103,7 @@ impl Shared {
         REGION_BLOCKS as usize * self.block_bytes
     }
 
-    /// Replaces stored blocks, and counts those that it makes written or unwritten.
+    /// Changes stored blocks, and updates the count of written ones.
     fn replace(&self, stored: &mut [u8], change: impl FnOnce(&mut [u8])) {
         if self.block_bytes != BLOCK_BYTES {
             return change(stored);
@@ -116,7 +116,7 @@ impl Shared {
         self.written.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// The parts of regions that a range covers, in order. The range is inside the store.
+    /// The parts of regions that a range covers, in order. The range must be inside the store.
     fn parts(&self, mut lba: u64, blocks: u64) -> impl Iterator<Item = Part<'_>> {
         let end = lba + blocks;
         std::iter::from_fn(move || {

@@ -1,5 +1,5 @@
-//! The stores themselves; `store` says what they have in common, `docs/formats/stores.md` what each keeps
-//! on its device and what it guarantees.
+//! The stores. `store` defines their common interface; `docs/formats/stores.md` says what each kind
+//! writes to its device and guarantees.
 
 mod changes;
 pub mod device;

@@ -1,8 +1,8 @@
 //! Sealed blocks on a drive formatted with 4096 bytes of data and 64 of metadata, through the
 //! kernel's io_uring passthrough (`/dev/ngXnY`). No copy: the drive moves the caller's blocks.
 //!
-//! The drive keeps data and metadata of a block together: a power cut leaves a logical block old
-//! or new as a whole (NVM Command Set §2.1.4, AWUPF of at least one block).
+//! A power cut leaves each block's data and metadata together old or new (NVM Command Set §2.1.4,
+//! AWUPF of at least one block).
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -23,9 +23,9 @@ use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
 use super::pages::lock;
-use super::ring::{Ended, Job, Ring, event, hush, tell};
+use super::ring::{Ended, Job, Ring, clear, event, signal};
 
-/// Blocks of one command where the drive allows more: 512 KiB, as the kernel maps at least.
+/// Most blocks of a command, if the drive allows them: 512 KiB, which every kernel maps.
 const TRANSFER_BLOCKS_MAX: u64 = 126;
 /// `NVME_IOCTL_ID`: the namespace's identifier, as the ioctl's result.
 const IOCTL_ID: ioctl::Opcode = ioctl::opcode::none(b'N', 0x40);
@@ -82,8 +82,8 @@ fn identify(device: &File, nsid: u32, cns: u8) -> io::Result<Box<[u8; IDENTIFY_B
 }
 
 impl NvmeStore {
-    /// Opens a generic namespace device, whose format must be 4096 + 64 bytes, for its first
-    /// blocks. They keep what they have.
+    /// Opens a generic namespace device, which must be formatted with 4096 + 64 bytes, as a store
+    /// of its first `block_count` blocks. Their contents stay.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let whole = Self::open_whole(path)?;
         let found = whole.shared.block_count;
@@ -99,7 +99,7 @@ impl NvmeStore {
         Ok(self)
     }
 
-    /// The same for all of its blocks.
+    /// Opens the device with all of its blocks.
     pub fn open_whole(path: &Path) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open(path)?;
         lock(&device)?;
@@ -117,8 +117,8 @@ impl NvmeStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Blocks of a namespace that nobody uses, and whether the first one's data are zeros: if not,
-    /// they may be somebody's.
+    /// Returns the number of blocks of an unused namespace, and whether the data of the first one
+    /// are zeros: if not, they may be somebody's.
     pub fn examine(path: &Path) -> io::Result<(u64, bool)> {
         let store = Self::open_whole(path)?;
         let read = StoreRequest::Read { lba: 0, buffer: vec![0; BLOCK_BYTES] };
@@ -126,7 +126,7 @@ impl NvmeStore {
         Ok((store.shared.block_count, first.iter().take(DATA_BYTES).all(|byte| *byte == 0)))
     }
 
-    /// Makes the first block unwritten, which is where a store begins: nothing leads to it any more.
+    /// Deallocates the first block, where a store begins: afterwards nothing refers to the store.
     pub fn erase(path: &Path) -> io::Result<()> {
         let store = Self::open_whole(path)?;
         let mut channel = store.channel()?;
@@ -134,7 +134,7 @@ impl NvmeStore {
         wait(&mut channel, StoreRequest::Flush).map(drop)
     }
 
-    /// Opens it with every block made unwritten: what the drive held is lost.
+    /// Opens the device and deallocates all blocks: what the drive held is lost.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
         let store = Self::open(path, block_count)?;
         let mut channel = store.channel()?;
@@ -154,7 +154,7 @@ impl NvmeStore {
     }
 }
 
-/// Executes one operation while nothing else goes on.
+/// Executes one operation on a channel that has no other.
 fn wait(channel: &mut NvmeChannel, request: StoreRequest) -> io::Result<Vec<u8>> {
     use rustix::event::{PollFd, PollFlags, poll};
     channel.submit(0, request);
@@ -181,7 +181,7 @@ impl BlockStore for NvmeStore {
         Ok(Box::new(self.channel()?))
     }
 
-    /// The namespace must have them, and may have been made larger since it was opened.
+    /// The namespace must have that many blocks; it may have grown since it was opened.
     fn extend(&mut self, block_count: u64) -> io::Result<()> {
         let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
         let found = check_namespace(&*identify(&shared.device, shared.nsid, 0)?)?;
@@ -198,8 +198,8 @@ impl BlockStore for NvmeStore {
     }
 }
 
-/// One command of an operation, with the operation's buffer: the commands of one operation
-/// follow each other.
+/// One command of an operation, with the operation's buffer. An operation's commands run one after
+/// the other.
 struct NvmeJob {
     command: Passthrough,
     buffer: Vec<u8>,
@@ -231,7 +231,7 @@ unsafe impl Job for NvmeJob {
     }
 }
 
-/// What is left of an operation after the command under way.
+/// The rest of an operation after its command in progress.
 struct Operation {
     ticket: u64,
     request: StoreRequest,
@@ -247,14 +247,14 @@ struct NvmeChannel {
     done: Vec<StoreDone>,
 }
 
-/// Parts of a range that one command each can do.
+/// Splits a range into the ranges of single commands.
 fn parts(lba: u64, blocks: u64, most: u64) -> VecDeque<(u64, u64)> {
     let starts = (0..blocks).step_by(most as usize);
     starts.map(|start| (lba + start, most.min(blocks - start))).collect()
 }
 
 impl NvmeChannel {
-    /// Pushes the next command of an operation, or ends it.
+    /// Pushes the next command of an operation, or completes the operation.
     fn push(&mut self, id: u64, mut operation: Operation, buffer: Vec<u8>) {
         let nsid = self.shared.nsid;
         let Some((lba, blocks)) = operation.rest.pop_front() else {
@@ -295,7 +295,7 @@ impl NvmeChannel {
             (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
         }
         if self.done.is_empty() {
-            tell(self.ring.event());
+            signal(self.ring.event());
         }
         self.done.push(StoreDone { ticket, result, buffer });
     }
@@ -310,7 +310,8 @@ impl StoreChannel for NvmeChannel {
                 let blocks = (buffer.len() / BLOCK_BYTES) as u64;
                 (parts(*lba, blocks, most), std::mem::take(buffer))
             }
-            // Write zeroes has a limit of its own (WZSL), seldom above MDTS: stay below both.
+            // Write Zeroes has a limit of its own (WZSL), which is rarely above MDTS: stay below
+            // both.
             StoreRequest::Deallocate { lba, blocks } => {
                 let most = if most == TRANSFER_BLOCKS_MAX { ZEROES_BLOCKS_MAX } else { most };
                 (
@@ -332,7 +333,7 @@ impl StoreChannel for NvmeChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(self.ring.event());
+        clear(self.ring.event());
         let mut ended = Vec::new();
         let mut turned = self.ring.turn(&mut ended);
         let has_ended = !ended.is_empty();
@@ -340,12 +341,12 @@ impl StoreChannel for NvmeChannel {
             self.ended(ended);
         }
         if has_ended && turned.is_ok() {
-            // What follows in the same operations.
+            // Start the next commands of these operations.
             let mut ended = Vec::new();
             turned = self.ring.turn(&mut ended);
             for ended in ended {
                 self.ended(ended);
-                tell(self.ring.event());
+                signal(self.ring.event());
             }
         }
         if let Err(error) = turned {
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_drive_is_refused() {
+    fn a_device_that_is_no_drive_is_refused() {
         let error = NvmeStore::open(Path::new("/dev/null"), 1).expect_err("no drive");
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTTY.raw_os_error()));
     }

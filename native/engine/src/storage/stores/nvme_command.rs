@@ -1,5 +1,5 @@
-//! NVMe commands for the kernel's passthrough (linux/nvme_ioctl.h), and what identify tells of a
-//! namespace (NVM Command Set §4.1.5.1, Base §5.17.2.1).
+//! NVMe commands for the kernel's passthrough (linux/nvme_ioctl.h), and the fields of a namespace's
+//! identify data (NVM Command Set §4.1.5.1, Base §5.17.2.1).
 
 use std::io;
 
@@ -21,10 +21,10 @@ mod opcode {
 const FUA: u32 = 1 << 30;
 /// Command dword 12 of write zeroes: deallocate.
 const DEAC: u32 = 1 << 25;
-/// Blocks of the largest write zeroes command: NLB has 16 bits, and counts from zero.
+/// Most blocks of one Write Zeroes command: NLB has 16 bits and counts from zero.
 pub const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 
-/// `struct nvme_uring_cmd`; with a result instead of the last field, `struct nvme_passthru_cmd`.
+/// `struct nvme_uring_cmd`; `struct nvme_passthru_cmd` has a result as its last field.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Passthrough {
@@ -47,14 +47,14 @@ pub struct Passthrough {
     pub data_bytes: u32,
     /// Command dwords 10 to 15.
     pub cdw10: [u32; 6],
-    /// Time-out; zero is the kernel's own.
+    /// Time-out; zero selects the kernel's default.
     pub timeout_ms: u32,
     /// Reserved, or dword 0 of the completion.
     pub result: u32,
 }
 
 impl Passthrough {
-    /// A command on a range of blocks: count of 1 or more, and bits of dword 12.
+    /// A command on a range of `blocks` ≥ 1, with further bits for dword 12.
     fn range(opcode: u8, nsid: u32, (lba, blocks): (u64, u64), dword12: u32) -> Self {
         let mut cdw10 = [0; 6];
         cdw10[0] = lba as u32;
@@ -128,8 +128,8 @@ impl Passthrough {
     }
 }
 
-/// Checks that a namespace has 4096-byte blocks with 64 bytes of metadata at their end and no
-/// protection information. Returns its blocks.
+/// Checks that a namespace has 4096-byte blocks, each followed by 64 bytes of metadata, and no
+/// protection information. Returns its number of blocks.
 pub fn check_namespace(identify: &[u8; IDENTIFY_BYTES]) -> io::Result<u64> {
     let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidData, detail));
     let mut count = [0; 8];
@@ -146,16 +146,16 @@ pub fn check_namespace(identify: &[u8; IDENTIFY_BYTES]) -> io::Result<u64> {
         ));
     }
     if flbas & 0x10 == 0 {
-        return refuse("the drive keeps metadata apart, not at the end of the data".into());
+        return refuse("the drive keeps metadata separate, not at the end of the data".into());
     }
     if identify[29] & 0x7 != 0 {
-        return refuse("the drive has protection information switched on".into());
+        return refuse("the drive has protection information enabled".into());
     }
     Ok(u64::from_le_bytes(count))
 }
 
-/// Blocks that one command may move: MDTS (2^n pages of 4096 bytes, zero for no limit), and no
-/// more than `limit`.
+/// Blocks that one command may transfer: MDTS (2^n pages of 4096 bytes; zero means unlimited), but
+/// at most `limit`.
 #[must_use]
 pub fn transfer_blocks(identify_controller: &[u8; IDENTIFY_BYTES], limit: u64) -> u64 {
     let bytes = match u32::from(identify_controller[77]) {
@@ -213,7 +213,7 @@ mod tests {
         let formats = [(0, 9), (64, 12), (8, 12)];
         assert_eq!(check_namespace(&identify(0x11, &formats)).expect("format"), 1_000_000);
         let error = |data| check_namespace(&data).expect_err("refused").to_string();
-        assert!(error(identify(0x01, &formats)).contains("apart"));
+        assert!(error(identify(0x01, &formats)).contains("separate"));
         assert!(error(identify(0x10, &formats)).contains("512 + 0"));
         assert!(error(identify(0x12, &formats)).contains("4096 + 8"));
         let mut protected = identify(0x11, &formats);

@@ -1,8 +1,8 @@
-//! Tests on a drive formatted with 64 bytes of metadata, real or emulated, whose contents may be
-//! lost: `SEALANE_NVME_DEVICE` names it. `tests/kernel_lab/test_nvme_drive.py` runs them.
+//! Tests on a real or emulated drive formatted with 64 bytes of metadata, named by
+//! `SEALANE_NVME_DEVICE`. Its contents are lost. `tests/kernel_lab/test_nvme_drive.py` runs them.
 //!
-//! QEMU 7.2 moves the metadata of a command's first blocks only (`nvme io-passthru` shows it, too):
-//! of 8, not of 15. `SEALANE_NVME_TRANSFER_BLOCKS=8` keeps to what it can do.
+//! QEMU 7.2 transfers the metadata of only the first blocks of a command (as `nvme io-passthru`
+//! shows): 8 blocks work, 15 don't. `SEALANE_NVME_TRANSFER_BLOCKS=8` stays within that.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -16,10 +16,10 @@ use super::super::fresh_store::Trust;
 use super::super::in_place_store::{InPlaceStore, raw_blocks};
 use super::*;
 
-/// Blocks of the fresh store, and those of them that are written.
+/// Blocks of the fresh store, and how many of them the tests write.
 const BLOCKS: u64 = 1000;
 const WRITTEN: u64 = 20;
-/// Begins the line that tells what is anchored.
+/// Prefix of the line that prints the anchored record.
 const MARK: &str = "ANCHORED ";
 
 fn variable(name: &str) -> Option<String> {
@@ -42,7 +42,8 @@ fn drive(block_count: u64, creates: bool) -> NvmeStore {
     store
 }
 
-/// An anchor that outlives the machine: it tells its console, and is told by `SEALANE_ANCHORED`.
+/// An anchor that outlives the machine: prints each record to the console, and starts with the one
+/// in `SEALANE_ANCHORED`.
 #[derive(Debug)]
 struct ConsoleAnchor(Mutex<Option<Anchored>>);
 
@@ -107,7 +108,7 @@ fn behaves_as_a_store_that_keeps_freshness() {
     conformance::check(&InPlaceStore::create(raw, BLOCKS, &trust).expect("store"));
 }
 
-/// Lays a store out, writes and flushes version 1.
+/// Creates a store, writes version 1 and flushes.
 #[test]
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn lay_out() {
@@ -117,7 +118,8 @@ fn lay_out() {
     write(&mut *store.open().expect("channel"), 1);
 }
 
-/// A volume is laid out on what is empty, grows as far as the namespace, and is taken off again.
+/// Creates a store on an empty namespace, extends it up to the size of the namespace, and erases
+/// it.
 #[test]
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn grows_as_far_as_the_namespace() {
@@ -130,7 +132,7 @@ fn grows_as_far_as_the_namespace() {
     let mut store = InPlaceStore::create(raw, BLOCKS, &Trust::default()).expect("store");
     write(&mut *store.open().expect("channel"), 1);
     store.extend(2 * BLOCKS).expect("growth");
-    let error = store.extend(found).expect_err("its own pages have no room then");
+    let error = store.extend(found).expect_err("no room for the store's own pages");
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     let buffer = conformance::blocks(BLOCK_BYTES, BLOCKS - 4, 8, 2);
     let across = StoreRequest::Write { lba: BLOCKS - 4, buffer, durable: true };
@@ -147,7 +149,7 @@ fn grows_as_far_as_the_namespace() {
     drop((channel, store));
     assert_eq!(NvmeStore::examine(path).expect("examine"), (found, false));
     let error = InPlaceStore::create(Box::new(drive(found, false)), BLOCKS, &Trust::default());
-    assert_eq!(error.expect_err("somebody's").kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(error.expect_err("not empty").kind(), io::ErrorKind::AlreadyExists);
     NvmeStore::erase(path).expect("erase");
     assert_eq!(NvmeStore::examine(path).expect("examine"), (found, true));
 }
@@ -161,14 +163,14 @@ fn write_until_power_is_cut() {
     write(&mut *channel, 2);
     conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");
     println!("FLUSHED");
-    // No more than what waits for the log without a flush of the store's own.
+    // Few enough that the log doesn't fill up, which would make the store flush on its own.
     (3..20).for_each(|version| write(&mut *channel, version));
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Every block is of version 2, or of one that was on its way when power went.
+/// Every block has version 2 or one that was being written when power failed.
 #[test]
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn has_what_was_flushed() {
@@ -183,10 +185,10 @@ fn has_what_was_flushed() {
     assert_eq!(conformance::read(&mut *channel, BLOCK_BYTES, WRITTEN, 1), vec![0; BLOCK_BYTES]);
 }
 
-/// The drive was put back to what it was before its anchor was advanced last.
+/// The drive was rolled back to a state before the last one that its anchor recorded.
 #[test]
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn is_refused() {
-    let error = open(ConsoleAnchor::new()).expect_err("put back");
+    let error = open(ConsoleAnchor::new()).expect_err("rolled back");
     assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
 }

@@ -19,14 +19,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::device::check_room;
 use crate::clock;
 
-/// Bytes of a page: the data of one block, and the unit of everything that stores write.
+/// Bytes of a page: the data of one block, and the unit of all I/O of stores.
 pub const PAGE_BYTES: usize = 4096;
 /// Pages of the largest read or write: 1 MiB.
 pub const IO_PAGES_MAX: usize = 256;
 
-/// How long an opening waits for the I/O of one before.
+/// How long an opening waits for I/O of the previous one to end.
 const LOCK_WAIT: Nanos = 5_000_000_000;
-/// How long between two looks.
+/// How often it tries.
 const LOCK_LOOK: Duration = Duration::from_millis(10);
 
 /// One page, at an address that direct I/O accepts.
@@ -39,8 +39,8 @@ impl Page {
     pub const ZERO: Self = Self([0; PAGE_BYTES]);
 }
 
-/// What a store's maps and logs lie on. Writes may reach the medium in any order, in part, or
-/// not at all, until `sync` has returned.
+/// Where a store keeps its map and log. Writes may reach the medium in any order, partially, or not
+/// at all, until `sync` has returned.
 pub trait BlockFile: Debug + Send + Sync {
     /// Reads whole pages from page number `page`.
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()>;
@@ -48,13 +48,12 @@ pub trait BlockFile: Debug + Send + Sync {
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()>;
     /// Makes every completed write durable.
     fn sync(&self) -> io::Result<()>;
-    /// Writes whole pages at page number `page`, which are durable when it ends; what was written
-    /// before need not be.
+    /// Writes whole pages at page number `page`, durable on return. Earlier writes need not be.
     fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
         self.write(page, pages)?;
         self.sync()
     }
-    /// Reads a page from each of the places, which ascend; as many at a time as the device takes.
+    /// Reads one page from each of the ascending places, as many at a time as the device accepts.
     fn read_each(&self, places: &[u64], pages: &mut [Page]) -> io::Result<()> {
         let mut rest = pages;
         for run in runs(places) {
@@ -64,7 +63,7 @@ pub trait BlockFile: Debug + Send + Sync {
         }
         Ok(())
     }
-    /// Writes a page to each of the places, which ascend; as many at a time as the device takes.
+    /// Writes one page to each of the ascending places, as many at a time as the device accepts.
     fn write_each(&self, places: &[u64], pages: &[Page]) -> io::Result<()> {
         let mut rest = pages;
         for run in runs(places) {
@@ -74,25 +73,26 @@ pub trait BlockFile: Debug + Send + Sync {
         }
         Ok(())
     }
-    /// Has the device keep room for these pages, so that writing them never fails for want of it;
-    /// `StorageFull` if it has none. Nothing where all its pages have their room, or where it can't.
+    /// Makes the device reserve room for these pages, so that writing them can't find it full.
+    /// `StorageFull` if there is no room. Does nothing if the pages have their room already, or if
+    /// the device can't reserve any.
     fn reserve(&self, _pages: Range<u64>) -> io::Result<()> {
         Ok(())
     }
-    /// Reads the metadata of one page, where pages have any.
+    /// Reads the metadata of a page, on devices that have metadata.
     fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
         let detail = format!("page {page} has no metadata");
         Err(io::Error::new(io::ErrorKind::Unsupported, detail))
     }
 }
 
-/// Neighbours among ascending places, no more together than one operation takes.
+/// Splits ascending places into runs of neighbours, each small enough for one operation.
 pub fn runs(places: &[u64]) -> impl Iterator<Item = &[u64]> {
     let together = places.chunk_by(|left, right| left + 1 == *right);
     together.flat_map(|run| run.chunks(IO_PAGES_MAX))
 }
 
-/// A file or block device, open past the page cache where its file system allows that.
+/// A file or block device, opened with direct I/O if its file system supports that.
 #[derive(Debug)]
 pub struct DeviceFile {
     file: File,
@@ -100,8 +100,8 @@ pub struct DeviceFile {
 }
 
 impl DeviceFile {
-    /// Creates a sparse file of `page_count` pages, readable by its owner only; it must not exist.
-    /// A block device is taken as it is and must be large enough.
+    /// Creates a sparse file of `page_count` pages, which must not exist yet, with access for its
+    /// owner only. A block device keeps its contents and must be large enough.
     pub fn create(path: &Path, page_count: u64) -> io::Result<Self> {
         if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
             return Self::open(path, page_count);
@@ -117,7 +117,7 @@ impl DeviceFile {
         Ok(Self { file, page_count: page_count.into() })
     }
 
-    /// Opens what exists, which must hold `page_count` pages at least.
+    /// Opens an existing file or device, which must have at least `page_count` pages.
     pub fn open(path: &Path, page_count: u64) -> io::Result<Self> {
         let file = open_direct(path, &mut OpenOptions::new())?;
         lock(&file)?;
@@ -129,13 +129,13 @@ impl DeviceFile {
         Ok(Self { file, page_count: found.into() })
     }
 
-    /// Pages that it has.
+    /// Number of pages.
     #[must_use]
     pub fn page_count(&self) -> u64 {
         self.page_count.load(Ordering::Relaxed)
     }
 
-    /// Gives it so many pages at least: a file becomes longer, a block device must have them.
+    /// Extends a file to at least `page_count` pages; a block device must have them already.
     pub fn extend(&self, page_count: u64) -> io::Result<()> {
         if self.file.metadata()?.is_file() && page_count > self.page_count() {
             self.file.set_len(file_bytes(page_count)?)?;
@@ -152,8 +152,9 @@ fn file_bytes(page_count: u64) -> io::Result<u64> {
     bytes.ok_or_else(|| io::Error::other("store too large for a file"))
 }
 
-/// Has the file to this opening alone, until all I/O on it has ended, which may be after the process
-/// that began it. What a killed predecessor had in flight ends within seconds.
+/// Locks the file for this opening. The lock lasts until all I/O on the file has ended, which can
+/// be after the end of the process that started it. I/O of a killed predecessor ends within
+/// seconds.
 pub fn lock(file: &File) -> io::Result<()> {
     let until = clock::now() + LOCK_WAIT;
     loop {
@@ -171,14 +172,14 @@ pub fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Opens for reading and writing with O_DIRECT, or without where the file system refuses that
+/// Opens for reading and writing with O_DIRECT, or without it if the file system doesn't support it
 /// (open(2): EINVAL).
 fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let options = options.read(true).write(true);
     let direct = OFlags::DIRECT.bits().cast_signed();
     match options.custom_flags(direct).open(path) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            // The refused attempt may have created the file: it is ours, and empty.
+            // The failed attempt may have created the file: it is ours, and empty.
             options.custom_flags(0).create_new(false).create(true).open(path)
         }
         opened => opened,
@@ -209,8 +210,8 @@ impl BlockFile for DeviceFile {
     }
 }
 
-/// Has a file's system keep room for these bytes of it; nothing of a device, or where the file
-/// system knows no such thing.
+/// Reserves room for these bytes of a file. Does nothing for a device, or if the file system
+/// doesn't support it.
 pub fn reserve(file: &File, bytes: Range<u64>) -> io::Result<()> {
     if bytes.is_empty() || !file.metadata()?.is_file() {
         return Ok(());
@@ -221,7 +222,7 @@ pub fn reserve(file: &File, bytes: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Cryptographically secure random bytes.
 pub fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let length = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;

@@ -1,5 +1,5 @@
-//! Plain 4096-byte blocks in place: byte 4096·*n* of a file or block device is block *n*. Whether
-//! a block is torn by a power cut is up to the device.
+//! Plain 4096-byte blocks in place: block *n* is at byte 4096·*n* of a file or block device.
+//! Whether a power cut can tear a block depends on the device.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::pages::{BlockFile, DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
-use super::ring::{Ended, Io, Ring, event, hush, tell};
+use super::ring::{Ended, Io, Ring, clear, event, signal};
 
 /// A file of plain blocks.
 #[derive(Debug)]
@@ -25,13 +25,14 @@ pub struct PlainFileStore {
 }
 
 impl PlainFileStore {
-    /// Creates a sparse file, which must not exist, or takes a block device as it is.
+    /// Creates a sparse file, which must not exist yet, or opens a block device and keeps its
+    /// contents.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::create(path, block_count)?);
         Ok(Self { device, block_count, counters: Arc::default() })
     }
 
-    /// Opens what exists.
+    /// Opens an existing file or device.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::open(path, block_count)?);
         Ok(Self { device, block_count, counters: Arc::default() })
@@ -67,7 +68,7 @@ impl BlockStore for PlainFileStore {
     }
 }
 
-/// An operation and what is left of it.
+/// An operation in progress.
 struct Operation {
     ticket: u64,
     request: StoreRequest,
@@ -75,12 +76,12 @@ struct Operation {
     result: io::Result<()>,
 }
 
-/// A part of an operation: which, and where in its buffer.
+/// One I/O of an operation.
 #[derive(Debug)]
 struct Piece {
     operation: u64,
     start: usize,
-    /// Pages that get zeros when this one has ended.
+    /// Pages to zero once this piece has completed.
     zeros_left: Range<u64>,
 }
 
@@ -134,8 +135,8 @@ impl PlainChannel {
         }
     }
 
-    /// Writes zeros where the device can't make holes: some pages at a time, however many they are.
-    /// Returns how many operations that takes now.
+    /// Writes zeros where the device can't punch holes, a few pages at a time. Returns the number
+    /// of I/Os it started.
     fn push_zeros(&mut self, operation: u64, pages: Range<u64>) -> usize {
         if pages.is_empty() {
             return 0;
@@ -186,7 +187,7 @@ impl PlainChannel {
         let Operation { ticket, request, result, .. } = operation;
         self.counters.ended(&request, &result);
         if self.done.is_empty() {
-            tell(self.ring.event());
+            signal(self.ring.event());
         }
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
@@ -207,7 +208,7 @@ impl StoreChannel for PlainChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(self.ring.event());
+        clear(self.ring.event());
         let mut ended = Vec::new();
         let turned = self.ring.turn(&mut ended);
         for ended in ended {
@@ -266,7 +267,7 @@ mod tests {
     fn refuses_files_that_exist_or_are_too_small() {
         let scratch = Scratch::new();
         PlainFileStore::create(&scratch.file(), 10).expect("store");
-        let error = PlainFileStore::create(&scratch.file(), 10).expect_err("it exists");
+        let error = PlainFileStore::create(&scratch.file(), 10).expect_err("the file exists");
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         let error = PlainFileStore::open(&scratch.file(), 11).expect_err("it is too small");
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);

@@ -1,5 +1,5 @@
-//! A device as pages for who may block: one run of pages is read or written at once, and many runs
-//! side by side, on a queue of their own.
+//! Pages of a device for callers that may block. Reads and writes of scattered pages run in
+//! parallel, on a queue of their own.
 
 use std::io;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use rustix::event::PollFlags;
 use super::super::connection::wait;
 use super::device::{Device, IoQueue, Piece};
 use super::pages::{BlockFile, Page, runs};
-use super::ring::{Io, event, hush};
+use super::ring::{Io, clear, event};
 
 struct Queue {
     io: Box<dyn IoQueue>,
     event: Arc<OwnedFd>,
 }
 
-/// The pages.
+/// Pages of a device, read and written through one queue.
 pub struct QueuedPages {
     device: Arc<dyn Device>,
     queue: Mutex<Queue>,
@@ -31,7 +31,7 @@ impl std::fmt::Debug for QueuedPages {
 }
 
 impl QueuedPages {
-    /// Those of a device.
+    /// Opens a queue on a device.
     pub fn new(device: Arc<dyn Device>) -> io::Result<Self> {
         let event = event()?;
         let queue = Queue { io: Arc::clone(&device).queue(Arc::clone(&event))?, event };
@@ -44,13 +44,14 @@ impl QueuedPages {
 }
 
 impl Queue {
-    /// Waits for so many operations, each named by its first page, and hands over what was read.
+    /// Waits for `count` operations and passes what was read to `read`, with the index of its first
+    /// page.
     fn finish(&mut self, count: usize, mut read: impl FnMut(usize, &[Page])) -> io::Result<()> {
         let mut ended = Vec::with_capacity(count);
         let mut left = count;
         let mut result = Ok(());
         while left > 0 {
-            hush(&self.event);
+            clear(&self.event);
             self.io.turn(&mut ended)?;
             if ended.is_empty() {
                 wait([(self.event.as_fd(), PollFlags::IN)], None)?;
@@ -70,8 +71,8 @@ impl Queue {
         result
     }
 
-    /// Starts what is needed for the places; `io` makes the operation of a run, its first page and
-    /// its buffer.
+    /// Starts operations for the runs in `places` and returns their number. `io` makes an operation
+    /// from a run's first place, the index of its first page, and its buffer.
     fn start(&mut self, places: &[u64], io: impl Fn(u64, usize, Vec<Page>) -> Io) -> usize {
         let (mut first, mut count) = (0, 0);
         for run in runs(places) {
@@ -137,7 +138,8 @@ mod tests {
         let scratch = Scratch::new();
         let device = DeviceFile::create(&scratch.file(), 2000).expect("file");
         let pages = QueuedPages::new(Arc::new(device)).expect("pages");
-        // More runs than the ring takes, some of them longer than one page, one longer than it takes.
+        // More runs than the ring accepts; some longer than one page, one longer than an operation
+        // may be.
         let places: Vec<u64> = (0..600).filter(|place| place % 3 > 0).chain(1000..1700).collect();
         let written: Vec<Page> = places.iter().map(|place| page(*place)).collect();
         pages.write_each(&places, &written).expect("write");

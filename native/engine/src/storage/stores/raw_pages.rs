@@ -1,4 +1,5 @@
-//! Pages of 4096 bytes on a store of 4160-byte blocks: the data of each, for who may block.
+//! Pages of 4096 bytes on a store of 4160-byte blocks: the data part of each block. For callers
+//! that may block.
 
 use std::io;
 use std::ops::Range;
@@ -13,12 +14,12 @@ use super::super::store::{BlockStore, StoreChannel, StoreRequest};
 use super::pages::{BlockFile, Page, runs};
 use crate::clock;
 
-/// Blocks moved at once: no more than any store takes in one operation.
+/// Most blocks of one operation: no store's commands are smaller.
 const MOVE_BLOCKS: usize = 32;
-/// Operations side by side.
+/// Most operations in parallel.
 const DEPTH: usize = 64;
 
-/// Executes one operation on a channel that has no other, and returns its buffer.
+/// Executes one operation on an idle channel, and returns its buffer.
 pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> io::Result<Vec<u8>> {
     channel.submit(0, request);
     let mut done = Vec::new();
@@ -31,8 +32,8 @@ pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> io::Res
     }
 }
 
-/// Executes operations side by side on a channel that has no other, each named by its first page;
-/// hands over their buffers.
+/// Executes operations in parallel on an idle channel; each has the index of its first page. Passes
+/// that and the buffer to `ended`.
 fn execute_all(
     channel: &mut dyn StoreChannel,
     moves: &mut dyn Iterator<Item = (usize, StoreRequest)>,
@@ -63,7 +64,8 @@ fn execute_all(
     }
 }
 
-/// Neighbours among the places, as many as are moved at once; and which of all places is their first.
+/// Splits places into runs of neighbours, each small enough for one operation, with the index of
+/// its first place.
 fn parts(places: &[u64]) -> impl Iterator<Item = (usize, &[u64])> {
     let mut next = 0;
     runs(places).flat_map(|run| run.chunks(MOVE_BLOCKS)).map(move |run| {
@@ -73,7 +75,7 @@ fn parts(places: &[u64]) -> impl Iterator<Item = (usize, &[u64])> {
     })
 }
 
-/// The write of pages to blocks without metadata.
+/// A write of pages as blocks with zero metadata.
 pub(super) fn write_of(lba: u64, pages: &[Page], durable: bool) -> StoreRequest {
     let mut buffer = vec![0; pages.len() * BLOCK_BYTES];
     for (page, block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
@@ -82,7 +84,7 @@ pub(super) fn write_of(lba: u64, pages: &[Page], durable: bool) -> StoreRequest 
     StoreRequest::Write { lba, buffer, durable }
 }
 
-/// Waits until `poll` would find something.
+/// Waits until `poll` would return a completion.
 pub fn wait_for_end(channel: &dyn StoreChannel) -> io::Result<()> {
     let due = channel.due();
     let left = due.map(|due| Duration::from_nanos(due.saturating_sub(clock::now())));
@@ -92,10 +94,10 @@ pub fn wait_for_end(channel: &dyn StoreChannel) -> io::Result<()> {
     }
 }
 
-/// The pages.
+/// Pages on a raw store, through one channel.
 pub struct RawPages {
     store: RwLock<Box<dyn BlockStore>>,
-    /// None: the store was grown, and no channel could be opened since.
+    /// `None` if the store was extended and no channel could be opened afterwards.
     channel: Mutex<Option<Box<dyn StoreChannel>>>,
 }
 
@@ -106,24 +108,25 @@ impl std::fmt::Debug for RawPages {
 }
 
 impl RawPages {
-    /// Those of a store.
+    /// Opens a channel on `store`.
     pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let channel = Mutex::new(Some(store.open()?));
         Ok(Self { store: RwLock::new(store), channel })
     }
 
-    /// Blocks of the store.
+    /// Number of blocks of the raw store.
     #[must_use]
     pub fn block_count(&self) -> u64 {
         self.store.read().unwrap_or_else(PoisonError::into_inner).block_count()
     }
 
-    /// A channel to the store.
+    /// Opens another channel on the store.
     pub fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         self.store.read().unwrap_or_else(PoisonError::into_inner).open()
     }
 
-    /// Gives the store so many blocks; no channel that [`RawPages::open`] made may be left.
+    /// Extends the store to `block_count` blocks. All channels from [`RawPages::open`] must be
+    /// closed.
     pub fn extend(&self, block_count: u64) -> io::Result<()> {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         *channel = None;

@@ -1,4 +1,4 @@
-//! Pages on a plain namespace of somebody else's target.
+//! Pages on a third party's plain namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,12 +14,12 @@ use super::super::connection::wait;
 use super::device::{Device, IoQueue, Piece};
 use super::pages::{BlockFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::remote_link::{Link, Transfer};
-use super::ring::{Ended, Io, hush, tell};
+use super::ring::{Ended, Io, clear, signal};
 
-/// Buffers that a queue keeps for the next operations.
+/// Most buffers that a queue keeps for later operations.
 const POOL_BUFFERS: usize = 64;
 
-/// An operation on pages, and how many blocks of the namespace are one.
+/// An operation on pages, and the number of the namespace's blocks in a page.
 struct PageIo {
     io: Io,
     blocks_per_page: u64,
@@ -65,7 +65,7 @@ impl Transfer for PageIo {
     }
 }
 
-/// The namespace as a device.
+/// The namespace as a device of pages.
 pub struct RemoteDevice {
     link: Link<PageIo>,
     page_count: u64,
@@ -83,8 +83,9 @@ impl std::fmt::Debug for RemoteDevice {
 }
 
 impl RemoteDevice {
-    /// Takes a connected socket whose Connect command succeeded, for a namespace of `block_count`
-    /// blocks. `timeout` is how long one command may take.
+    /// Starts a device on a connected socket whose Connect command succeeded, for a namespace of
+    /// `block_count` blocks. A command may take `timeout`. `InvalidInput` unless the block size is a
+    /// power of two from 512 to 4096.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,
@@ -112,7 +113,7 @@ impl BlockFile for RemoteDevice {
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
         for (page, pages) in (page..).step_by(IO_PAGES_MAX).zip(pages.chunks_mut(IO_PAGES_MAX)) {
             let Io::Read(_, found) = self.execute(Io::Read(page, pages.to_vec()))? else {
-                return Err(io::Error::other("a read came back as something else"));
+                return Err(io::Error::other("a read was returned as another operation"));
             };
             pages.copy_from_slice(&found);
         }
@@ -143,7 +144,7 @@ impl Device for RemoteDevice {
     }
 }
 
-/// Where a channel finds the ends of its operations.
+/// Where a channel finds its completed operations.
 struct Outbox {
     ended: Mutex<Vec<Ended<Piece>>>,
     event: Arc<OwnedFd>,
@@ -163,7 +164,7 @@ impl IoQueue for RemoteQueue {
         let reply = move |PageIo { io, .. }, result| {
             let mut ended = outbox.ended.lock().unwrap_or_else(PoisonError::into_inner);
             ended.push(Ended { tag: piece, io, result });
-            tell(&outbox.event);
+            signal(&outbox.event);
         };
         let blocks_per_page = self.device.blocks_per_page;
         self.device.link.give(PageIo { io, blocks_per_page }, Box::new(reply));
@@ -179,7 +180,7 @@ impl IoQueue for RemoteQueue {
     fn drain(&mut self) -> bool {
         let mut ended = Vec::new();
         loop {
-            hush(&self.outbox.event);
+            clear(&self.outbox.event);
             if self.turn(&mut ended).is_err() {
                 return false;
             }

@@ -1,9 +1,9 @@
-//! Operations on a namespace of somebody else's target, over one NVMe/TCP I/O queue.
+//! Operations on a third party's namespace over one NVMe/TCP I/O queue.
 //!
-//! A thread of its own moves the bytes; operations come from any other. Once the connection is
-//! gone, or a command has no answer in time, every operation ends with `NotConnected`: what the
-//! target has of those on their way is unknown, and only a new link, on a new association, can find
-//! out.
+//! A thread of the link's own moves the bytes; any other thread may submit operations. Once the
+//! connection is lost, or a command is not answered in time, every operation ends with
+//! `NotConnected`. Whether the target has executed those in flight is unknown; only a new link, on
+//! a new association, can find out.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,33 +19,33 @@ use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 use sealane_proto::nvme::status::Status;
 
 use super::super::connection::{Connection, Gone, wait};
-use super::ring::{event, hush, tell};
+use super::ring::{clear, event, signal};
 
-/// Most bytes in flight: more would only wait in socket buffers.
+/// Most bytes in flight: more would only fill socket buffers.
 const IN_FLIGHT_BYTES: usize = 1024 * 1024;
 
-/// An operation on the namespace: cut into commands by units of a fixed size.
+/// An operation on the namespace, split into commands by units of a fixed size.
 pub trait Transfer: Send + 'static {
     /// Bytes of a unit.
     const UNIT_BYTES: usize;
-    /// Units it has; 1 for those that move none.
+    /// Number of units; 1 for operations that transfer none.
     fn units(&self) -> usize;
-    /// The command for some of them; None if there is none for it.
+    /// The command for some of the units; `None` if the operation is not supported.
     fn command(&self, first: usize, units: usize, queue: &mut HostQueue) -> Option<HostCommand>;
-    /// Whether the target answers with bytes.
+    /// Whether the target's answer contains data.
     fn is_read(&self) -> bool;
-    /// Where those bytes go: units of them.
+    /// Buffer for that data, of all units.
     fn place(&mut self) -> &mut [u8];
 }
 
-/// What to do with an operation that has ended.
+/// Called when an operation has ended.
 pub type Reply<T> = Box<dyn FnOnce(T, io::Result<()>) + Send>;
 
 struct Inbox<T> {
-    /// Bounded by what the channels have in flight.
+    /// Bounded by the operations that channels have in flight.
     jobs: Vec<(T, Reply<T>)>,
     is_closing: bool,
-    /// Why nothing is taken any more.
+    /// Set when the link has ended: why operations are refused.
     ended: Option<String>,
 }
 
@@ -54,7 +54,7 @@ struct Shared<T> {
     event: Arc<OwnedFd>,
 }
 
-/// The error of a link that has ended.
+/// The error of operations on a link that has ended.
 fn not_connected(detail: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, detail)
 }
@@ -71,7 +71,7 @@ impl<T> Shared<T> {
                 detail.clone()
             } else {
                 inbox.jobs.push((io, reply));
-                tell(&self.event);
+                signal(&self.event);
                 return;
             }
         };
@@ -79,15 +79,16 @@ impl<T> Shared<T> {
     }
 }
 
-/// A namespace that takes operations of one kind.
+/// A link to a namespace, for operations of one type.
 pub struct Link<T: Transfer> {
     shared: Arc<Shared<T>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Transfer> Link<T> {
-    /// Takes a connected socket whose Connect command succeeded. `timeout` is how long one command
-    /// may take, `units_max` the most units of one. `InvalidInput` if the target takes less than one.
+    /// Starts a link on a connected socket whose Connect command succeeded. A command may take
+    /// `timeout` and have at most `units_max` units. `InvalidInput` if the target's commands can't
+    /// carry one unit.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,
@@ -118,16 +119,17 @@ impl<T: Transfer> Link<T> {
         Ok(Self { shared, thread })
     }
 
-    /// Starts an operation; `reply` is called when it has ended, on the link's thread or at once.
+    /// Starts an operation. `reply` is called when it has ended, on the link's thread or
+    /// immediately.
     pub fn give(&self, io: T, reply: Reply<T>) {
         self.shared.give(io, reply);
     }
 
-    /// Starts an operation and waits for its end.
+    /// Executes an operation and waits for its end.
     pub fn execute(&self, io: T) -> io::Result<T> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let reply = move |io, result: io::Result<()>| {
-            // Whoever asked waits below.
+            // The receiver waits below.
             let _ = sender.send(result.map(|()| io));
         };
         self.give(io, Box::new(reply));
@@ -138,25 +140,25 @@ impl<T: Transfer> Link<T> {
 impl<T: Transfer> Drop for Link<T> {
     fn drop(&mut self) {
         self.shared.inbox().is_closing = true;
-        tell(&self.shared.event);
+        signal(&self.shared.event);
         if let Some(thread) = self.thread.take() {
-            // It panics only by a defect, and that was reported when it happened.
+            // A panic would be a defect, and was reported when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// An operation and how far it is.
+/// An operation in progress.
 struct Job<T> {
     io: T,
     reply: Reply<T>,
-    /// Units of which the commands are submitted; all of them once one has failed.
+    /// Units whose commands are submitted; all of them once one has failed.
     submitted: usize,
     outstanding: usize,
     result: io::Result<()>,
 }
 
-/// A command that has no answer yet.
+/// A command that has not been answered.
 struct InFlight {
     job: u64,
     first: usize,
@@ -169,11 +171,11 @@ struct Mover<T> {
     shared: Arc<Shared<T>>,
     connection: Connection,
     queue: HostQueue,
-    /// Units of the longest command.
+    /// Most units of a command.
     step: usize,
     timeout: Duration,
     jobs: HashMap<u64, Job<T>>,
-    /// Jobs of which commands are still to be submitted, oldest first.
+    /// Jobs with commands still to submit, oldest first.
     backlog: VecDeque<u64>,
     commands: HashMap<u64, InFlight>,
     /// Number of the next job or command.
@@ -198,10 +200,10 @@ impl<T: Transfer> Mover<T> {
         }
     }
 
-    /// Works until the device is dropped; then what it was given ends first.
+    /// Works until the link is dropped, and then until the operations it was given have ended.
     fn serve(&mut self) -> Result<(), Gone> {
         loop {
-            hush(&self.shared.event);
+            clear(&self.shared.event);
             if self.take_jobs() && self.jobs.is_empty() {
                 return Ok(());
             }
@@ -219,7 +221,7 @@ impl<T: Transfer> Mover<T> {
         }
     }
 
-    /// Waits for the connection, for operations, or for the first deadline.
+    /// Waits for data, for new operations, or for the first deadline.
     fn wait(&mut self) -> Result<[PollFlags; 1], Gone> {
         let interest = Connection::interest(true, self.queue.transmit().pending_bytes());
         let descriptors =
@@ -230,7 +232,7 @@ impl<T: Transfer> Mover<T> {
         Ok([ready])
     }
 
-    /// Takes over what was given; whether the device is being closed.
+    /// Takes new operations from the inbox. Returns whether the link is being closed.
     fn take_jobs(&mut self) -> bool {
         let (jobs, is_closing) = {
             let mut inbox = self.shared.inbox();
@@ -262,7 +264,7 @@ impl<T: Transfer> Mover<T> {
                 Some(command) => {
                     self.queue.submit(self.next, command).map_err(|(error, _)| error.to_string())
                 }
-                None => Err("a namespace of somebody else's has no such operation".to_owned()),
+                None => Err("a third party's namespace does not support this operation".to_owned()),
             };
             match submitted {
                 Ok(()) => {
@@ -323,7 +325,7 @@ impl<T: Transfer> Mover<T> {
         }
     }
 
-    /// Replies to a job of which nothing is left to do.
+    /// Replies to a job once nothing of it is left to do.
     fn finish(&mut self, id: u64) {
         let is_over = |job: &Job<T>| job.submitted == job.io.units() && job.outstanding == 0;
         if self.jobs.get(&id).is_some_and(is_over)
@@ -334,7 +336,7 @@ impl<T: Transfer> Mover<T> {
     }
 }
 
-/// Whether a status is about the path or the controller's end rather than about the blocks.
+/// Whether a status concerns the path or the end of the controller rather than the blocks.
 fn is_of_connection(status: Status) -> bool {
     const PATH_RELATED: u16 = 3;
     const ABORTED_SQ_DELETION: u16 = 0x008;

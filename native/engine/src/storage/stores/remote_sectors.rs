@@ -1,11 +1,11 @@
-//! Sealed blocks on a namespace of somebody else's target whose format is theirs: 4096 bytes of data
-//! and 64 of metadata as one extended LBA, protection information off.
+//! Sealed blocks on a third party's namespace whose format has metadata: 4096 bytes of data and 64
+//! of metadata in one extended LBA, protection information off.
 //!
-//! A block changes as a whole, by the drive. A volume of mode `local` lies on the blocks through an
-//! [`InPlaceStore`](super::in_place_store::InPlaceStore), which keeps them fresh. One of mode `off`
-//! lies there bare, behind a label that says whose the namespace is (`docs/formats/stores.md` §2a): sector
-//! *n* is block *n* + 1, nothing tells which version counts, and there is no unwritten state: who
-//! lays it out fills it before it is used.
+//! The drive changes a block as a whole. A volume of mode `local` uses the blocks through an
+//! [`InPlaceStore`](super::in_place_store::InPlaceStore), which keeps them fresh. A volume of mode
+//! `off` uses them bare, behind a label that says whose sectors they are (`docs/formats/stores.md`
+//! §2a): sector *n* is block *n* + 1, nothing keeps them fresh, and no sector is ever unwritten, so
+//! a new store must be filled before use.
 
 use std::fmt;
 use std::io;
@@ -25,9 +25,9 @@ use super::fresh::superblock::Superblock;
 use super::label::Label;
 use super::pages::{Page, random};
 use super::remote_link::{Link, Transfer};
-use super::ring::{event, hush, tell};
+use super::ring::{clear, event, signal};
 
-/// Blocks that a label takes.
+/// Number of blocks of a label.
 const LABEL_BLOCKS: u64 = 1;
 
 impl Transfer for StoreRequest {
@@ -53,7 +53,7 @@ impl Transfer for StoreRequest {
                 HostCommand::Write { lba: lba + first as u64, data, is_forced: *durable }
             }
             Self::Flush => HostCommand::Flush,
-            // A deallocated block reads as whatever the target likes.
+            // The target may return anything for a deallocated block.
             Self::Deallocate { .. } => return None,
         })
     }
@@ -70,7 +70,7 @@ impl Transfer for StoreRequest {
     }
 }
 
-/// The namespace, before it is known whose it is.
+/// A namespace whose owner has not been checked yet.
 pub struct RemoteBlocks {
     link: Link<StoreRequest>,
     block_count: u64,
@@ -87,8 +87,8 @@ impl fmt::Debug for RemoteBlocks {
 }
 
 impl RemoteBlocks {
-    /// Takes a connected socket whose Connect command succeeded, for a namespace of `block_count`
-    /// blocks of 4160 bytes. `timeout` is how long one command may take.
+    /// Starts a link on a connected socket whose Connect command succeeded, for a namespace of
+    /// `block_count` blocks of 4160 bytes. A command may take `timeout`.
     pub fn start(
         fd: OwnedFd,
         limits: HostLimits,
@@ -114,7 +114,7 @@ impl RemoteBlocks {
         Ok(())
     }
 
-    /// Takes the store of that name off the namespace, so that another one can be laid out.
+    /// Erases the store with this UUID, so that another one can be created on the namespace.
     pub fn erase(&self, uuid: [u8; 16]) -> io::Result<()> {
         let first = self.first()?;
         let bare = Label::claimed(&first).map(|label| label.uuid);
@@ -125,7 +125,7 @@ impl RemoteBlocks {
         self.put_first(&Page::ZERO)
     }
 
-    /// All blocks, as they are.
+    /// A store of all blocks, without a label.
     #[must_use]
     pub fn raw(self) -> RemoteSectorStore {
         let sector_count = self.block_count;
@@ -137,7 +137,7 @@ fn another_store() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the device holds another store")
 }
 
-/// Sectors with their metadata in place.
+/// Sectors with metadata, in place, without freshness.
 #[derive(Debug)]
 pub struct RemoteSectorStore {
     shared: Arc<Shared>,
@@ -146,16 +146,16 @@ pub struct RemoteSectorStore {
 #[derive(Debug)]
 struct Shared {
     blocks: RemoteBlocks,
-    /// Blocks in front of the sectors.
+    /// Number of blocks in front of the sectors.
     first: u64,
     sector_count: u64,
-    /// Shared with operations on their way, which must not keep the link.
+    /// Shared with operations in flight, which must not keep the link alive.
     counters: Arc<StoreCounters>,
 }
 
 impl RemoteSectorStore {
-    /// Labels a namespace, of which the first block's data must be zeros: anything else may be
-    /// somebody's. The sectors stay as they are: the caller fills them.
+    /// Writes the label of a new store. The data of the first block must be zeros: anything else
+    /// may be somebody's. The sectors keep their contents: the caller must fill them.
     pub fn create(
         blocks: RemoteBlocks,
         uuid: [u8; 16],
@@ -172,7 +172,7 @@ impl RemoteSectorStore {
         Ok(Self::over(blocks, LABEL_BLOCKS, sector_count))
     }
 
-    /// Opens the store of that name, labelled by who had `key`.
+    /// Opens the store with this UUID; its label must have been made with `key`.
     pub fn open(blocks: RemoteBlocks, uuid: [u8; 16], key: &Secret) -> io::Result<Self> {
         let first = blocks.first()?;
         if Label::claimed(&first)?.uuid != uuid {
@@ -218,7 +218,7 @@ impl BlockStore for RemoteSectorStore {
     }
 }
 
-/// Where a channel finds the ends of its operations.
+/// Where a channel finds its completed operations.
 #[derive(Debug)]
 struct Outbox {
     done: Mutex<Vec<StoreDone>>,
@@ -232,7 +232,7 @@ impl Outbox {
 
     fn put(&self, ticket: u64, result: io::Result<()>, request: StoreRequest) {
         self.done().push(StoreDone { ticket, result, buffer: request.into_buffer() });
-        tell(&self.event);
+        signal(&self.event);
     }
 }
 
@@ -262,7 +262,7 @@ impl StoreChannel for RemoteChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(&self.outbox.event);
+        clear(&self.outbox.event);
         let mut found = self.outbox.done();
         self.in_flight -= found.len();
         done.append(&mut found);

@@ -13,7 +13,7 @@ fn key() -> Secret {
     Secret::take(&mut [3; 32])
 }
 
-/// A namespace of somebody else's, with metadata.
+/// A third party's namespace with metadata.
 fn namespace() -> Arc<Namespace> {
     namespace_of(BLOCKS)
 }
@@ -42,7 +42,7 @@ fn sectors_come_back_with_their_metadata_through_another_association() {
     let (blocks, _served) = connect(&namespace);
     let store = RemoteSectorStore::create(blocks, UUID, &key(), BLOCKS - 1).expect("store");
     let mut channel = BlockStore::open(&store).expect("channel");
-    // More than one command takes.
+    // More blocks than one command may have.
     write(&mut *channel, 3, 200, 1);
     write(&mut *channel, BLOCKS - 2, 1, 1);
     conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");
@@ -112,7 +112,7 @@ fn a_namespace_holds_one_store_until_that_is_erased() {
     assert!(error.contains("forged"), "{error}");
     drop(open(UUID, &key()).expect("still there"));
     connect(&namespace).0.erase(UUID).expect("erased");
-    drop(create(other).expect("room for another"));
+    drop(create(other).expect("the namespace is free again"));
 }
 
 #[test]

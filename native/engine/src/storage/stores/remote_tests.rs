@@ -34,7 +34,7 @@ fn pages(block_count: u64) -> u64 {
 }
 
 #[test]
-fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
+fn a_store_on_a_third_partys_namespace_behaves_as_a_store() {
     let served = Served::over(&plain(pages(1000)));
     conformance::check(
         &SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 1000).expect("store"),
@@ -42,7 +42,7 @@ fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
 }
 
 #[test]
-fn what_was_flushed_is_there_through_the_next_association() {
+fn flushed_blocks_are_there_in_the_next_association() {
     let namespace = plain(pages(100));
     let served = Served::over(&namespace);
     let store =
@@ -80,7 +80,7 @@ fn only_the_store_of_that_name_is_opened_or_erased() {
     let served = Served::over(&plain(pages(100)));
     drop(SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100).expect("store"));
     let error = SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100)
-        .expect_err("there is one");
+        .expect_err("not empty");
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     let other = [8; 16];
     assert!(SealedFileStore::open_on(device(&served), other, &trust(&key())).is_err());
@@ -88,7 +88,7 @@ fn only_the_store_of_that_name_is_opened_or_erased() {
     drop(SealedFileStore::open_on(device(&served), UUID, &trust(&key())).expect("still there"));
     SealedFileStore::erase_on(&*served.device, UUID).expect("erased");
     SealedFileStore::create_on(device(&served), other, &trust(&key()), 100)
-        .expect("room for another");
+        .expect("the namespace is free again");
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn a_silent_controller_ends_the_device() {
     }
 }
 
-/// Writes every block in turn, flushing now and then, until the connection is gone or `rounds`
-/// are over. Returns the versions that were flushed and those that may be there.
+/// Writes blocks in turn, some durably, until the connection is lost or `rounds` writes are done.
+/// Returns the flushed version of each block, and the versions that each may have.
 fn write_until_cut(store: &SealedFileStore, rounds: u64) -> (Vec<u64>, Vec<Vec<u64>>) {
     let (mut flushed, mut possible) = (vec![0; 8], vec![vec![0]; 8]);
     let Ok(mut channel) = store.open() else { return (flushed, possible) };

@@ -1,8 +1,8 @@
-//! Operations on a file or drive through io_uring: submitted in batches, ended through an event
-//! descriptor.
+//! Operations on a file or drive through io_uring: submitted in batches; completions signal an
+//! event descriptor.
 //!
-//! The kernel works on the buffers until an operation's completion is reaped; until then the ring
-//! owns them, and it isn't dropped before all have come.
+//! The kernel uses an operation's buffers until its completion is reaped. Until then the ring owns
+//! them, and it isn't dropped before all completions are reaped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,25 +14,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::pages::{IO_PAGES_MAX, PAGE_BYTES, Page};
 
-/// Operations that the kernel is given at a time; more wait their turn here.
+/// Most operations that the kernel has at a time; further ones wait in the ring's backlog.
 const RING_ENTRIES: u32 = 128;
-/// Buffers kept for the next operations.
+/// Most buffers kept for later operations.
 const POOL_BUFFERS: usize = 64;
 
-/// What a ring can do for its owner.
+/// An operation that a ring can execute.
 ///
 /// # Safety
-/// The entry may name only memory that the job owns, on the heap: the kernel works on it while the
-/// job is moved about, until the completion.
+/// The entry may refer only to memory that the job owns on the heap: the kernel uses it until the
+/// completion, while the job itself may be moved.
 pub unsafe trait Job {
-    /// Form of the submission entries.
+    /// Type of the submission entries.
     type Submission: squeue::EntryMarker;
-    /// Form of the completion entries.
+    /// Type of the completion entries.
     type Completion: cqueue::EntryMarker + Into<cqueue::Entry>;
 
     /// The submission entry of this job on a file.
     fn entry(&mut self, fd: types::Fd, user_data: u64) -> Self::Submission;
-    /// What the result in the completion entry says.
+    /// The result of the operation, given the result field of its completion entry.
     fn outcome(&self, result: i32) -> io::Result<()>;
 }
 
@@ -41,26 +41,26 @@ pub unsafe trait Job {
 pub enum Io {
     /// Fills the pages from a page number on.
     Read(u64, Vec<Page>),
-    /// Writes the pages from a page number on; durably or not.
+    /// Writes the pages from a page number on; durably if the flag is set.
     Write(u64, Vec<Page>, bool),
     /// Makes completed writes durable.
     Sync,
-    /// Makes so many pages read as zeros.
+    /// Makes pages read as zeros: the first page's number, and how many.
     Punch(u64, u64),
 }
 
-/// An operation that has ended.
+/// A completed operation.
 #[derive(Debug)]
 pub struct Ended<T, J = Io> {
-    /// What the caller gave along.
+    /// The caller's tag.
     pub tag: T,
     /// The operation, with its buffer.
     pub io: J,
-    /// How it ended. A read or write that ended short is an error.
+    /// Its result. A short read or write is an error.
     pub result: io::Result<()>,
 }
 
-/// A ring of operations on one file, of one thread.
+/// A ring of operations on one file, for one thread.
 pub struct Ring<T, J: Job = Io> {
     kernel: IoUring<J::Submission, J::Completion>,
     file: Arc<dyn AsFd + Send + Sync>,
@@ -71,20 +71,20 @@ pub struct Ring<T, J: Job = Io> {
     pool: Vec<Vec<Page>>,
 }
 
-/// A descriptor that becomes readable when told.
+/// An event descriptor: readable after [`signal`], until [`clear`].
 pub fn event() -> io::Result<Arc<OwnedFd>> {
     Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
 /// Makes the descriptor readable.
-pub fn tell(event: &OwnedFd) {
-    // It fails only when the counter is full, and then the descriptor is readable already.
+pub fn signal(event: &OwnedFd) {
+    // This fails only if the counter is full, and then the descriptor is readable already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Makes the descriptor unreadable until told again.
-pub fn hush(event: &OwnedFd) {
-    // It fails only when the descriptor isn't readable.
+/// Makes the descriptor unreadable until the next [`signal`].
+pub fn clear(event: &OwnedFd) {
+    // This fails only if the descriptor isn't readable.
     let _ = rustix::io::read(event, &mut [0; 8]);
 }
 
@@ -96,7 +96,7 @@ fn open<J: Job>() -> io::Result<IoUring<J::Submission, J::Completion>> {
 }
 
 impl<T, J: Job> Ring<T, J> {
-    /// A ring for a file. The event descriptor becomes readable with every completion.
+    /// A ring for a file. Every completion signals `event`.
     pub fn new(file: Arc<dyn AsFd + Send + Sync>, event: Arc<OwnedFd>) -> io::Result<Self> {
         let kernel = open::<J>()?;
         kernel.submitter().register_eventfd(event.as_raw_fd())?;
@@ -117,8 +117,8 @@ impl<T, J: Job> Ring<T, J> {
         self.backlog.push_back((tag, io));
     }
 
-    /// Gives the kernel what was prepared, as far as there is room, and moves what has ended to
-    /// `ended`. After an error nothing more will end.
+    /// Submits prepared operations as far as there is room, and moves completed ones to `ended`.
+    /// After an error, no more operations complete.
     pub fn turn(&mut self, ended: &mut Vec<Ended<T, J>>) -> io::Result<()> {
         self.submit()?;
         self.reap(ended);
@@ -134,8 +134,8 @@ impl<T, J: Job> Ring<T, J> {
             };
             let fd = types::Fd(self.file.as_fd().as_raw_fd());
             let entry = job.1.entry(fd, index as u64);
-            // SAFETY: the entry names the file, which the ring keeps open, and memory that the job
-            // owns, which stays where it is (on the heap) and is neither touched nor freed until
+            // SAFETY: the entry refers to the file, which the ring keeps open, and to memory that
+            // the job owns on the heap. That memory is neither moved, touched nor freed until
             // `reap` has seen the completion: `flying` holds it, and `drop` waits for it.
             let pushed = unsafe { self.kernel.submission().push(&entry) };
             if pushed.is_err() {
@@ -149,8 +149,8 @@ impl<T, J: Job> Ring<T, J> {
         if is_new || !self.kernel.submission().is_empty() {
             match self.kernel.submit() {
                 Ok(_) => {}
-                // The entries stay in the queue; another turn must come.
-                Err(error) if is_transient(&error) => tell(&self.event),
+                // The entries stay in the queue, so another turn is needed.
+                Err(error) if is_transient(&error) => signal(&self.event),
                 Err(error) => return Err(error),
             }
         }
@@ -181,7 +181,7 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 impl<T> Ring<T, Io> {
-    /// A buffer of `count` pages of any contents.
+    /// A buffer of `count` pages with unspecified contents.
     #[must_use]
     pub fn buffer(&mut self, count: usize) -> Vec<Page> {
         let mut pages = self.pool.pop().unwrap_or_default();
@@ -189,7 +189,7 @@ impl<T> Ring<T, Io> {
         pages
     }
 
-    /// Gives a buffer back for later operations.
+    /// Returns a buffer for later operations.
     pub fn keep(&mut self, pages: Vec<Page>) {
         if self.pool.len() < POOL_BUFFERS && pages.capacity() <= IO_PAGES_MAX {
             self.pool.push(pages);
@@ -197,7 +197,7 @@ impl<T> Ring<T, Io> {
     }
 }
 
-// SAFETY: entries name nothing but the pages of the vector in the job.
+// SAFETY: entries refer only to the pages of the job's vector.
 unsafe impl Job for Io {
     type Submission = squeue::Entry;
     type Completion = cqueue::Entry;
@@ -211,7 +211,7 @@ unsafe impl Job for Io {
                 read.offset(offset(*page)).build()
             }
             Self::Write(page, pages, is_durable) => {
-                // RWF_DSYNC (pwritev2(2)): the write is durable when it ends.
+                // RWF_DSYNC (pwritev2(2)): the write is durable when it completes.
                 let flags = if *is_durable { 0x2 } else { 0 };
                 let write = opcode::Write::new(fd, pages.as_ptr().cast(), bytes(pages));
                 write.offset(offset(*page)).rw_flags(flags).build()
@@ -236,7 +236,7 @@ unsafe impl Job for Io {
             Ok(done) if done == expected => Ok(()),
             Ok(done) => {
                 let detail = format!("{done} bytes of {expected} transferred");
-                // A write ends short where there is no more room.
+                // A write is short when the device is full.
                 let is_write = matches!(self, Self::Write(..));
                 let full = io::ErrorKind::StorageFull;
                 let kind = if is_write { full } else { io::ErrorKind::UnexpectedEof };
@@ -247,8 +247,8 @@ unsafe impl Job for Io {
 }
 
 impl<T, J: Job> Ring<T, J> {
-    /// Forgets what the kernel was not given yet and waits until the rest has ended. False: that
-    /// can't be waited for, and the kernel may still use buffers and file.
+    /// Drops operations that were not submitted and waits until the others have completed. Returns
+    /// false if waiting fails: then the kernel may still use the buffers and the file.
     pub fn drain(&mut self) -> bool {
         self.backlog.clear();
         let mut ended = Vec::new();
@@ -265,7 +265,7 @@ impl<T, J: Job> Ring<T, J> {
 impl<T, J: Job> Drop for Ring<T, J> {
     fn drop(&mut self) {
         if !self.drain() {
-            // Better lost than freed.
+            // Leak the buffers rather than free memory that the kernel may still use.
             std::mem::forget(std::mem::take(&mut self.flying));
         }
     }

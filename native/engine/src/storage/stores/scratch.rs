@@ -1,15 +1,15 @@
-//! A directory for one test, removed with it.
+//! A temporary directory for one test, removed afterwards.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// The directory.
+/// A directory that is removed when this is dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new directory.
+    /// Creates a directory.
     pub fn new() -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("sealane-stores-{}-{number}", std::process::id());
@@ -18,7 +18,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// A file in it, which doesn't exist yet.
+    /// Path of a file in the directory; it doesn't exist yet.
     pub fn file(&self) -> PathBuf {
         self.0.join("store")
     }

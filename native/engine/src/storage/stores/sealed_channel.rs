@@ -1,8 +1,9 @@
 //! Operations of one queue thread on a sealed file store.
 //!
-//! A read looks blocks up in what waits in memory, then in leaf pages, which it fetches on its own
-//! ring if they aren't in memory, and then reads the data. Data is copied once each way, between the
-//! caller's 4160-byte blocks and pages that direct I/O accepts. Nothing here blocks.
+//! A read looks its blocks up in the changes pending in memory, then in leaf pages, which it
+//! fetches on its own ring if they aren't cached, and then reads the data. Data is copied once in
+//! each direction, between the caller's 4160-byte blocks and pages that direct I/O accepts. Nothing
+//! here blocks.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,35 +23,37 @@ use super::fresh::map::{check_orphans, take_leaf};
 use super::fresh::placed::{Placed, PlacedEntry};
 use super::fresh_store::Shared;
 use super::pages::{IO_PAGES_MAX, Page};
-use super::ring::{Ended, Io, event, hush};
+use super::ring::{Ended, Io, clear, event};
 use super::sealed_file::Slots;
 
-/// How far an operation is.
+/// The current stage of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Its leaf pages are fetched; the pieces are indices of them.
+    /// Its leaf pages are being fetched; a piece's `first` is the index of a fetch.
     Looking,
-    /// Its data is read or written; the pieces are indices of blocks.
+    /// Its data is being read or written; a piece's `first` is the index of a block.
     Moving,
     /// It waits for a flush.
     Flushing,
 }
 
-/// An operation and what is left of it.
+/// An operation in progress.
 struct Operation {
     ticket: u64,
     request: StoreRequest,
     /// First block.
     lba: u64,
     stage: Stage,
-    /// Of the blocks read, or of those being written; absent: its leaf page isn't here yet.
+    /// The entries of the blocks that are read or written; `Absent` until the leaf page has been
+    /// read.
     entries: Vec<Known<PlacedEntry>>,
     fetches: Vec<Fetch>,
     pieces: usize,
     result: io::Result<()>,
 }
 
-/// A run of blocks in consecutive slots: the first, how many, and the first slot.
+/// A run of blocks in consecutive slots: index of the first block, number of blocks, page of the
+/// first slot.
 pub(super) type Run = (usize, usize, u64);
 
 /// A channel.
@@ -66,7 +69,7 @@ pub(super) struct SealedChannel {
     ends: Ends,
 }
 
-/// The runs of entries whose slots lie one behind the other.
+/// Groups entries with consecutive slots into runs.
 pub(super) fn runs(entries: &[Known<PlacedEntry>], geometry: &Geometry) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -94,7 +97,7 @@ fn placed(entries: &[Known<PlacedEntry>]) -> impl Iterator<Item = &PlacedEntry> 
 }
 
 impl SealedChannel {
-    /// A channel that asks for flushes and room at `requests`.
+    /// Creates a channel that requests flushes and room through `requests`.
     pub fn new(shared: Arc<Shared<Slots>>, requests: &Arc<Requests>) -> io::Result<Self> {
         let event = event()?;
         Ok(Self {
@@ -135,7 +138,7 @@ impl SealedChannel {
         self.go_on_looking(operation);
     }
 
-    /// Fetches leaf pages that were found missing; goes on if none is.
+    /// Fetches missing leaf pages; without any, continues with the operation.
     fn go_on_looking(&mut self, mut operation: Operation) {
         let fetches: Vec<_> = operation.fetches.iter().map(|fetch| fetch.place).collect();
         operation.pieces = fetches.len();
@@ -150,20 +153,20 @@ impl SealedChannel {
         }
     }
 
-    /// A leaf page has come.
+    /// Handles a leaf page that was read.
     fn leaf_came(&self, operation: &mut Operation, first: usize, page: &Page) {
         let Some(fetch) = operation.fetches.get(first).copied() else { return };
         match self.shared.map.leaves().check(&fetch, &page.0) {
             Ok(Checked::Right(page)) => {
                 take_leaf::<Placed>(&mut operation.entries, operation.lba, fetch.leaf, &page);
             }
-            // It is looked for again when all have come.
+            // Looked up again once all leaf pages have been read.
             Ok(Checked::Changed) => {}
             Err(refusal) => operation.result = Err(refusal.into()),
         }
     }
 
-    /// All leaf pages asked for have come.
+    /// Continues once all requested leaf pages have been read.
     fn leaves_came(&mut self, mut operation: Operation) {
         if operation.result.is_ok() {
             let lba = operation.lba;
@@ -174,7 +177,7 @@ impl SealedChannel {
         }
     }
 
-    /// All that can be known of entries is.
+    /// Continues once all entries are known.
     fn looked_up(&mut self, mut operation: Operation) {
         operation.result = check_orphans(&operation.entries, operation.lba);
         if operation.result.is_err() {
@@ -231,7 +234,7 @@ impl SealedChannel {
         self.operations.insert(id, operation);
     }
 
-    /// Data has come: checks it and puts it where it belongs.
+    /// Checks data that was read and copies it to the caller's buffer.
     fn data_came(&self, operation: &mut Operation, first: usize, pages: &[Page]) {
         let StoreRequest::Read { lba, buffer } = &mut operation.request else { return };
         let blocks = buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries);
@@ -273,7 +276,7 @@ impl SealedChannel {
         }
     }
 
-    /// All of an operation's I/O has ended.
+    /// Completes an operation whose I/O has ended.
     fn end(&mut self, mut operation: Operation) {
         if let StoreRequest::Write { lba, durable, .. } = &operation.request {
             let map = &self.shared.map;
@@ -319,7 +322,7 @@ impl SealedChannel {
 
     fn finish(&mut self, operation: Operation) {
         let Operation { ticket, request, result, .. } = operation;
-        self.tell(ticket, request, result);
+        self.complete(ticket, request, result);
     }
 
     fn collect_mail(&mut self) {
@@ -359,8 +362,8 @@ impl ChangeChannel for SealedChannel {
         self.tried(ticket, request, changed)
     }
 
-    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.ends.tell(&self.shared.counters, ticket, request, result);
+    fn complete(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        self.ends.push(&self.shared.counters, ticket, request, result);
     }
 
     fn gives_room_back(&self) -> bool {
@@ -371,7 +374,7 @@ impl ChangeChannel for SealedChannel {
 impl StoreChannel for SealedChannel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
         if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
-            self.tell(ticket, request, Err(error));
+            self.complete(ticket, request, Err(error));
             return;
         }
         match request {
@@ -387,10 +390,10 @@ impl StoreChannel for SealedChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(&self.event);
+        clear(&self.event);
         self.ends.begin_poll();
         self.collect_mail();
-        // What was looked up goes on with its data at once.
+        // Reads whose entries were found start reading their data in the same call.
         let mut ended = Vec::new();
         let turned = loop {
             let turned = self.ring.turn(&mut ended);
@@ -402,7 +405,7 @@ impl StoreChannel for SealedChannel {
             }
         };
         if let Err(error) = turned {
-            // Writes keep their slots: the kernel may have some of their data still to write.
+            // Writes keep their slots: the kernel may still write some of their data.
             for (_, operation) in std::mem::take(&mut self.operations) {
                 self.finish(Operation { result: Err(copy_error(&error)), ..operation });
             }
@@ -422,7 +425,7 @@ impl StoreChannel for SealedChannel {
 impl Drop for SealedChannel {
     fn drop(&mut self) {
         if self.ring.drain() {
-            // What was written but not noted is given up.
+            // Free the slots of writes that were not committed.
             for operation in self.operations.values() {
                 if let (StoreRequest::Write { .. }, Stage::Moving) =
                     (&operation.request, operation.stage)

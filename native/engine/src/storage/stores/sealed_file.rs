@@ -1,8 +1,10 @@
-//! Sealed 4160-byte blocks on pages without metadata (a sparse file, a block device, a namespace of
-//! somebody else's), out of place: the data in slots, the metadata in leaf pages kept by `fresh`.
+//! Sealed 4160-byte blocks, out of place, on pages without metadata (a sparse file, a block device,
+//! or a third party's namespace): the data lies in slots, the metadata in leaf pages kept by
+//! `fresh`.
 //!
-//! A write that isn't durable ends when its data has reached the device; what was not flushed is
-//! lost when the process is killed, as in any volatile write cache. Dropping the store flushes.
+//! A write that isn't durable completes when its data has reached the device. If the process is
+//! killed, writes since the last flush are lost, as in any volatile write cache. Dropping the store
+//! flushes.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +24,7 @@ use super::queued_pages::QueuedPages;
 use super::sealed_channel::SealedChannel;
 use super::sealed_upkeep::SealedUpkeep;
 
-/// A file of sealed blocks.
+/// A store of sealed blocks out of place.
 pub type SealedFileStore = FreshStore<Slots>;
 
 /// Slots on a device.
@@ -61,7 +63,7 @@ impl Place for Slots {
 }
 
 impl SealedFileStore {
-    /// Lays out an empty store in a sparse file, which must not exist, or on a block device,
+    /// Creates an empty store in a sparse file, which must not exist yet, or on a block device,
     /// whose contents are lost.
     pub fn create(path: &Path, block_count: u64, trust: &Trust<'_>) -> io::Result<Self> {
         let geometry = sizes(block_count);
@@ -69,15 +71,16 @@ impl SealedFileStore {
         Self::lay_out(Slots { device }, new_uuid()?, geometry, trust)
     }
 
-    /// Opens a store and brings it to the state that its last flush, at least, left. An error with
-    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
+    /// Opens a store and recovers the state of its last flush or a later one. Fails with
+    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if the anchor has recorded a later
+    /// state.
     pub fn open(path: &Path, trust: &Trust<'_>) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::open(path, 1)?);
         Self::take_up(Slots { device }, trust)
     }
 
-    /// Lays out an empty store on a device of which the first page must be zeros: anything else may
-    /// be somebody's data.
+    /// Creates an empty store on a device. The first page must be zeros: anything else may be
+    /// somebody's data.
     pub fn create_on(
         device: Arc<dyn Device>,
         uuid: [u8; 16],
@@ -88,14 +91,14 @@ impl SealedFileStore {
         Self::lay_out(Slots { device }, uuid, sizes(block_count), trust)
     }
 
-    /// Opens the store of that name on a device.
+    /// Opens the store with this UUID on a device.
     pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16], trust: &Trust<'_>) -> io::Result<Self> {
         check_name(&*device, uuid)?;
         Self::take_up(Slots { device }, trust)
     }
 
-    /// Takes the store of that name off a device, so that another one can be laid out; no key is
-    /// needed to.
+    /// Erases the store with this UUID, so that another one can be created on the device. Needs no
+    /// key.
     pub fn erase_on(device: &dyn Device, uuid: [u8; 16]) -> io::Result<()> {
         check_name(device, uuid)?;
         device.write(0, &[Page::ZERO])?;
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_says_how_far_it_is() {
+    fn an_opening_reports_its_progress() {
         let scratch = Scratch::new();
         let store =
             SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
@@ -225,7 +228,7 @@ mod tests {
         let mut channel = store.open().expect("channel");
         write(&mut *channel, 7, 1, 1);
         let map = &store.shared.map;
-        let Known::Entry(entry) = map.current(7, 1)[0] else { panic!("it waits in memory") };
+        let Known::Entry(entry) = map.current(7, 1)[0] else { panic!("not pending") };
         let mut page = [Page::ZERO];
         let place = map.geometry().slot(entry.slot);
         store.shared.place.device.read(place, &mut page).expect("read");
@@ -237,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused() {
+    fn a_file_that_is_no_store_is_refused() {
         let scratch = Scratch::new();
         std::fs::write(scratch.file(), vec![7; 8192]).expect("file");
         let error =
             SealedFileStore::open(&scratch.file(), &Trust::default()).expect_err("no store");
         assert!(error.to_string().contains("not a Sealane store"), "{error}");
         let store = SealedFileStore::create(&scratch.file(), 10, &Trust::default());
-        assert_eq!(store.expect_err("it exists").kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(store.expect_err("the file exists").kind(), io::ErrorKind::AlreadyExists);
     }
 }

@@ -1,5 +1,5 @@
-//! Background jobs of a sealed file store: each written block's data against the checksum in its
-//! authentic entry.
+//! Background jobs of a store of sealed blocks out of place: check each written block's data
+//! against the checksum in its authenticated entry.
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use super::pages::{PAGE_BYTES, Page};
 use super::sealed_channel::runs;
 use super::sealed_file::Slots;
 
-/// One job's.
+/// The upkeep of one job.
 pub(super) struct SealedUpkeep {
     shared: Arc<Shared<Slots>>,
     walk: Walk<Placed>,
@@ -77,6 +77,9 @@ impl Upkeep for SealedUpkeep {
     }
 
     fn refresh(&mut self, _piece: Range<u64>, _report: &mut Report) -> io::Result<()> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "blocks out of place have no MACs"))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "blocks out of place have no fast-path MACs",
+        ))
     }
 }

@@ -1,4 +1,4 @@
-//! The store that a configuration asks for.
+//! Creates or opens the store that a configuration describes.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::nvme::NvmeStore;
 use super::plain_file::PlainFileStore;
 use super::sealed_file::SealedFileStore;
 
-/// What a namespace is to keep its blocks in.
+/// Where and how a namespace stores its blocks.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own, given by name")]
 pub struct StoreOptions<'a> {
@@ -23,24 +23,24 @@ pub struct StoreOptions<'a> {
     pub block_count: u64,
     /// Whether blocks have 64 bytes of metadata.
     pub is_sealed: bool,
-    /// File or device, for the kinds that lie on one.
+    /// File or device, for the kinds that use one.
     pub path: Option<&'a Path>,
     /// Whether to lay out an empty store, rather than open one.
     pub creates: bool,
-    /// Which drive is emulated.
+    /// The drive to emulate.
     pub drive: Option<&'a str>,
-    /// Whether blocks may be written over where they lie.
+    /// Whether blocks may be overwritten in place.
     pub in_place: bool,
-    /// Whether the namespace is to know which version of a sealed block is the current one.
+    /// Whether the store keeps sealed blocks fresh.
     pub is_fresh: bool,
-    /// Secret and anchor of a store that keeps freshness on a device.
+    /// Secret and anchor of a store that keeps freshness on a device, and further options.
     pub trust: &'a Trust<'a>,
 }
 
-/// Creates or opens a store. `InvalidInput` for options that don't go together.
+/// Creates or opens a store. `InvalidInput` for options that don't fit together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     let StoreOptions { kind, block_count, is_sealed, creates, is_fresh, trust, .. } = *options;
-    // Blocks with metadata of their own stay where they are: what keeps them fresh lies in front.
+    // Blocks with their own metadata are overwritten in place; their freshness data lies in front.
     let is_in_place = is_sealed && is_fresh && matches!(kind, "emulated" | "inline" | "nvme");
     let uses_trust = is_in_place || is_sealed && kind == "file";
     if !uses_trust && (trust.anchor.is_some() || trust.secret.is_some()) {
@@ -49,7 +49,8 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     }
     let store = if is_in_place {
         let store = if creates && kind == "nvme" {
-            // What a void tree doesn't name may hold anything; what begins with a store is refused.
+            // Blocks that an empty tree doesn't refer to may hold anything. An existing store is
+            // refused.
             InPlaceStore::create(open_whole(options)?, block_count, trust)?
         } else if creates {
             let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
@@ -87,7 +88,7 @@ fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
         ("file", true, Some(path), None) if !in_place => {
             Box::new(SealedFileStore::open(path, trust)?)
         }
-        // Plain blocks always lie in place, said or not.
+        // Plain blocks are always in place, whether or not the options say so.
         ("file", false, Some(path), None) if creates => {
             Box::new(PlainFileStore::create(path, block_count)?)
         }
@@ -109,8 +110,8 @@ fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     })
 }
 
-/// Opens the device of a store in place with all of its blocks: how many there must be, what lies
-/// there says.
+/// Opens the device of a store in place with all of its blocks. The store on it says how many it
+/// needs.
 fn open_whole(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     Ok(match (options.kind, options.path) {
         ("inline", Some(path)) if !options.in_place => Box::new(InlineFileStore::open_whole(path)?),
@@ -119,7 +120,8 @@ fn open_whole(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     })
 }
 
-/// Refuses a store of another size. One that `can_be_larger` has grown, and nobody was told of it.
+/// Refuses a store of another size. One that `can_be_larger` may have grown without the caller's
+/// knowledge.
 pub fn check_size(store: &dyn BlockStore, block_count: u64, can_be_larger: bool) -> io::Result<()> {
     let found = store.block_count();
     if found == block_count || can_be_larger && found > block_count {
@@ -196,12 +198,12 @@ mod tests {
         let file = StoreOptions { kind: "file", path: Some(&path), ..MEMORY };
         open(&file).expect("file");
         let other = StoreOptions { creates: false, block_count: 11, ..file };
-        let error = open(&other).expect_err("a smaller one");
+        let error = open(&other).expect_err("too small");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let larger = StoreOptions { creates: false, block_count: 9, ..file };
         assert_eq!(open(&larger).expect("one that grew").block_count(), 10);
         let bare = StoreOptions { is_fresh: false, ..larger };
-        let error = open(&bare).expect_err("what never grows");
+        let error = open(&bare).expect_err("plain sectors never grow");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -1,5 +1,5 @@
-//! A plain namespace over a torn disk or in memory, served on a real socket by the target's own
-//! queue threads: for the device, it is somebody else's.
+//! A plain namespace on a torn disk or in memory, served over a real socket by the target's own
+//! queue threads. To the device it is a third party's.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ const LIMITS: ControllerLimits = ControllerLimits {
     digests: Digests { header: true, data: true },
 };
 
-/// A device and the controller that serves it.
+/// A device and the controller that serves its namespace.
 #[derive(Debug)]
 pub struct Served {
     pub device: Arc<RemoteDevice>,
@@ -60,13 +60,13 @@ impl Served {
         self.link.cut();
     }
 
-    /// What breaks the connection.
+    /// A descriptor of the connection, for [`cut`].
     pub fn link(&self) -> OwnedFd {
         self.link.fd.try_clone().expect("descriptor")
     }
 }
 
-/// A connection with a controller, as long as it is held.
+/// A connection to a controller, which lasts as long as this value.
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
@@ -74,7 +74,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects a queue with a namespace: the host's end and what it knows of the other.
+    /// Connects a queue to a namespace. Returns the host's socket and the limits for the host's
+    /// queue.
     pub fn connect(namespace: &Arc<Namespace>, block_bytes: usize) -> (OwnedFd, HostLimits, Self) {
         let flags = SocketFlags::CLOEXEC;
         let (host, target) =
@@ -101,9 +102,9 @@ impl Link {
     }
 }
 
-/// Breaks a connection.
+/// Breaks a connection. Idempotent.
 pub fn cut(link: &OwnedFd) {
-    // Again and again does no harm.
+    // A second shutdown of the same socket fails, which is fine.
     let _ = shutdown(link, Shutdown::Both);
 }
 
@@ -167,7 +168,9 @@ impl StoreChannel for TornChannel {
                 if *durable { written.and_then(|()| self.disk.sync()) } else { written }
             }
             StoreRequest::Flush => self.disk.sync(),
-            StoreRequest::Deallocate { .. } => Err(io::Error::other("nobody deallocates here")),
+            StoreRequest::Deallocate { .. } => {
+                Err(io::Error::other("a torn store does not deallocate"))
+            }
         };
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
@@ -185,7 +188,7 @@ impl StoreChannel for TornChannel {
     }
 }
 
-/// The device, as stores take it.
+/// The device as a trait object.
 pub fn device(served: &Served) -> Arc<dyn Device> {
     Arc::clone(&served.device) as Arc<dyn Device>
 }

@@ -1,10 +1,10 @@
-//! Which slots of an out-of-place store hold a block: one bit each.
+//! The bitmap of used slots of an out-of-place store.
 
 /// Slots per word of the bitmap.
 const WORD: u64 = 64;
 
-/// Free and used slots. Consecutive slots are given out where they are free, so that a large
-/// write stays one write at the device.
+/// Free and used slots. Consecutive free slots are preferred, so that a large write stays one write
+/// on the device.
 #[derive(Debug)]
 pub struct Slots {
     used: Vec<u64>,
@@ -14,7 +14,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// So many free slots.
+    /// `count` free slots.
     #[must_use]
     pub fn new(count: u64) -> Self {
         let mut used = vec![0; count.div_ceil(WORD) as usize];
@@ -32,10 +32,10 @@ impl Slots {
         self.free
     }
 
-    /// Has so many slots from now on; the new ones are free.
+    /// Extends the bitmap to `count` slots; the new ones are free.
     ///
     /// # Panics
-    /// If that are fewer than before.
+    /// If `count` is smaller than before.
     pub fn extend(&mut self, count: u64) {
         assert!(count >= self.count, "slots are never taken away");
         let beyond = |count: u64| u64::MAX << (count % WORD);
@@ -54,8 +54,8 @@ impl Slots {
         self.count = count;
     }
 
-    /// Marks a slot that a recovered map refers to. False if it can't be: beyond the store, or
-    /// taken already.
+    /// Marks a slot that a recovered map refers to. Returns false if the slot is beyond the store
+    /// or already used.
     pub fn claim(&mut self, slot: u64) -> bool {
         let Some(word) = self.used.get_mut((slot / WORD) as usize) else { return false };
         let bit = 1 << (slot % WORD);
@@ -65,7 +65,7 @@ impl Slots {
         is_free
     }
 
-    /// Takes `count` slots, or none.
+    /// Takes `count` free slots, or none if there are fewer.
     pub fn take(&mut self, count: u64) -> Option<Vec<u64>> {
         if count > self.free {
             return None;
@@ -78,7 +78,7 @@ impl Slots {
                 continue;
             };
             let offset = self.cursor % WORD;
-            // Taken slots of the rest of this word, from the cursor on.
+            // Used slots in this word from the cursor on.
             let run = (*word >> offset).trailing_ones();
             if run > 0 {
                 self.cursor += u64::from(run).min(WORD - offset);
@@ -92,10 +92,10 @@ impl Slots {
         Some(taken)
     }
 
-    /// Gives slots back.
+    /// Frees slots.
     ///
     /// # Panics
-    /// If a slot isn't taken: two blocks would share it.
+    /// If a slot isn't in use: two blocks would share it.
     pub fn release(&mut self, slots: impl IntoIterator<Item = u64>) {
         for slot in slots {
             let bit = 1 << (slot % WORD);

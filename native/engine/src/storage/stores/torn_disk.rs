@@ -1,4 +1,4 @@
-//! A device that loses power: it knows which writes were made durable, and makes images in which
+//! A simulated disk that loses power. It knows which writes are durable, and makes images in which
 //! any of the others are lost or torn.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use rand_core::Rng;
 
 use super::pages::{BlockFile, PAGE_BYTES, Page};
 
-/// Bytes that a device writes whole or not at all.
+/// Bytes that the disk writes entirely or not at all.
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Debug, Default, Clone)]
@@ -18,16 +18,16 @@ struct Contents {
     durable: BTreeMap<u64, Arc<Page>>,
     volatile: Vec<(u64, Arc<Page>)>,
     syncs: u64,
-    /// The next sync makes nothing durable, and says that it did.
+    /// The next sync reports success but makes nothing durable.
     is_lying: bool,
-    /// Writes that may still be made before the device refuses them.
+    /// Number of writes until the disk refuses them.
     writes_left: Option<u64>,
 }
 
-/// What to call before a write or sync, and after a sync.
+/// Called before each write or sync, and after each sync.
 pub type Observer = Box<dyn Fn(&TornDisk) + Send + Sync>;
 
-/// The device.
+/// The disk.
 #[derive(Default)]
 pub struct TornDisk {
     contents: Mutex<Contents>,
@@ -41,7 +41,7 @@ impl std::fmt::Debug for TornDisk {
 }
 
 impl TornDisk {
-    /// Has `observer` see every instant at which power may fail.
+    /// Calls `observer` at every instant at which power may fail.
     pub fn observed(mut self, observer: Observer) -> Self {
         self.observer = Some(observer);
         self
@@ -57,45 +57,45 @@ impl TornDisk {
         }
     }
 
-    /// Syncs so far.
+    /// Number of syncs so far.
     pub fn syncs(&self) -> u64 {
         self.contents().syncs
     }
 
-    /// Writes that are not durable yet.
+    /// Number of writes that are not durable yet.
     pub fn volatile(&self) -> usize {
         self.contents().volatile.len()
     }
 
-    /// Refuses writes after so many more.
+    /// Refuses all writes after `writes` more.
     pub fn fail_after(&self, writes: u64) {
         self.contents().writes_left = Some(writes);
     }
 
-    /// Has the next sync make nothing durable, and say that it did.
+    /// Makes the next sync report success without making anything durable.
     pub fn lie_once(&self) {
         self.contents().is_lying = true;
     }
 
-    /// Changes bytes of a page on the medium.
+    /// Flips a bit of a durable page.
     pub fn damage(&self, page: u64) {
         let mut contents = self.contents();
         let page = contents.durable.get_mut(&page).expect("a page that was written");
         Arc::make_mut(page).0[100] ^= 1;
     }
 
-    /// The device after a power cut now in which of the writes not yet durable none was lost.
+    /// The disk after a power cut at this point, with all volatile writes kept.
     pub fn whole(&self) -> Self {
         self.image(|_, _| true)
     }
 
-    /// The same, with all of them lost.
+    /// The disk after a power cut at this point, with all volatile writes lost.
     pub fn lost(&self) -> Self {
         self.image(|_, _| false)
     }
 
-    /// The same, with `is_kept` saying which were kept: number of the write among those not
-    /// durable, and number of the sector in it.
+    /// The disk after a power cut at this point. `is_kept` selects what is kept, by the index of
+    /// the volatile write and the index of the sector in it.
     pub fn image(&self, mut is_kept: impl FnMut(usize, usize) -> bool) -> Self {
         let contents = self.contents();
         let mut durable = contents.durable.clone();
@@ -117,8 +117,8 @@ impl TornDisk {
         Self { contents: Mutex::new(contents), observer: None }
     }
 
-    /// The same, at random: how likely writes are kept, and whether whole or by sector, differs
-    /// from image to image.
+    /// An image with a random selection of writes. The probability of keeping one, and whether
+    /// writes are kept as a whole or by sector, differ between images.
     pub fn random_image(&self, random: &mut ChaCha8Rng) -> Self {
         let likely = [5, 25, 50, 75, 95][(random.next_u32() % 5) as usize];
         let is_torn = random.next_u32().is_multiple_of(2);
@@ -154,7 +154,7 @@ impl BlockFile for TornDisk {
         Ok(())
     }
 
-    /// Durable when it ends; before, as torn as any other write.
+    /// Durable once it returns; until then it can be torn like any other write.
     fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
         self.write(page, pages)?;
         self.observe();

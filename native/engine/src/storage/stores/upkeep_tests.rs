@@ -1,4 +1,5 @@
-//! Scrub and refresh of both layouts, against who writes to the device behind the store's back.
+//! Scrub and refresh in both layouts, against an adversary who writes to the device behind the
+//! store's back.
 
 use std::fs::File;
 use std::io;
@@ -74,7 +75,7 @@ impl<S: BlockStore> World<S> {
         report
     }
 
-    /// Scrubs, and has repaired what is found: how much that is, and how much of it is known.
+    /// Scrubs and repairs. Returns the number of findings, and how many of them can be repaired.
     fn repair(&self) -> (usize, usize) {
         let report = self.scrub();
         self.store.upkeep().expect("upkeep").expect("upkeep").repair().expect("repair");
@@ -101,7 +102,7 @@ impl InPlace {
         self.store.map().geometry().in_place_block(lba) * BLOCK_BYTES as u64
     }
 
-    /// Where the leaf page of a set is.
+    /// Byte offset of a set's leaf page.
     fn leaf_place(&self, set: u64) -> u64 {
         self.store.map().leaves().fetch(set).expect("not void").place * BLOCK_BYTES as u64
     }
@@ -122,14 +123,14 @@ impl OutOfPlace {
         Self::over(scratch, store.expect("store"))
     }
 
-    /// Where the data of a block is whose change waits to be merged.
+    /// Byte offset of the data of a block with a pending change.
     fn place(&self, lba: u64) -> u64 {
         let map = self.store.map();
         let Known::Entry(entry) = map.current(lba, 1)[0] else { panic!("it waits in memory") };
         map.geometry().slot(entry.slot) * PAGE_BYTES as u64
     }
 
-    /// Where the leaf page of a set, or of the slot map, is.
+    /// Byte offset of a leaf page of a set or of the slot map.
     fn leaf_place(&self, leaf: u64) -> u64 {
         self.store.map().leaves().fetch(leaf).expect("not void").place * PAGE_BYTES as u64
     }
@@ -146,8 +147,9 @@ fn lbas(report: &Report) -> Vec<Option<u64>> {
     report.findings.iter().map(|finding| finding.lba).collect()
 }
 
-/// A leaf page that is wrong and known to nobody when changes of its set are merged: what hosts, a
-/// watcher and a scrub see of it, and how it heals. Pages of the device are of `page_bytes`.
+/// Damages a leaf page whose contents nobody knows while changes of its set are merged. Checks what
+/// hosts, event watchers and a scrub see of it, and that it heals. The device has pages of
+/// `page_bytes`.
 fn assert_orphans<P: Place>(
     world: World<FreshStore<P>>,
     page_bytes: usize,
@@ -163,7 +165,7 @@ fn assert_orphans<P: Place>(
     world.store.map().leaves().forget_pages();
     world.write(size + 5, 1, 2);
     world.deallocate(size + 7, 1);
-    world.store.map().merge().expect("the store lives on");
+    world.store.map().merge().expect("the store survives");
     let told: Vec<_> = events.take().into_iter().map(|it| (it.kind, it.reason, it.lba)).collect();
     assert_eq!(told, [("found", "sector.stale", Some(size))]);
 
@@ -171,7 +173,7 @@ fn assert_orphans<P: Place>(
     let read = |world: &World<_>, lba| world.try_read(lba).map_err(|it| Refusal::of(&it).cloned());
     let refused = |lba| Err(Some(Refusal::Orphaned(lba)));
     let block = |lba, version| Ok(conformance::block(BLOCK_BYTES, lba, version));
-    assert_eq!(read(&world, size - 1), block(size - 1, 1), "the other sets know theirs");
+    assert_eq!(read(&world, size - 1), block(size - 1, 1), "other sets are unaffected");
     assert_eq!(read(&world, 2 * size), block(2 * size, 1));
     assert_eq!(read(&world, size + 5), block(size + 5, 2));
     assert_eq!(read(&world, size + 7), Ok(vec![0; BLOCK_BYTES]));
@@ -183,7 +185,7 @@ fn assert_orphans<P: Place>(
     let orphaned = (size..2 * size).filter(|lba| ![size + 5, size + 7].contains(lba));
     assert_eq!(lbas(&report), orphaned.map(Some).collect::<Vec<_>>());
 
-    // Each block heals by itself, and all of them when all are written or unwritten.
+    // Each block heals on its own; all are healed once all are written or deallocated.
     world.write(size, 1, 3);
     assert_eq!(read(&world, size), block(size, 3));
     world.deallocate(size + 1, size - 1);
@@ -203,7 +205,7 @@ fn blocks_out_of_place_whose_leaf_page_is_lost_are_errors_until_they_are_written
 }
 
 #[test]
-fn a_refresh_vouches_for_no_block_that_nobody_knows() {
+fn a_refresh_issues_no_mac_for_an_orphaned_block() {
     let world = World::in_place();
     world.write(0, 10, 1);
     world.store.map().merge().expect("merge");
@@ -215,7 +217,7 @@ fn a_refresh_vouches_for_no_block_that_nobody_knows() {
     upkeep.refresh(0..10, &mut report).expect("refresh");
     assert_eq!(report.refreshed, 1);
     assert_eq!(report.findings.len(), 9);
-    // Nor for one that looks as a block does that nobody knows.
+    // Neither for a forged block with the IV that marks an orphaned entry.
     let mut forged = [0; BLOCK_BYTES];
     forged.copy_from_slice(&conformance::block(BLOCK_BYTES, 4, 9));
     metadata_mut(&mut forged, field::IV).fill(0xFF);
@@ -223,7 +225,7 @@ fn a_refresh_vouches_for_no_block_that_nobody_knows() {
     assert_eq!(vouched.expect("no error"), None);
 }
 
-/// What is written twice, merged and made void.
+/// Writes blocks, some of them twice with a merge in between, and deallocates some.
 fn fill<S: BlockStore>(world: &World<S>, merge: impl Fn()) {
     world.write(0, 40, 1);
     world.write(330, 100, 1);
@@ -278,7 +280,7 @@ fn older_sectors_in_place_are_found_before_anybody_reads_them() {
     world.device.read_exact_at(&mut old, world.place(8)).expect("read");
     world.write(7, 3, 2);
     world.device.write_all_at(&old, world.place(8)).expect("write");
-    // With the right IV, but not in the form of a sector.
+    // A block with the right IV but an invalid sector format.
     world.flip(world.place(9) + (DATA_BYTES + field::VERSION.0) as u64);
     for _ in 0..2 {
         let report = world.scrub();
@@ -299,11 +301,15 @@ fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
     }
     let report = world.scrub();
     assert_eq!(lbas(&report), [Some(0)]);
-    assert_eq!((report.checked, report.unchecked), (100, 0), "memory tells of its sectors");
+    assert_eq!(
+        (report.checked, report.unchecked),
+        (100, 0),
+        "entries in memory still cover its sectors"
+    );
 }
 
 #[test]
-fn sectors_below_a_leaf_page_that_nobody_knows_cannot_be_told_of() {
+fn sectors_of_an_unknown_leaf_page_cannot_be_checked() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
@@ -312,7 +318,7 @@ fn sectors_below_a_leaf_page_that_nobody_knows_cannot_be_told_of() {
     world.write(310, 1, 2);
     let report = world.scrub();
     assert_eq!(lbas(&report), [Some(0)]);
-    // What waits in memory, and the other set, can be told of.
+    // Only pending blocks and those of the other set can be checked.
     assert_eq!((report.checked, report.unchecked), (1 + 60, Ivs::ENTRIES_PER_LEAF - 1));
 }
 
@@ -349,7 +355,7 @@ fn a_scrub_reads_leaves_from_the_device_and_keeps_none_in_memory() {
 }
 
 #[test]
-fn what_is_void_costs_nothing() {
+fn void_blocks_are_skipped() {
     let world = World::in_place();
     let mut upkeep = world.store.upkeep().expect("upkeep").expect("upkeep");
     assert_eq!(upkeep.next_piece(0), None);
@@ -357,12 +363,12 @@ fn what_is_void_costs_nothing() {
     assert_eq!(upkeep.next_piece(0), Some(680..712));
     assert_eq!(upkeep.next_piece(712), None);
     world.store.map().merge().expect("merge");
-    assert_eq!(upkeep.next_piece(712), Some(712..744), "of the same set");
+    assert_eq!(upkeep.next_piece(712), Some(712..744), "the rest of the set");
     assert_eq!(upkeep.next_piece(BLOCKS), None);
 }
 
 #[test]
-fn what_cannot_be_read_together_is_read_one_by_one() {
+fn blocks_that_cannot_be_read_together_are_read_one_by_one() {
     let bad = || io::Error::from_raw_os_error(5);
     let read = |kind: Option<io::ErrorKind>| {
         let mut reads = 0;
@@ -392,7 +398,7 @@ fn wrong_pages_of_nodes_checkpoint_and_log_are_found_and_written_again() {
         world.flip(page(geometry.checkpoint(copy.into())) + 20);
     }
     world.flip(page(0) + 40);
-    // Behind the checkpoint that creation wrote, and the merge's.
+    // The log page behind the checkpoint, which creation and the merge have written.
     world.flip(page(geometry.log(world.store.map().log_start())));
     let report = world.scrub();
     assert!(report.findings.iter().all(|it| it.reason == Reason::StoreDamaged && it.is_known));
@@ -452,14 +458,14 @@ fn leaf_pages_that_memory_knows_are_written_again() {
 }
 
 #[test]
-fn a_leaf_page_in_place_is_made_of_its_blocks_if_they_come_to_its_node() {
+fn a_leaf_page_in_place_is_derived_from_its_blocks_if_they_match_its_node() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
     world.flip(world.leaf_place(0));
     world.flip(world.leaf_place(1));
     world.store.map().leaves().forget_pages();
-    // Nothing on the device tells any more what the leaf page had of it.
+    // After this write, nothing on the device shows the block's IV in the leaf page.
     world.write(350, 1, 2);
     let report = world.scrub();
     let known: Vec<_> = report.findings.iter().map(|it| (it.lba, it.is_known)).collect();
@@ -485,7 +491,7 @@ fn changes_are_merged_into_a_leaf_page_that_is_wrong_on_the_device_and_known() {
 }
 
 #[test]
-fn what_nobody_knows_is_not_made_up() {
+fn an_unknown_leaf_page_is_not_made_up() {
     let world = World::out_of_place();
     world.write(0, 200, 1);
     world.store.map().merge().expect("merge");

@@ -1,27 +1,27 @@
-//! How many announced writes in place a channel has at the device while others wait to be announced.
+//! Limits how many announced writes in place a channel has at the device while others wait to be
+//! announced.
 //!
-//! An announcement is one small write, and all that it announces waits for it. Behind many large ones
-//! it waits longest, and the device has nothing to do when they have ended before it. So the channel
-//! keeps them back where they make announcements slow (decision 50). Where they don't, because the
-//! device does many at once, all of them go.
+//! An announcement is one small write, and every write that it announces waits for it. Behind many
+//! large writes it waits long, and if those complete first, the device is idle. So the channel
+//! holds writes back on devices where they slow announcements down (decision 50). On devices that
+//! execute many in parallel, it sends all of them.
 
 use sealane_proto::link::Nanos;
 
-/// Always allowed: what keeps a drive busy.
+/// Smallest window: enough to keep a drive busy.
 const WRITES_MIN: usize = 8;
-/// No channel has more.
+/// Largest window.
 const WRITES_MAX: usize = 1024;
-/// An announcement is slow if it takes so many times as long as the fastest did.
+/// An announcement is slow if it takes longer than this many times the fastest.
 const SLOW: Nanos = 2;
-/// The fastest is forgotten by this part with each one: a device changes. Much slower than flushes,
-/// behind which an announcement finds the device idle, tell it anew.
+/// The fastest time grows by this fraction with each announcement, because devices change. That is
+/// slow enough: after a flush, an announcement finds the device idle and sets it again.
 const FORGOTTEN: Nanos = 1 << 16;
 
-/// The window.
 #[derive(Debug)]
 pub(super) struct WriteWindow {
     size: usize,
-    /// About how long the fastest announcement took; None: there was none.
+    /// About the duration of the fastest announcement; `None` before the first.
     least: Option<Nanos>,
 }
 
@@ -32,12 +32,12 @@ impl Default for WriteWindow {
 }
 
 impl WriteWindow {
-    /// Writes that may be at the device.
+    /// Most writes at the device.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// An announcement took so long at the device.
+    /// Adapts the window to an announcement that took `took` at the device.
     pub fn announced(&mut self, took: Nanos) {
         let known =
             self.least.map_or(took, |least| least.saturating_add(least.div_ceil(FORGOTTEN)));
@@ -69,7 +69,8 @@ mod tests {
     fn it_stays_small_where_announcements_wait_behind_writes() {
         let mut window = WriteWindow::default();
         for announcement in 0..100_000 {
-            // A drive that ends a write each 7 µs, and none before 15 µs; now and then a flush.
+            // A drive that completes a write every 7 µs, and none within 15 µs; with occasional
+            // flushes.
             let writes = if announcement % 1000 == 0 { 0 } else { window.size() };
             window.announced(15_000 + 7_000 * writes as Nanos);
             assert!(window.size() <= WRITES_MIN + 1);
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_where_they_do_not_and_never_beyond_its_bound() {
+    fn it_grows_up_to_its_bound_where_they_do_not() {
         assert_eq!(after(100, |_| 1_000_000), WRITES_MIN + 100);
         assert_eq!(after(10_000, |_| 1_000_000), WRITES_MAX);
     }
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_nothing_and_of_ever_are_taken() {
+    fn extreme_durations_are_accepted() {
         let mut window = WriteWindow::default();
         for took in [0, Nanos::MAX, 0, Nanos::MAX] {
             window.announced(took);

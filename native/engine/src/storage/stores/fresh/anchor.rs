@@ -1,4 +1,5 @@
-//! Anchors: a small memory that no one can put back, where a store notes how far it has come.
+//! Anchors: a small memory that no adversary can roll back, in which a store records its last
+//! durable state.
 
 use std::fmt::Debug;
 use std::io;
@@ -12,25 +13,25 @@ pub const ANCHORED_BYTES: usize = 1 + 4 * 8 + 2 * TAG_BYTES;
 /// First byte of an anchored state.
 const VERSION: u8 = 1;
 
-/// How far a store has come: what an anchor remembers.
+/// A store's last durable state, as its anchor records it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Anchored {
-    /// Counts advances of the anchor; grows by one each.
+    /// Number of the record: grows by one with each advance.
     pub number: u64,
     /// Epoch of the opening.
     pub epoch: u64,
-    /// Number of the checkpoint that the log goes on from.
+    /// Number of the checkpoint from which the log continues.
     pub checkpoint: u64,
     /// Its tag.
     pub checkpoint_tag: Tag,
     /// Log pages before this one are flushed.
     pub log_flushed: u64,
-    /// Tag of the last of them.
+    /// Tag of the last flushed log page.
     pub log_tag: Tag,
 }
 
 impl Anchored {
-    /// As bytes, for who keeps it.
+    /// Encodes the record for whoever stores it.
     #[must_use]
     pub fn encode(&self) -> [u8; ANCHORED_BYTES] {
         let mut bytes = [0; ANCHORED_BYTES];
@@ -49,13 +50,14 @@ impl Anchored {
         bytes
     }
 
-    /// Parses what was kept under this number; None if it is something else, or of another number.
+    /// Parses a record that was stored under `number`; `None` if it is malformed or has another
+    /// number.
     #[must_use]
     pub fn decode_as(number: u64, bytes: &[u8]) -> Option<Self> {
         Self::decode(bytes).filter(|found| found.number == number)
     }
 
-    /// Parses what was kept; None if it is something else.
+    /// Parses a record; `None` if it is malformed.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; ANCHORED_BYTES] = bytes.try_into().ok()?;
@@ -74,10 +76,11 @@ impl Anchored {
 /// Why an anchor wasn't advanced.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnchorError {
-    /// No answer in time: whether it was advanced isn't known. The same state is tried again.
+    /// No answer in time: it is unknown whether the anchor was advanced. The same record is tried
+    /// again.
     #[error("the anchor can't be reached: {0}")]
     Unreachable(String),
-    /// Another state stands under that number: somebody else writes this store.
+    /// Another record has that number: somebody else is using this store.
     #[error("the anchor was advanced by somebody else: {0}")]
     Lost(String),
 }
@@ -85,28 +88,28 @@ pub enum AnchorError {
 /// When an anchor is advanced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnchorPolicy {
-    /// With every group commit: a flush that has ended can't be taken back.
+    /// With every group commit: completed flushes can't be rolled back.
     EveryCommit,
-    /// With every checkpoint, at the start and at the end: what came since can be taken back while
-    /// no one remembers it.
+    /// With every checkpoint, and at the start and end of an opening: later changes can be rolled
+    /// back unnoticed.
     Checkpoints,
 }
 
-/// What a store advances. Calls block, for a bounded time, and come from one thread at a time.
+/// The anchor of one store. Calls block, for a bounded time, and come from one thread at a time.
 pub trait Anchor: Debug + Send + Sync {
-    /// The state that it was advanced to last; None: never.
+    /// The last record; `None` if it was never advanced.
     fn latest(&self) -> io::Result<Option<Anchored>>;
-    /// Advances it, by compare-and-set of the number. Again with the state that it has: no change.
+    /// Advances the anchor by compare-and-set of the number. Idempotent.
     fn advance(&self, to: &Anchored) -> Result<(), AnchorError>;
-    /// The number that the first state must follow, where nothing was kept: numbers up to it were
-    /// those of others.
+    /// The number that the first record must follow, if there is none: numbers up to this one are
+    /// used.
     fn base(&self) -> u64 {
         0
     }
-    /// When to advance it.
+    /// When the store must advance it.
     fn policy(&self) -> AnchorPolicy;
-    /// Whether somebody who may say so believes what is found, of a store that was anchored and of
-    /// which this anchor knows nothing.
+    /// Whether somebody authorised accepts the state of the store as found, although it was
+    /// anchored and this anchor has no record of it.
     fn is_believed(&self) -> bool {
         false
     }
@@ -123,25 +126,25 @@ pub struct MemoryAnchor {
 #[derive(Debug, Default)]
 struct Kept {
     latest: Option<Anchored>,
-    /// Next advances that aren't answered: whether they are made.
+    /// Advances that won't be answered, and whether each takes effect.
     faults: Vec<bool>,
 }
 
 impl MemoryAnchor {
-    /// One that was never advanced.
+    /// An anchor that was never advanced.
     #[must_use]
     pub fn new(policy: AnchorPolicy) -> Self {
         Self { policy, base: 0, kept: Mutex::default() }
     }
 
-    /// The same, of which numbers up to `base` are taken.
+    /// An anchor that was never advanced, with numbers up to `base` used.
     #[must_use]
     pub fn above(policy: AnchorPolicy, base: u64) -> Self {
         Self { base, ..Self::new(policy) }
     }
 
-    /// Forgets what it was advanced to, as whoever may write to it can have it do. Its number stays
-    /// taken.
+    /// The anchor after its record was deleted, as anybody with write access to it can do. Its
+    /// number stays used.
     #[must_use]
     pub fn forgotten(&self) -> Self {
         let last = self.kept().latest.map_or(self.base, |latest| latest.number);
@@ -152,17 +155,17 @@ impl MemoryAnchor {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the next advance without an answer, made or not.
+    /// Leaves the next advance unanswered; `is_made` says whether it takes effect.
     pub fn fail_next(&self, is_made: bool) {
         self.kept().faults.push(is_made);
     }
 
-    /// Answers again, whatever was to fail.
+    /// Cancels the faults of [`Self::fail_next`].
     pub fn recover(&self) {
         self.kept().faults.clear();
     }
 
-    /// Another one that stands where this one does, as who takes a machine's state for later has it.
+    /// A copy of the anchor, as made by somebody who saves a machine's state for later.
     #[must_use]
     pub fn copy(&self) -> Self {
         let kept = Kept { latest: self.kept().latest, faults: Vec::new() };

@@ -1,9 +1,9 @@
 //! Announcements of writes in place that a queue's thread writes to the log by itself, so that a
-//! write waits for one operation of the device and for no other thread (decision 16).
+//! write waits for a single device operation and for no other thread (decision 16).
 //!
-//! Their pages are part of the one chain, so a write may be made only when its page and all pages
-//! before it are durable: after a crash the log ends at the first page that is missing. The pages of a
-//! flush are of that chain too: what is announced while one is under way is over when the flush's
+//! Their pages are part of the log's chain, so a write may be made only after its page and all
+//! pages before it are durable: after a crash, the log ends at the first missing page. The pages of
+//! a flush are part of that chain, too: an announcement during a flush completes once the flush's
 //! pages are durable, and doesn't wait for its anchor.
 
 use std::collections::VecDeque;
@@ -16,45 +16,45 @@ use super::journal::Mailbox;
 use super::log::records_per_page;
 use super::map::{Layout, Map};
 
-/// Most pages of one announcement: no more than any store takes in one write.
+/// Most pages of one announcement: every store accepts this many in one write.
 const PAGES_MAX: usize = 32;
 
-/// An announcement that is over: whom to tell, under which name, and how it ended.
-pub type Told = (Arc<Mailbox>, u64, io::Result<()>);
+/// A completed announcement: the mailbox and id for the answer, and the result.
+pub type Completion = (Arc<Mailbox>, u64, io::Result<()>);
 
-/// Pages to be written durably, side by side.
+/// Consecutive pages to write durably in one operation.
 #[derive(Debug)]
 pub struct Announcement {
-    /// What [`Map::end_announcement`] wants to hear.
+    /// Number to pass to [`Map::end_announcement`].
     pub number: u64,
-    /// First page's place.
+    /// Place of the first page.
     pub place: u64,
     /// The pages.
     pub pages: Vec<Page>,
-    /// Whether table or log are so full that a merge is due.
+    /// Whether the table or the log is so full that a merge is due.
     pub is_merge_due: bool,
 }
 
-/// What becomes of writes that want to be announced.
+/// How the announcement of some writes has begun.
 #[derive(Debug)]
 pub enum Begun {
-    /// They are announced when these pages are durable, and those before them.
-    Afloat(Announcement),
-    /// The log has them already, durably.
+    /// They are announced once these pages and all pages before them are durable.
+    InFlight(Announcement),
+    /// The log already has them, durably.
     Nothing,
-    /// The log has them on pages that are on their way: told as any other announcement.
+    /// The log has them on pages in flight; completion is reported as for any other announcement.
     Waiting,
-    /// Somebody else has the log, or room must be made in it: the store's thread has to be asked.
+    /// The log is in use, or has no room: the store's thread must be asked.
     Busy,
 }
 
-/// Pages on their way.
+/// Consecutive pages in flight.
 #[derive(Debug)]
 struct Entry {
     number: u64,
-    /// Whom to tell that they are over, under which name; None: who wrote them waits for it.
+    /// Mailbox and id for the answer; `None` if their writer waits by itself.
     mailbox: Option<(Arc<Mailbox>, u64)>,
-    /// How their own write ended.
+    /// Result of their own write, once it has ended.
     ended: Option<io::Result<()>>,
 }
 
@@ -63,9 +63,9 @@ struct Inner {
     /// In the order of their pages.
     entries: VecDeque<Entry>,
     next: u64,
-    /// Why a page is missing, if one is: none behind it counts.
+    /// Set if a page is missing, with the reason: no later page counts.
     failure: Option<io::Error>,
-    /// Who waits for some to be over.
+    /// Number of threads that wait for entries to complete.
     waiters: usize,
 }
 
@@ -82,38 +82,41 @@ impl Inner {
     }
 }
 
-/// Pages of the log on their way to the device.
+/// Pages of the log in flight to the device.
 #[derive(Default)]
-pub(super) struct Afloat {
+pub(super) struct InFlight {
     inner: Mutex<Inner>,
-    /// The first ones are over.
+    /// Notified when the first entries have completed.
     over: Condvar,
-    /// Where one thread plays all others: has them go on, since whoever waits here waits for them.
+    /// In tests with a single thread: runs the other threads' work, since a waiting thread would
+    /// wait for it forever.
     #[cfg(test)]
     others: Mutex<Option<Others>>,
 }
 
-/// What the other threads do while one waits for their pages.
+/// Runs the work of other threads while one waits for their pages.
 #[cfg(test)]
 pub(super) type Others = Box<dyn FnMut() + Send>;
 
-impl std::fmt::Debug for Afloat {
+impl std::fmt::Debug for InFlight {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Afloat").field("inner", &self.inner).finish_non_exhaustive()
+        formatter.debug_struct("InFlight").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-impl Afloat {
+impl InFlight {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds pages behind all others; their number. `mailbox`: whom to tell, under which name.
+    /// Adds pages behind all others and returns their number. `mailbox`: where to report
+    /// completion, and under which id.
     pub fn begin(&self, mailbox: Option<(&Arc<Mailbox>, u64)>) -> u64 {
         self.lock().push(mailbox, None)
     }
 
-    /// Has somebody told when all that is on its way now is over. False: nothing is.
+    /// Notifies `mailbox` once all pages now in flight have completed. Returns false if there are
+    /// none.
     fn join(&self, mailbox: &Arc<Mailbox>, name: u64) -> bool {
         let mut inner = self.lock();
         let is_any = !inner.entries.is_empty();
@@ -123,13 +126,13 @@ impl Afloat {
         is_any
     }
 
-    /// Some have ended by themselves: whom to tell that theirs are over thereby.
-    pub fn end(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
+    /// Records the result of a write of pages. Returns the announcements that are thereby complete.
+    pub fn end(&self, number: u64, result: io::Result<()>) -> Vec<Completion> {
         let mut inner = self.lock();
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.number == number) {
             entry.ended = Some(result);
         }
-        let mut told = Vec::new();
+        let mut completed = Vec::new();
         let before = inner.entries.len();
         while let Some(first) = inner.entries.front_mut()
             && let Some(ended) = first.ended.take()
@@ -139,34 +142,34 @@ impl Afloat {
             }
             let result = inner.failure.as_ref().map_or(Ok(()), |error| Err(copy_error(error)));
             let first = inner.entries.pop_front().and_then(|first| first.mailbox);
-            told.extend(first.map(|(mailbox, name)| (mailbox, name, result)));
+            completed.extend(first.map(|(mailbox, name)| (mailbox, name, result)));
         }
         if inner.waiters > 0 && inner.entries.len() < before {
             self.over.notify_all();
         }
-        told
+        completed
     }
 
-    /// Waits until all pages before these are over.
+    /// Waits until all pages before these have completed.
     pub fn wait_for(&self, number: u64) {
         self.wait_while(|entries| entries.front().is_some_and(|first| first.number < number));
     }
 
-    /// Waits until there are none. Whoever could add some must be kept from it.
+    /// Waits until no pages are in flight. The caller must prevent others from adding pages.
     pub fn wait_for_none(&self) {
         self.wait_while(|entries| !entries.is_empty());
     }
 
-    /// Has others go on whenever somebody waits for pages of theirs.
+    /// Sets what runs whenever somebody waits for other threads' pages.
     #[cfg(test)]
     pub fn set_others(&self, others: Option<Others>) {
         *self.others.lock().unwrap_or_else(PoisonError::into_inner) = others;
     }
 
-    /// Lets the others go on, if one thread plays them all.
+    /// Runs the other threads' work, if a single thread does it all.
     ///
     /// # Panics
-    /// If the pages are still on their way then: this thread would wait for itself.
+    /// If the pages are still in flight afterwards: this thread would wait for itself.
     #[cfg(test)]
     fn let_others(&self, is_early: impl Fn(&VecDeque<Entry>) -> bool) {
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,9 +194,9 @@ impl Afloat {
 }
 
 impl<F: Layout> Map<F> {
-    /// Pages that announce the writes of which these are the first blocks, for a queue to write them
-    /// durably by itself. [`Map::end_announcement`] says when they are announced: to `mailbox` under
-    /// `name`. Never blocks.
+    /// Prepares pages that announce the writes with these first blocks, for a queue to write
+    /// durably by itself. [`Map::end_announcement`] completes the announcement and reports it to
+    /// `mailbox` under `name`. Never blocks.
     pub fn begin_announcement(
         &self,
         writes: &[u64],
@@ -211,27 +214,27 @@ impl<F: Layout> Map<F> {
         if pages > PAGES_MAX || !is_one_run || !self.has_log_room(&log, pages as u64) {
             return Ok(Begun::Busy);
         }
-        // What became unwritten before a write was announced comes before it in the log.
+        // Blocks deallocated before a write was announced come before it in the log.
         let mut records = std::mem::take(&mut state.waiting);
         state.intents.announce(writes, &mut records);
         if records.is_empty() {
-            // A flush may have taken them along that is still under way.
-            let is_on_its_way = self.afloat.join(mailbox, name);
+            // A flush that is still running may have logged them.
+            let is_on_its_way = self.log_in_flight.join(mailbox, name);
             return Ok(if is_on_its_way { Begun::Waiting } else { Begun::Nothing });
         }
         state.take_pages(log.next, [records.len()], per_page);
         let is_merge_due = self.wants_merge(&log, &state);
         drop(state);
         let pages = self.next_pages(&mut log, &records);
-        let number = self.afloat.begin(Some((mailbox, name)));
-        Ok(Begun::Afloat(Announcement { number, place, pages, is_merge_due }))
+        let number = self.log_in_flight.begin(Some((mailbox, name)));
+        Ok(Begun::InFlight(Announcement { number, place, pages, is_merge_due }))
     }
 
-    /// The write of an announcement's pages has ended: those that are over thereby. An error fails
-    /// the store: nobody knows what its log has.
-    pub fn end_announcement(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
+    /// Records the result of writing an announcement's pages. Returns the announcements that are
+    /// thereby complete. An error fails the store: the contents of its log are unknown.
+    pub fn end_announcement(&self, number: u64, result: io::Result<()>) -> Vec<Completion> {
         let result = self.guard(result);
-        self.afloat.end(number, result)
+        self.log_in_flight.end(number, result)
     }
 }
 
@@ -244,66 +247,68 @@ mod tests {
         Arc::new(Mailbox::new(event().expect("event")))
     }
 
-    /// Names that are over, and whether well.
-    fn told(told: Vec<Told>) -> Vec<(u64, bool)> {
-        told.into_iter().map(|(_, name, result)| (name, result.is_ok())).collect()
+    /// Ids of completed announcements, and whether they succeeded.
+    fn outcomes(completed: Vec<Completion>) -> Vec<(u64, bool)> {
+        completed.into_iter().map(|(_, name, result)| (name, result.is_ok())).collect()
     }
 
     #[test]
-    fn an_announcement_is_over_when_all_pages_before_it_are_durable() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..13).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
-        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
-        assert_eq!(told(afloat.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
+    fn an_announcement_completes_once_all_pages_before_it_are_durable() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let numbers: Vec<u64> =
+            (10..13).map(|name| in_flight.begin(Some((&mailbox, name)))).collect();
+        assert_eq!(outcomes(in_flight.end(numbers[2], Ok(()))), []);
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(outcomes(in_flight.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
     }
 
     #[test]
-    fn a_page_that_is_missing_fails_all_behind_it_whenever_they_end() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..14).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
-        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
-        let failed = afloat.end(numbers[1], Err(io::Error::other("no power")));
-        assert_eq!(told(failed), [(11, false), (12, false)]);
-        assert_eq!(told(afloat.end(numbers[3], Ok(()))), [(13, false)]);
+    fn a_missing_page_fails_all_pages_behind_it() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let numbers: Vec<u64> =
+            (10..14).map(|name| in_flight.begin(Some((&mailbox, name)))).collect();
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(outcomes(in_flight.end(numbers[2], Ok(()))), []);
+        let failed = in_flight.end(numbers[1], Err(io::Error::other("no power")));
+        assert_eq!(outcomes(failed), [(11, false), (12, false)]);
+        assert_eq!(outcomes(in_flight.end(numbers[3], Ok(()))), [(13, false)]);
     }
 
     #[test]
-    fn who_joins_is_told_with_the_last_that_was_there() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        assert!(!afloat.join(&mailbox, 10), "nothing is on its way");
-        let numbers = [afloat.begin(None), afloat.begin(Some((&mailbox, 11)))];
-        assert!(afloat.join(&mailbox, 12));
-        assert_eq!(told(afloat.end(numbers[1], Ok(()))), []);
-        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
+    fn a_joined_announcement_completes_with_the_last_pages_in_flight() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        assert!(!in_flight.join(&mailbox, 10), "nothing is in flight");
+        let numbers = [in_flight.begin(None), in_flight.begin(Some((&mailbox, 11)))];
+        assert!(in_flight.join(&mailbox, 12));
+        assert_eq!(outcomes(in_flight.end(numbers[1], Ok(()))), []);
+        assert_eq!(outcomes(in_flight.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
     }
 
     #[test]
     #[should_panic(expected = "waits for log pages that nobody writes")]
-    fn a_thread_that_plays_all_others_does_not_wait_for_itself() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        afloat.begin(Some((&mailbox, 1)));
-        afloat.set_others(Some(Box::new(|| ())));
-        afloat.wait_for_none();
+    fn a_single_thread_does_not_wait_for_itself() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        in_flight.begin(Some((&mailbox, 1)));
+        in_flight.set_others(Some(Box::new(|| ())));
+        in_flight.wait_for_none();
     }
 
     #[test]
-    fn who_waits_for_pages_is_told_when_those_before_them_are_over() {
-        let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let first = afloat.begin(Some((&mailbox, 1)));
-        let own = afloat.begin(None);
-        let behind = afloat.begin(Some((&mailbox, 2)));
+    fn a_wait_for_pages_ends_once_all_before_them_have_completed() {
+        let (in_flight, mailbox) = (InFlight::default(), mailbox());
+        let first = in_flight.begin(Some((&mailbox, 1)));
+        let own = in_flight.begin(None);
+        let behind = in_flight.begin(Some((&mailbox, 2)));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| afloat.wait_for(own));
-            let all = scope.spawn(|| afloat.wait_for_none());
+            let waiting = scope.spawn(|| in_flight.wait_for(own));
+            let all = scope.spawn(|| in_flight.wait_for_none());
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!waiting.is_finished());
-            afloat.end(first, Ok(()));
+            in_flight.end(first, Ok(()));
             waiting.join().expect("waited");
-            assert!(!all.is_finished(), "others are there");
-            assert_eq!(told(afloat.end(own, Ok(()))), []);
-            assert_eq!(told(afloat.end(behind, Ok(()))), [(2, true)]);
+            assert!(!all.is_finished(), "another one is in flight");
+            assert_eq!(outcomes(in_flight.end(own, Ok(()))), []);
+            assert_eq!(outcomes(in_flight.end(behind, Ok(()))), [(2, true)]);
         });
     }
 }

@@ -1,5 +1,6 @@
-//! Who answers for the device without the store's secret: what he makes, changes, moves or mixes is
-//! refused. Without an anchor a whole older state passes; with one, nothing older than it knows of.
+//! Attacks by whoever controls the device but lacks the store's secret: everything forged, changed,
+//! moved or mixed is refused. Without an anchor, a complete older state is accepted; with one,
+//! nothing older than its record.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
@@ -37,12 +38,12 @@ fn secret() -> Secret {
     Secret::take(&mut [3; 32])
 }
 
-/// The keys of who has the secret.
+/// The keys of whoever has the secret.
 fn keys() -> StoreKeys {
     StoreKeys::new(&SUPERBLOCK.uuid, &SUPERBLOCK.seed, &Authority::Secret(&secret()))
 }
 
-/// The keys of who knows all that lies on the device.
+/// The keys of whoever knows everything on the device.
 fn forger() -> StoreKeys {
     StoreKeys::new(&SUPERBLOCK.uuid, &SUPERBLOCK.seed, &Authority::Device)
 }
@@ -99,7 +100,7 @@ impl World {
         Ok(if let Known::Entry(entry) = known[0] { Some(entry) } else { None })
     }
 
-    /// Version of a block; 0: unwritten.
+    /// Version of a block; 0 if unwritten.
     fn read(&self, lba: u64) -> io::Result<u64> {
         let Some(entry) = self.entry(lba)? else { return Ok(0) };
         let data = page(&self.disk, GEOMETRY.slot(entry.slot));
@@ -143,7 +144,7 @@ fn is_stale<T>(result: io::Result<T>) -> bool {
     matches!(refusal, Some(Refusal::Stale(_) | Refusal::StaleLeaf(_) | Refusal::Orphaned(_)))
 }
 
-/// The checkpoint that counts.
+/// The valid checkpoint with the highest number.
 fn last_checkpoint(disk: &TornDisk) -> Checkpoint {
     let pages = [0, 1].map(|number| page(disk, GEOMETRY.checkpoint(number)));
     let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &keys()));
@@ -151,7 +152,7 @@ fn last_checkpoint(disk: &TornDisk) -> Checkpoint {
 }
 
 #[test]
-fn who_has_another_secret_opens_nothing() {
+fn another_secret_opens_nothing() {
     let world = World::create(None);
     world.write(5, 1);
     let other = Secret::take(&mut [4; 32]);
@@ -169,7 +170,7 @@ fn a_forged_superblock_is_refused() {
     put(&world.disk, 0, &other.encode(&forger()));
     let error = World::open(world.disk.whole(), None).err().expect("forged").to_string();
     assert!(error.contains("forged"), "{error}");
-    // Somebody else's authentic superblock, of the same secret and another layout.
+    // Another authentic superblock of the same secret, with another seed.
     let other = Superblock { seed: [9; 32], ..SUPERBLOCK };
     let keys = StoreKeys::new(&other.uuid, &other.seed, &Authority::Secret(&secret()));
     put(&world.disk, 0, &other.encode(&keys));
@@ -178,7 +179,7 @@ fn a_forged_superblock_is_refused() {
 }
 
 #[test]
-fn a_store_of_the_version_before_is_refused_by_name() {
+fn a_store_of_the_previous_version_is_refused_by_number() {
     let world = World::create(None);
     let mut first = page(&world.disk, 0);
     first.0[8] = 4;
@@ -224,11 +225,11 @@ fn a_forged_log_record_is_never_applied() {
         put(&world.disk, place, &forged.encode::<Placed>(&key(&forger())).0);
         let opened = World::open(world.disk.whole(), None).expect("store");
         assert_eq!(opened.read(5).expect("read"), 1);
-        // By who has the secret it would be: the record is right in everything else.
+        // If made with the secret, the record is applied: it is right in everything else.
         put(&world.disk, place, &forged.encode::<Placed>(&key(&keys())).0);
         let opened = World::open(world.disk.whole(), None).expect("store");
         assert!(opened.read(5).ok() != Some(1));
-        // And not where the log doesn't go on with it.
+        // But not if it doesn't continue the log.
         forged.previous[0] ^= 1;
         forged.flushed = 0;
         put(&world.disk, place, &forged.encode::<Placed>(&key(&keys())).0);
@@ -242,7 +243,7 @@ fn log_pages_of_another_opening_are_not_spliced_in() {
     let world = World::create(None);
     world.write(5, 1);
     let base = world.disk.whole();
-    // Two lives that the device gave the same state: their log pages have the same numbers.
+    // Two lives opened from the same device state: their log pages have the same numbers.
     let first = World::open(base.whole(), None).expect("store");
     first.write(6, 2);
     let second = World::open(base.whole(), None).expect("store");
@@ -254,7 +255,7 @@ fn log_pages_of_another_opening_are_not_spliced_in() {
         put(&first.disk, GEOMETRY.slot(slot), &page(&second.disk, GEOMETRY.slot(slot)));
     }
     if let Ok(opened) = World::open(first.disk.whole(), None) {
-        assert_ne!(opened.read(6).ok(), Some(3), "a record of another life");
+        assert_ne!(opened.read(6).ok(), Some(3), "a record of another opening");
     }
 }
 
@@ -269,25 +270,25 @@ fn an_older_leaf_page_is_refused_when_it_is_read_and_when_it_is_merged() {
     world.map.merge().expect("merge");
     let image = world.disk.whole();
     put(&image, GEOMETRY.leaf(0, 1 - copy), &older);
-    let opened = World::open(image, None).expect("leaf pages are read when they are wanted");
+    let opened = World::open(image, None).expect("leaf pages are read only when needed");
     assert!(is_stale(opened.read(5)));
-    assert!(is_stale(opened.read(6)), "all that the page tells of");
+    assert!(is_stale(opened.read(6)), "every block of the page");
     assert_eq!(opened.read(100).expect("another set"), 0);
     opened.write(6, 3);
-    opened.map.merge().expect("the store lives on");
-    assert!(is_stale(opened.read(5)), "a merge makes nothing old current");
-    assert!(is_stale(opened.read(74)), "nor unwritten what it doesn't know");
+    opened.map.merge().expect("the store survives");
+    assert!(is_stale(opened.read(5)), "a merge must not make an old version current");
+    assert!(is_stale(opened.read(74)), "nor make an unknown block unwritten");
     assert_eq!(opened.read(6).expect("written since"), 3);
     opened.write(100, 4);
     opened.write(5, 5);
     opened.map.deallocate(7, 1).expect("deallocate");
     opened.map.merge().expect("merge");
-    let found = [5, 6, 7, 100].map(|lba| opened.read(lba).expect("what is changed since is known"));
+    let found = [5, 6, 7, 100].map(|lba| opened.read(lba).expect("later changes are known"));
     assert_eq!(found, [5, 3, 0, 4]);
     assert!(is_stale(opened.read(8)));
 }
 
-/// A device that answers with zeros once for one page.
+/// A device that once returns zeros for one page.
 #[derive(Debug)]
 struct Glitch {
     disk: Arc<TornDisk>,
@@ -327,7 +328,7 @@ fn a_leaf_page_that_was_misread_once_is_read_again() {
     world.write(6, 2);
     *glitch.page.lock().expect("page") = Some(place);
     world.map.merge().expect("merge");
-    assert_eq!(*glitch.page.lock().expect("page"), None, "it was misread");
+    assert_eq!(*glitch.page.lock().expect("page"), None, "the page was misread");
     assert_eq!([5, 6].map(|lba| world.read(lba).expect("known")), [1, 2]);
 }
 
@@ -387,7 +388,7 @@ fn pages_of_the_tree_and_of_the_slot_map_are_not_mixed_with_older_ones() {
 }
 
 #[test]
-fn a_whole_older_state_passes_without_an_anchor_and_nobody_promises_otherwise() {
+fn a_whole_older_state_passes_without_an_anchor() {
     let world = World::create(None);
     world.write(5, 1);
     let old = world.disk.whole();
@@ -396,7 +397,7 @@ fn a_whole_older_state_passes_without_an_anchor_and_nobody_promises_otherwise() 
 }
 
 #[test]
-fn a_device_that_was_put_back_behind_a_flush_is_refused() {
+fn a_device_rolled_back_behind_a_flush_is_refused() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     let mut older = Vec::new();
@@ -416,7 +417,7 @@ fn a_device_that_was_put_back_behind_a_flush_is_refused() {
 }
 
 #[test]
-fn what_is_written_back_unasked_is_durable_at_once_and_anchored_by_the_next_flush() {
+fn a_write_back_is_durable_at_once_and_anchored_by_the_next_flush() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     world.write(5, 1);
@@ -444,7 +445,7 @@ fn the_end_of_the_log_cannot_be_cut_off_behind_the_anchor() {
 }
 
 #[test]
-fn with_rare_anchors_what_was_anchored_is_never_taken_back() {
+fn with_rare_anchors_no_anchored_state_is_rolled_back() {
     let anchor = Arc::new(MemoryAnchor::new(AnchorPolicy::Checkpoints));
     let world = World::create(Some(&anchor));
     world.write(5, 1);
@@ -455,7 +456,7 @@ fn with_rare_anchors_what_was_anchored_is_never_taken_back() {
     let copy = Arc::new(anchor.copy());
     assert!(is_rolled_back(World::open(before, Some(&copy))));
     let opened = World::open(since, Some(&anchor)).expect("store");
-    assert_eq!(opened.read(5).expect("pages beyond the anchor count"), 2);
+    assert_eq!(opened.read(5).expect("log pages beyond the anchor's record are valid"), 2);
 }
 
 #[test]
@@ -466,7 +467,7 @@ fn of_two_forks_one_fails_for_good() {
     let clone = world.disk.whole();
     let other = World::open(clone, Some(&anchor)).expect("the clone is opened first");
     assert!(is_rolled_back(world.try_write(5, 2)));
-    assert!(is_rolled_back(world.try_write(5, 3)), "it never recovers");
+    assert!(is_rolled_back(world.try_write(5, 3)), "the failure is permanent");
     other.write(5, 4);
     assert_eq!(other.read(5).expect("read"), 4);
 }
@@ -489,8 +490,8 @@ fn a_store_whose_anchor_was_lost_or_is_anothers_is_refused() {
 
 #[test]
 fn a_store_from_before_its_first_anchor_is_refused() {
-    // As its drive was between the first checkpoint and the first anchor: it says of itself that it
-    // was never anchored. Its record was removed by who could write to the anchor.
+    // A drive as of between the first checkpoint and the first anchor: the store says that it was
+    // never anchored. The anchor's record was removed by somebody with write access to it.
     let world = World::create(None);
     world.write(5, 1);
     let anchor = every_commit();
@@ -507,7 +508,7 @@ fn a_store_begins_above_the_numbers_that_are_taken() {
     world.write(5, 1);
     world.map.flush().expect("flush");
     let last = anchor.latest().expect("latest").expect("a state").number;
-    // Forgotten and made again, it goes on above that.
+    // Created again after its record was removed, a store continues above that number.
     let again = Arc::new(anchor.forgotten());
     World::create(Some(&again));
     assert_eq!(again.latest().expect("latest").expect("a state").number, last + 1);
@@ -523,15 +524,15 @@ fn an_anchor_without_answer_fails_the_flush_and_the_next_one_tries_again() {
         let error = world.try_write(5, 2).expect_err("no answer");
         let refusal = Refusal::of(&error).expect("a refusal");
         assert!(matches!(refusal, Refusal::AnchorUnreachable(_)), "{refusal}");
-        // An honest crash now: whatever the anchor has, the store opens.
+        // After an honest crash now, the store must open, whatever the anchor's record.
         let copy = Arc::new(anchor.copy());
         let opened = World::open(world.disk.whole(), Some(&copy)).expect("store");
         assert_eq!(opened.read(5).expect("read"), 2);
-        world.map.flush().expect("it answers again");
+        world.map.flush().expect("the anchor answers again");
     }
 }
 
-/// An anchor that asks the store for its statistics before it answers, as a target's may.
+/// An anchor that queries the store's statistics before it answers, as a target's anchor may.
 #[derive(Debug)]
 struct Curious {
     anchor: MemoryAnchor,
@@ -591,7 +592,7 @@ fn nothing_that_the_anchored_checkpoint_needs_is_written_over_while_the_anchor_i
 }
 
 #[test]
-fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
+fn making_room_asks_the_anchor_and_reports_its_silence() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));
     for version in 1..3 {
@@ -606,11 +607,11 @@ fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
     let error = world.map.make_room().expect_err("no answer");
     assert!(matches!(Refusal::of(&error), Some(Refusal::AnchorUnreachable(_))));
     world.map.make_room().expect("an answer");
-    assert!(world.map.free_slots() > free, "no merge was needed");
+    assert!(world.map.free_slots() > free, "room without a merge");
 }
 
 #[test]
-fn room_ends_the_merge_under_way_and_leaves_what_gathers_to_the_next() {
+fn making_room_completes_the_running_merge_and_keeps_later_changes_pending() {
     let world = World::create(None);
     let statistic = |wanted: &str| {
         let statistics = world.map.statistics();
@@ -624,11 +625,7 @@ fn room_ends_the_merge_under_way_and_leaves_what_gathers_to_the_next() {
     assert_eq!((statistic("merges"), world.map.state().pending()), (1, 8));
     (108..131).for_each(|lba| world.note(lba, 1).expect("note"));
     world.map.make_room().expect("room");
-    assert_eq!(
-        (statistic("merges"), world.map.state().pending()),
-        (2, 0),
-        "no merge was under way"
-    );
+    assert_eq!((statistic("merges"), world.map.state().pending()), (2, 0), "no merge was running");
 }
 
 #[test]
@@ -642,7 +639,11 @@ fn slots_of_the_anchored_checkpoint_stay_taken_until_the_next_one_is_anchored() 
     assert_eq!(world.map.free_slots(), free - 2);
     anchor.fail_next(false);
     world.map.merge().expect_err("no answer");
-    assert_eq!(world.map.free_slots(), free - 2, "the anchored checkpoint names the older slots");
+    assert_eq!(
+        world.map.free_slots(),
+        free - 2,
+        "the anchored checkpoint refers to the older slots"
+    );
     world.map.flush().expect("flush");
     world.map.merge().expect("merge");
     assert_eq!(world.map.free_slots(), free);

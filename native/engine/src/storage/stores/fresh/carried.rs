@@ -1,22 +1,22 @@
-//! Which records of the log no flush vouches for though they stand before its border: those of writes
-//! that were on their way then, and are carried behind it.
+//! Finds log records that no flush covers although they are before its boundary: those of writes
+//! that were in progress at the flush and are carried behind it.
 //!
-//! A sector may be written twice under one IV: whoever had no answer sends it again as it was. So
-//! records of one block and entry form chains. A chain begins with a record that isn't carried and is
-//! one write; what is said of it is nothing said of the one before.
+//! A sector may be written twice with one IV: a gateway that gets no answer sends the sector again
+//! unchanged. So the records of one block and entry form chains. A chain starts with a record that
+//! isn't carried, and represents one write; it doesn't affect the chain before it.
 
 use std::collections::{HashMap, HashSet};
 
 use super::keys::Tag;
 use super::log::{LogPage, Record};
 
-/// Records by number of their page and their place on it.
+/// Records by the number of their page and their index in it.
 pub(super) type Places = HashSet<(u64, usize)>;
 
-/// Records on pages before `flushed` whose write had not ended when that was made.
+/// Records on pages before `flushed` whose write had not ended at that flush.
 pub(super) fn unfinished<E: Copy + PartialEq>(log: &[(LogPage<E>, Tag)], flushed: u64) -> Places {
     let mut unfinished = Places::new();
-    // Of which block and entry the latest record before here is of a write that had not ended.
+    // Blocks and entries whose preceding record belongs to a write that had not ended.
     let mut carried: HashMap<u64, Vec<E>> = HashMap::new();
     for (page, _) in log.iter().rev() {
         if page.number < flushed && carried.is_empty() {
@@ -51,7 +51,8 @@ fn take<E: PartialEq>(carried: &mut HashMap<u64, Vec<E>>, lba: u64, entry: &E) -
 mod tests {
     use super::*;
 
-    /// Places of pages that have these records, one each: block, entry, whether it is carried.
+    /// Indices of unfinished records, for pages with one record each: block, entry, whether it is
+    /// carried.
     fn found(records: &[(u64, u8, bool)], flushed: u64) -> Vec<u64> {
         let page = |(number, (lba, entry, is_carried)): (u64, &(u64, u8, bool))| {
             let records = vec![Record::Entry { lba: *lba, entry: *entry, is_carried: *is_carried }];
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_on_its_way_at_the_flush_was_no_part_of_it() {
+    fn a_write_in_progress_at_the_flush_is_not_part_of_it() {
         assert_eq!(found(&[(5, 1, false), (6, 1, false), (5, 1, true)], 2), [0]);
         assert_eq!(found(&[(5, 1, false), (5, 1, true), (5, 1, true)], 2), [0, 1]);
     }
@@ -73,7 +74,8 @@ mod tests {
     #[test]
     fn the_same_sent_again_takes_nothing_from_the_flush_before() {
         assert_eq!(found(&[(5, 1, false), (5, 1, false)], 1), []);
-        // On its way at the next flush, it is no part of that one; the first stays part of its own.
+        // In progress at the second flush, the second write isn't part of it; the first stays part
+        // of its own.
         assert_eq!(found(&[(5, 1, false), (5, 1, false), (5, 1, true)], 2), [1]);
     }
 

@@ -1,4 +1,5 @@
-//! A checkpoint: where tree and log stand. Two pages, written in turn.
+//! A checkpoint: where the tree and the log stand. It has two pages on the device, written
+//! alternately.
 
 use sealane_proto::freshness::milestone::MILESTONE_BYTES;
 
@@ -12,45 +13,46 @@ const MAGIC: [u8; 8] = *b"SEALCHKP";
 
 /// Regions of the pages of nodes; each can be made void at once.
 pub const REGIONS: usize = 400;
-/// Where the growths begin: at the end of the body.
+/// Offset of the growths, which end the body.
 const GROWTHS_AT: usize = 112 + 8 * REGIONS + MILESTONE_BYTES * MILESTONES;
 
-/// Where tree and log stand.
+/// Where the tree and the log stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Counts checkpoints. Pages of nodes with a higher number belong to one never completed.
+    /// Number of the checkpoint. Pages of nodes with a higher number belong to a checkpoint that
+    /// was never completed.
     pub number: u64,
-    /// Counts openings of the store.
+    /// Number of the opening.
     pub epoch: u64,
     /// Drawn at random at each opening; the log's key depends on it.
     pub nonce: [u8; 16],
-    /// Number of the first log page with changes that the leaf pages lack.
+    /// Number of the first log page with changes that aren't in leaf pages.
     pub log_start: u64,
-    /// Tag of the log page before that, which the log goes on from.
+    /// Tag of the log page before that.
     pub log_tag: Tag,
     /// Log pages before this one are flushed.
     pub log_flushed: u64,
     /// Next write sequence.
     pub sequence: u64,
-    /// Root commits of the tree so far.
+    /// Number of root commits of the tree.
     pub commits: u64,
-    /// Whether an anchor was advanced for this store: then there must be one.
+    /// Whether the store was anchored when this was written. An opening doesn't check it.
     pub is_anchored: bool,
     /// Tag of the tree's root.
     pub root: Tag,
-    /// Of every region: pages of nodes with a number before this one are void.
+    /// For each region: pages of nodes with a number before this one are void.
     pub void_since: Box<[u64; REGIONS]>,
-    /// Which openings led here.
+    /// The openings that led here.
     pub passage: Passage,
-    /// What the store had after each time it grew.
+    /// The store's sizes after each growth.
     pub growths: Vec<Sizes>,
 }
 
 impl Checkpoint {
-    /// The page, and its tag.
+    /// Encodes the page. Returns it with its tag.
     ///
     /// # Panics
-    /// If the store grew more often than it can.
+    /// If the store grew too often.
     #[must_use]
     pub fn encode(&self, keys: &StoreKeys) -> (Page, Tag) {
         let mut page = Page::ZERO;
@@ -75,7 +77,7 @@ impl Checkpoint {
             fields.put_u64(block_count);
             fields.put_u64(slot_count);
             for count in [log_pages, pending_max] {
-                // Sound ones are 32 bits long: `Geometry::with_extent`.
+                // Valid values have 32 bits: see `Geometry::with_extent`.
                 fields.put(&(count as u32).to_le_bytes());
             }
         }
@@ -83,7 +85,7 @@ impl Checkpoint {
         (page, tag)
     }
 
-    /// Parses and checks the page; also its tag.
+    /// Parses and authenticates the page. Returns it with its tag.
     #[must_use]
     pub fn decode(page: &Page, keys: &StoreKeys) -> Option<(Self, Tag)> {
         let rest = &mut &page.0[..];

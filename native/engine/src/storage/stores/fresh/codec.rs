@@ -1,4 +1,4 @@
-//! Fields one behind the other in a page, little endian.
+//! Consecutive little-endian fields of a page.
 
 use super::super::pages::Page;
 
@@ -8,12 +8,12 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// From the page's first byte on.
+    /// Starts at the page's first byte.
     pub fn new(page: &'a mut Page) -> Self {
         Self { rest: &mut page.0 }
     }
 
-    /// The next bytes.
+    /// Writes the next bytes.
     ///
     /// # Panics
     /// If the page has no room for them: its format is wrong.
@@ -21,12 +21,12 @@ impl<'a> Fields<'a> {
         self.next(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// The next eight bytes.
+    /// Writes the next eight bytes.
     pub fn put_u64(&mut self, value: u64) {
         self.put(&value.to_le_bytes());
     }
 
-    /// The next bytes, for the caller to fill.
+    /// Returns the next bytes for the caller to fill.
     pub fn next(&mut self, length: usize) -> &mut [u8] {
         let (front, rest) = std::mem::take(&mut self.rest).split_at_mut(length);
         self.rest = rest;
@@ -34,17 +34,17 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Takes the next bytes.
+/// Reads the next bytes.
 ///
 /// # Panics
-/// If there are none: pages have room for their fields.
+/// If there are too few: pages have room for their fields.
 pub fn get<const BYTES: usize>(rest: &mut &[u8]) -> [u8; BYTES] {
     let (front, back) = rest.split_first_chunk().expect("pages have room for their fields");
     *rest = back;
     *front
 }
 
-/// Takes the next eight bytes.
+/// Reads the next eight bytes.
 pub fn get_u64(rest: &mut &[u8]) -> u64 {
     u64::from_le_bytes(get(rest))
 }

@@ -1,5 +1,5 @@
-//! Making changes durable: log pages, checkpoints, the anchor. One thread at a time, beside queues that
-//! announce writes in place by themselves.
+//! Makes changes durable: log pages, checkpoints, the anchor. One thread at a time does this, while
+//! queues announce writes in place by themselves.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,10 +22,10 @@ use super::merge::{Merge, Repair};
 use super::slot_maps::SlotMaps;
 use crate::clock;
 
-/// Pages of nodes that are made at a time.
+/// Pages of nodes encoded at a time.
 const ROUND_PAGES: usize = 256;
 
-/// What the device has beside the log, and what of it the anchor knows.
+/// The device's state other than the log, and how much of it is anchored.
 #[derive(Debug)]
 pub(super) struct Writer<E> {
     pub nonce: [u8; 16],
@@ -34,32 +34,31 @@ pub(super) struct Writer<E> {
     pub checkpoint_tag: Tag,
     /// Root commits before this opening.
     pub commits: u64,
-    /// Slots of which leaf pages tell.
+    /// Slots that leaf pages refer to.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
-    /// Leaves that the next merge writes again as they are, by number.
+    /// Leaves that the next merge rewrites unchanged, by number.
     pub repairs: BTreeMap<u64, Repair>,
     /// Whether the superblock is wrong on the device.
     pub rewrites_superblock: bool,
-    /// Whether no checkpoint before the last one may still be wanted.
+    /// Whether only the last checkpoint may still be needed.
     pub is_settled: bool,
-    /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older
-    /// checkpoint can be wanted.
+    /// Slots that no leaf page of the last checkpoint refers to: free once no older checkpoint can
+    /// be needed.
     pub replaced: Vec<u64>,
     pub anchored: Option<Anchored>,
-    /// A state that the anchor was to be advanced to, and gave no answer.
+    /// A record that the anchor was asked for and has not acknowledged.
     pub unsettled: Option<Anchored>,
 }
 
-/// The log and the changes noted so far, taken in this order.
+/// The log and the pending changes, locked in this order.
 type Locked<'a, E> = (MutexGuard<'a, LogHead>, MutexGuard<'a, State<E>>);
 
 impl<F: Layout> Map<F> {
-    // Doors: each has the store fail for good if the device fails. After an error nobody knows what
-    // it has.
+    // Entry points: each fails the store permanently if the device fails, because the device's
+    // contents are unknown after an error.
 
-    /// Makes everything durable that was noted so far, and has the anchor hear of it as its policy
-    /// says.
+    /// Makes all changes so far durable, and advances the anchor if its policy requires that.
     pub fn flush(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let flushed = self.flush_with(&mut writer, false);
@@ -69,30 +68,30 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Notes how far the store has come, for who will ask. What the writer has done must be flushed,
-    /// and an anchor must name its checkpoint: else an opening might go on from an earlier one.
+    /// Updates the milestone to report. The writer's work must be flushed, and the anchor, if any,
+    /// must name the last checkpoint: otherwise an opening might start from an earlier one.
     pub(super) fn pass_milestone(&self, writer: &Writer<F::Entry>) {
         let reached = writer.reached(self.log().flushed.0);
         self.state().reached = reached;
     }
 
-    /// Writes what waits to the log for nobody who asked: it is flushed when the anchor hears of it
-    /// with the next flush or checkpoint. A merge is due before the table is full, so a checkpoint
-    /// is never far.
+    /// Writes waiting changes to the log although nobody asked for a flush. They are flushed when
+    /// the next flush or checkpoint is anchored. A merge is due before the table is full, so that a
+    /// checkpoint follows soon.
     pub fn write_back(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let written = self.flush_with(&mut writer, false);
         self.guard(written)
     }
 
-    /// Begins to merge the changes noted so far into leaf pages; also a write-back.
+    /// Begins to merge all changes so far into leaf pages; also writes them to the log.
     pub fn begin_merge(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let begun = self.flush_with(&mut writer, true);
         self.guard(begun)
     }
 
-    /// Whether a merge has begun and not ended.
+    /// Whether a merge is running.
     #[must_use]
     pub fn is_merging(&self) -> bool {
         self.writer().merge.is_some() && self.state().failure.is_none()
@@ -106,24 +105,24 @@ impl<F: Layout> Map<F> {
         self.guard(stepped)
     }
 
-    /// Merges all changes noted so far; also a flush.
+    /// Merges all changes so far; also a flush.
     pub fn merge(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let merged = self.merge_all(&mut writer);
         self.guard(merged)
     }
 
-    /// Makes room for further changes; also a write-back. An error if there is none before the
-    /// anchor has answered.
+    /// Makes room for further changes; also writes waiting changes to the log. Fails if there is no
+    /// room before the anchor has answered.
     pub fn make_room(&self) -> io::Result<()> {
         {
             let mut writer = self.writer();
             let written = self.flush_with(&mut writer, false);
-            // What only an older checkpoint needs is room too.
+            // Settling frees what only an older checkpoint needs.
             let made = written.and_then(|()| self.settle(&mut writer));
             self.guard(made)?;
         }
-        // The merge under way makes room of what it merges; what was noted since gathers on.
+        // A running merge frees room; later changes stay pending.
         if self.is_tight() {
             let mut writer = self.writer();
             let merged = self.merge_to_end(&mut writer);
@@ -132,7 +131,7 @@ impl<F: Layout> Map<F> {
         if self.is_tight() { self.merge() } else { Ok(()) }
     }
 
-    /// Whether a merge would make room that is short.
+    /// Whether room is short and a merge would free some.
     fn is_tight(&self) -> bool {
         let state = self.state();
         let room = self.geometry.pending_max / 4;
@@ -143,7 +142,7 @@ impl<F: Layout> Map<F> {
         has_changes && is_short
     }
 
-    /// Ends: everything durable, and anchored whatever the policy.
+    /// Makes everything durable and anchors it, regardless of the policy.
     pub fn finish(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let ended = self.flush_with(&mut writer, false).and_then(|()| self.advance(&mut writer));
@@ -165,7 +164,7 @@ impl<F: Layout> Map<F> {
 
     // The log.
 
-    /// Announces the writes in place that wait for it: durable when it has ended, but no flush.
+    /// Announces waiting writes in place durably, without a flush.
     pub fn announce(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let announced = self.announce_with(&mut writer);
@@ -180,7 +179,7 @@ impl<F: Layout> Map<F> {
             self.merge_all(writer)?;
             (self.log(), self.state())
         };
-        // What became unwritten before a write was announced comes before it in the log.
+        // Blocks deallocated before a write was announced come before it in the log.
         let mut records = std::mem::take(&mut state.waiting);
         state.intents.announce_new(&mut records);
         state.take_pages(log.next, [records.len()], records_per_page::<F>());
@@ -191,14 +190,14 @@ impl<F: Layout> Map<F> {
         self.end_run(&run, written)
     }
 
-    /// Makes durable what waits. With `freezes`, what is noted so far is what the next merge merges.
+    /// Makes waiting changes durable. With `freezes`, the next merge merges all changes so far.
     pub(super) fn flush_with(
         &self,
         writer: &mut Writer<F::Entry>,
         freezes: bool,
     ) -> io::Result<()> {
         if freezes {
-            // What an older checkpoint needs is about to be written over.
+            // The merge will overwrite what an older checkpoint needs.
             self.settle(writer)?;
         }
         let Some((mut log, mut state)) = self.with_log_room(writer)? else {
@@ -213,7 +212,7 @@ impl<F: Layout> Map<F> {
         drop(state);
         let mut run = self.begin_run(&mut log, &records);
         let border = (log.next, log.tag);
-        // Writes on their way are no part of the flush: they are announced again behind it.
+        // Writes in flight aren't part of the flush: they are announced again behind it.
         run.pages.extend(self.next_pages(&mut log, &carried));
         drop(log);
         let flushes = !records.is_empty() || F::IS_IN_PLACE;
@@ -230,8 +229,8 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// The log and the changes noted so far, with room in the log for those. None: it has none, also
-    /// behind a merge.
+    /// Locks the log and the pending changes once the log has room for those. `None` if it has none
+    /// even after completing a running merge.
     fn with_log_room(
         &self,
         writer: &mut Writer<F::Entry>,
@@ -252,14 +251,14 @@ impl<F: Layout> Map<F> {
                 return Ok(None);
             }
             let (log, state) = (self.log(), self.state());
-            // A queue may have taken it meanwhile.
+            // A queue may have used the room in the meantime.
             if self.has_log_room(&log, wanted(&state)) {
                 return Ok(Some((log, state)));
             }
         }
     }
 
-    /// Whether the log has room for so many pages, if need be behind a merge that is under way.
+    /// Whether the log has room for `pages` more, if necessary after completing a running merge.
     fn make_log_room(&self, writer: &mut Writer<F::Entry>, pages: u64) -> io::Result<bool> {
         let has_room = || self.has_log_room(&self.log(), pages);
         if !has_room() {
@@ -271,14 +270,14 @@ impl<F: Layout> Map<F> {
         Ok(has_room())
     }
 
-    /// Merges all changes noted so far, those that the log has no room for among them.
+    /// Merges all changes so far, including those that the log has no room for.
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.settle(writer)?;
         let (mut log, mut state) = (self.log(), self.state());
         let unlogged = std::mem::take(&mut state.waiting);
-        // The pages that they would have had are left out, by whole rounds of the log, so that no
-        // page comes to another place: marks are the same whether changes are logged or not. Until
-        // the checkpoint is there the log has no room for anybody.
+        // Skips the pages that these changes would have taken, rounded up to whole cycles of the
+        // log so that all pages keep their places. Thus marks don't depend on whether changes are
+        // logged. Until the checkpoint is written, the log has no room for anybody.
         let pages = unlogged.len().div_ceil(records_per_page::<F>()) as u64;
         log.next += pages.next_multiple_of(self.geometry.log_pages);
         let retired = std::mem::take(&mut state.retired);
@@ -286,11 +285,12 @@ impl<F: Layout> Map<F> {
         state.take_pages(log.next, [carried.len()], records_per_page::<F>());
         drop(state);
         let mut merge = Merge::new(frozen, (log.next, log.tag));
-        // The log that the checkpoint begins must have them; there is room kept for that.
+        // These records must be in the log that starts at the checkpoint; room is reserved for
+        // them.
         let run = self.begin_run(&mut log, &carried);
         drop(log);
         let written = self.write_run(&run, |place, pages| self.file.write(place, pages));
-        // Who announces a write behind them must not do so before they are durable.
+        // Writes announced behind them must wait until they are durable.
         let is_empty = run.pages.is_empty();
         let synced = written.and_then(|()| if is_empty { Ok(()) } else { self.sync() });
         self.end_run(&run, synced)?;
@@ -306,8 +306,8 @@ impl<F: Layout> Map<F> {
 
     // Checkpoints.
 
-    /// Writes a checkpoint of the tree, from which the log goes on at `log_start`. What only older
-    /// checkpoints need is free once [`Map::advance`] has had the anchor name this one.
+    /// Writes a checkpoint of the tree, with the log starting at `log_start`. What only older
+    /// checkpoints need becomes free once [`Map::advance`] has anchored this one.
     pub(super) fn write_checkpoint(
         &self,
         writer: &mut Writer<F::Entry>,
@@ -320,15 +320,15 @@ impl<F: Layout> Map<F> {
             let written = write_sorted(&*self.file, pages, |page| *page)?;
             count(&self.counters.node_writes, written);
         }
-        // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
-        // must be there before it is, and so are the log pages written so far.
+        // The checkpoint refers to pages of nodes, these to leaf pages, and those to slots. All of
+        // them must be durable before it is written. The sync also covers all log pages so far.
         self.sync()?;
         let (epoch, log_flushed) = {
             let mut log = self.log();
             if !F::IS_IN_PLACE {
                 log.flushed = (log.next, log.tag);
             } else if log.flushed.0 < log_start {
-                // What came before is in leaf pages.
+                // Earlier changes are in leaf pages.
                 log.flushed = (log_start, log_tag);
             }
             (log.epoch, log.flushed.0)
@@ -362,21 +362,21 @@ impl<F: Layout> Map<F> {
 
     // The anchor.
 
-    /// After a flush: advances the anchor, if it wants to hear of every one.
+    /// Advances the anchor after a flush, if its policy requires that.
     fn commit_to_anchor(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
         match policy {
             Some(AnchorPolicy::EveryCommit) => self.advance(writer),
-            // What had no room in the log is only in the last checkpoint.
+            // Changes that the log had no room for are only in the last checkpoint.
             Some(AnchorPolicy::Checkpoints) => self.settle(writer),
             None => Ok(()),
         }
     }
 
-    /// Advances the anchor to where the store stands, and frees what older checkpoints needed.
+    /// Advances the anchor to the store's current state, and frees what older checkpoints needed.
     pub(super) fn advance(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         if let Some(anchor) = &self.anchor {
-            // The same once more, until its outcome is known.
+            // First repeats an unacknowledged advance until its outcome is known.
             let unsettled = writer.unsettled;
             let next = writer.next_anchored(&self.log());
             for to in unsettled.into_iter().chain(next) {
@@ -404,21 +404,22 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
-    /// written over.
+    /// Anchors the last checkpoint if necessary: afterwards, what earlier ones need may be
+    /// overwritten.
     pub(super) fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         if writer.is_settled { Ok(()) } else { self.advance(writer) }
     }
 }
 
 impl<E> Writer<E> {
-    /// How far the store has come on the device, with the log flushed before this page.
+    /// The state on the device as a milestone, with the log flushed before the given page.
     pub(super) fn reached(&self, log_flushed: u64) -> Milestone {
         let Self { nonce, checkpoint, .. } = *self;
         Milestone { opening: nonce, checkpoint, log_flushed }
     }
 
-    /// What the anchor must be advanced to, if it isn't there and isn't on its way there.
+    /// The next record for the anchor, or `None` if the last acknowledged or requested one is up to
+    /// date.
     fn next_anchored(&self, log: &LogHead) -> Option<Anchored> {
         let number = 0;
         let next = Anchored {
@@ -434,7 +435,7 @@ impl<E> Writer<E> {
     }
 }
 
-/// Writes pages to their places, side by side. Returns how many.
+/// Writes pages to their places in parallel. Returns how many.
 pub(super) fn write_sorted<T>(
     file: &dyn BlockFile,
     mut pages: Vec<(u64, T)>,
@@ -447,7 +448,7 @@ pub(super) fn write_sorted<T>(
     Ok(places.len() as u64)
 }
 
-/// Sizes of a store that is consistent with its format.
+/// Whether the store's sizes fit its format.
 pub(super) fn fits<F: Layout>(geometry: &Geometry) -> bool {
     geometry.leaf_entries == F::ENTRIES_PER_LEAF
         && geometry.is_sound(records_per_page::<F>() as u64)

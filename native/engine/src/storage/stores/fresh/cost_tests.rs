@@ -1,4 +1,4 @@
-//! Device I/Os per random write of one block: counted, page by page, not timed.
+//! Counts device I/O per random write of one block, in pages, without timing.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ use super::test_blocks::block;
 /// Writes between two flushes.
 const FLUSH_WRITES: u64 = 32;
 
-/// A device that counts pages; syncs count as one.
+/// A device that counts pages read and written; a sync counts as one.
 #[derive(Debug, Default)]
 pub struct Counted {
     pages: Mutex<HashMap<u64, Page>>,
@@ -59,7 +59,7 @@ impl BlockFile for Counted {
     }
 }
 
-/// Overwrites blocks of a full store at random, as its journal would have it; I/Os per write.
+/// Overwrites random blocks of a full store the way the journal would. Returns I/Os per write.
 fn ios_per_write(map: &Map<Placed>, device: &Counted, writes: u64, random: &mut ChaCha8Rng) -> f64 {
     device.take_ios();
     for number in 0..writes {
@@ -77,7 +77,7 @@ fn ios_per_write(map: &Map<Placed>, device: &Counted, writes: u64, random: &mut 
     device.take_ios() as f64 / writes as f64
 }
 
-/// The data itself is counted, not kept.
+/// Writes a block. Its data is counted but not stored.
 fn write(map: &Map<Placed>, device: &Counted, lba: u64, version: u64) {
     let block = block(lba, version);
     let entries = loop {
@@ -102,7 +102,7 @@ fn a_random_write_costs_at_most_1_2_device_ios_in_steady_state() {
     }
     map.merge().expect("merge");
     drop(map);
-    // Opened anew: no leaf page is in memory, each is read when it is merged first.
+    // After reopening, no leaf page is cached, so each is read at its first merge.
     let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, &Authority::Device);
     let map = Map::open(file, &superblock, keys, None).expect("store");
     let mut random = ChaCha8Rng::seed_from_u64(1);

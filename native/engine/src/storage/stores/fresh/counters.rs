@@ -1,11 +1,11 @@
-//! What a store that keeps freshness has done.
+//! Counters of a store that keeps freshness.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts; device I/Os are counted by page, data not among them.
+/// Counters; device I/O is counted in pages, without the data of blocks.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Leaf pages found in memory.
+    /// Leaf pages found in the cache.
     pub leaf_hits: AtomicU64,
     /// Leaf pages that had to be read.
     pub leaf_misses: AtomicU64,
@@ -17,7 +17,7 @@ pub struct Counters {
     pub node_writes: AtomicU64,
     /// Log pages written.
     pub log_pages: AtomicU64,
-    /// Times the device was made durable.
+    /// Syncs of the device.
     pub syncs: AtomicU64,
     /// Merges completed.
     pub merges: AtomicU64,
@@ -25,31 +25,32 @@ pub struct Counters {
     pub checkpoints: AtomicU64,
     /// Advances of the anchor.
     pub anchors: AtomicU64,
-    /// Log pages that the last opening found.
+    /// Log pages found by the last opening.
     pub recovered_log_pages: AtomicU64,
-    /// Changes that it took from them.
+    /// Changes recovered from them.
     pub recovered_changes: AtomicU64,
-    /// Milliseconds that it took.
+    /// Duration of the last opening in milliseconds.
     pub recovery_millis: AtomicU64,
-    /// Epoch of the opening.
+    /// Epoch of this opening.
     pub epoch: AtomicU64,
-    /// Root commits before it; may have wrapped, as what is added to it makes it right.
+    /// Root commits before this opening. It may have wrapped: adding those since gives the right
+    /// number.
     pub commits_before: AtomicU64,
-    /// Leaf pages that merges found wrong: their blocks were orphaned.
+    /// Leaf pages that merges found wrong, orphaning their blocks.
     pub orphaned_sets: AtomicU64,
-    /// Blocks that leaf pages have entries of; those orphaned stay counted.
+    /// Blocks with entries in leaf pages, including orphaned ones.
     pub written: AtomicU64,
-    /// Whether the anchor knows of this store: 0 or 1.
+    /// Whether the store is anchored: 0 or 1.
     pub is_anchored: AtomicU64,
     /// Number of the last advance of the anchor.
     pub anchor_number: AtomicU64,
-    /// When that was, on the engine's clock; 0: not in this opening.
+    /// When that was, on the engine's clock; 0 if not in this opening.
     pub anchored_at: AtomicU64,
-    /// Log pages that may not be written over yet.
+    /// Log pages that may not be overwritten yet.
     pub log_used: AtomicU64,
 }
 
-/// Adds to a count.
+/// Adds to a counter.
 pub fn count(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }

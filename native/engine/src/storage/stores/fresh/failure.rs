@@ -1,4 +1,4 @@
-//! Why a store refuses, as a reason that travels inside an `io::Error`.
+//! Reasons for which a store refuses operations, carried in an `io::Error`.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use sealane_proto::nvme::Reason;
 /// A refusal of a store that keeps freshness.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// What the device holds for a block isn't what was written last.
-    #[error("block {0} isn't what was written last")]
+    /// The block on the device isn't the version written last.
+    #[error("block {0} isn't the version written last")]
     Stale(u64),
-    /// A leaf page isn't the one that was written last.
-    #[error("leaf page {0} isn't what was written last")]
+    /// A leaf page isn't the version written last.
+    #[error("leaf page {0} isn't the version written last")]
     StaleLeaf(u64),
-    /// The leaf page that knew the block was wrong when it was to be changed.
-    #[error("nobody knows what block {0} is, as its leaf page was wrong: write it again")]
+    /// The block's leaf page was wrong when a merge had to change it.
+    #[error("the version of block {0} is unknown, as its leaf page was wrong: write it again")]
     Orphaned(u64),
-    /// A page that the next opening needs isn't the one that was written last.
-    #[error("it isn't what was written last")]
+    /// A page that the next opening needs isn't the version written last.
+    #[error("it isn't the version written last")]
     Damaged,
-    /// The device was put back to an older state, or is another's.
+    /// The device was rolled back to an older state, or belongs to another store.
     #[error("the store was rolled back: {0}")]
     RolledBack(String),
-    /// The anchor gave no answer: nothing is lost, and the next flush tries again.
+    /// The anchor did not answer: nothing is lost, and the next flush tries again.
     #[error("the anchor can't be reached: {0}")]
     AnchorUnreachable(String),
-    /// Nobody knows what the device has: the store must be opened anew.
-    #[error("the store failed earlier and must be opened anew: {0}")]
+    /// The state of the device is unknown: the store must be opened again.
+    #[error("the store failed earlier and must be opened again: {0}")]
     Failed(String),
 }
 
 impl Refusal {
-    /// Its stable reason.
+    /// Its stable reason id.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
@@ -43,7 +43,7 @@ impl Refusal {
         }
     }
 
-    /// The refusal in an error, if there is one.
+    /// The refusal in an error, if any.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref().and_then(|inner| inner.downcast_ref())
@@ -60,13 +60,13 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// The reason of a store's error.
+/// The reason id of a store's error.
 #[must_use]
 pub fn reason_of(error: &io::Error) -> Reason {
     Refusal::of(error).map_or(Reason::StoreFailed, Refusal::reason)
 }
 
-/// The same error once more, for everybody who waits for what failed.
+/// Copies an error, so that everybody who waits for the failed operation gets one.
 #[must_use]
 pub fn copy_error(error: &io::Error) -> io::Error {
     match Refusal::of(error) {
@@ -75,7 +75,7 @@ pub fn copy_error(error: &io::Error) -> io::Error {
     }
 }
 
-/// What the device holds can't be what an honest device holds after a power cut.
+/// The error of a device that holds what no honest device can hold after a power cut.
 pub(super) fn damaged(detail: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("damaged store: {}", detail.into()))
 }

@@ -1,72 +1,72 @@
-//! Sizes of a store, and where its pages are (`docs/formats/stores.md` §2).
+//! Sizes of a store, and the places of its pages (`docs/formats/stores.md` §2).
 //!
-//! A store that grew has an *extent* more for each time: areas behind all that was there before, so
-//! that nothing moves. Sets, slots and blocks go on counting from one extent to the next.
+//! Each growth of a store adds an *extent*: new areas behind all existing ones, so that nothing
+//! moves. Sets, slots and blocks are numbered continuously across extents.
 
 use std::ops::Range;
 
 use super::checkpoint::REGIONS;
 use super::nodes::NODES_PER_PAGE;
 
-/// Slots that one slot-map page tells of: a bit each.
+/// Number of slots that one slot-map page covers, one bit each.
 pub const SLOTS_PER_MAP: u64 = 8 * 4096;
-/// Pages of the superblock and the two checkpoints, before the log.
+/// Number of pages before the log: the superblock and two checkpoints.
 const LOG_START: u64 = 3;
-/// Most changes that may wait to be merged: 1 Mi, about 100 MiB of memory.
+/// Largest limit for pending changes: 1 Mi, about 100 MiB of memory.
 const PENDING_MAX: u64 = 1 << 20;
-/// Fewest, so that small stores merge in bulk too.
+/// Smallest limit, so that small stores merge in bulk, too.
 const PENDING_MIN: u64 = 4096;
-/// Changes per page of the log at which both are full together: a flush after every 16 writes.
+/// Changes per page of the log when both fill up together: a flush after every 16 writes.
 const CHANGES_PER_LOG_PAGE: u64 = 16;
-/// Fewest pages of the log (16 MiB): so many flushes between two merges of a small store.
+/// Fewest pages of the log (16 MiB): the number of flushes between two merges of a small store.
 const LOG_PAGES_MIN: u64 = 4096;
-/// Far above any device, and far from overflow in sums of pages.
+/// Far above any device's size, and small enough that sums of pages can't overflow.
 const COUNT_MAX: u64 = 1 << 47;
-/// How often a store can grow: its checkpoint's page has room for so many sizes.
+/// Most growths of a store: its checkpoint page has room for this many sizes.
 pub const GROWTHS_MAX: usize = 10;
 
-/// How much of everything a store has.
+/// Sizes of all kinds of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Blocks that the store offers.
     pub block_count: u64,
-    /// Slots for the data of blocks; the spare ones take new versions. None if blocks are written
-    /// in place.
+    /// Slots for the data of blocks; the spare ones take new versions. 0 if blocks are written in
+    /// place.
     pub slot_count: u64,
     /// Pages of the log.
     pub log_pages: u64,
-    /// Most changes, of entries and of ranges, that may wait to be merged into leaf pages.
+    /// Most changes, of entries and of ranges, that may be pending.
     pub pending_max: u64,
 }
 
-/// An extent behind which others follow.
+/// An extent that is followed by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// What the store had with it as its last.
+    /// The store's sizes when it was the last extent.
     sizes: Sizes,
     /// The first page behind it.
     end: u64,
 }
 
-/// Sizes of a store.
+/// Sizes of a store, and its extents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// Blocks that the store offers.
     pub block_count: u64,
     /// Entries of a leaf page.
     pub leaf_entries: u64,
-    /// Slots for the data of blocks; the spare ones take new versions. None if blocks are written
-    /// in place.
+    /// Slots for the data of blocks; the spare ones take new versions. 0 if blocks are written in
+    /// place.
     pub slot_count: u64,
     /// Pages of the log.
     pub log_pages: u64,
-    /// Most changes, of entries and of ranges, that may wait to be merged into leaf pages.
+    /// Most changes, of entries and of ranges, that may be pending.
     pub pending_max: u64,
     /// All extents but the last; none in a store that never grew.
     pub earlier: Vec<Extent>,
 }
 
-/// Items of one kind in one extent, one page each, and where they are.
+/// Items of one kind in one extent, one page each, and their place.
 struct Area {
     first: u64,
     count: u64,
@@ -83,7 +83,7 @@ impl Area {
     }
 }
 
-/// Areas of one extent, in their order.
+/// The areas of one extent, in order.
 struct Areas {
     log: Area,
     nodes: Area,
@@ -109,15 +109,15 @@ impl Sizes {
         self.leaves(leaf_entries).div_ceil(NODES_PER_PAGE)
     }
 
-    /// Blocks that have pages of their own.
+    /// Number of blocks with pages of their own.
     fn in_place_blocks(&self) -> u64 {
         if self.slot_count == 0 { self.block_count } else { 0 }
     }
 }
 
 impl Geometry {
-    /// The sizes for so many blocks, out of place: a slot more for every change that may wait, and
-    /// some for those on their way.
+    /// Sizes for a number of blocks, out of place: with spare slots for all pending changes, and
+    /// some for writes in flight.
     #[must_use]
     pub fn placed(block_count: u64, leaf_entries: u64) -> Self {
         let pending_max = (block_count / 4).clamp(PENDING_MIN, PENDING_MAX);
@@ -127,7 +127,7 @@ impl Geometry {
         Self { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier }
     }
 
-    /// The sizes for so many blocks, in place.
+    /// Sizes for a number of blocks, in place.
     #[must_use]
     pub fn in_place(block_count: u64, leaf_entries: u64) -> Self {
         Self { slot_count: 0, ..Self::placed(block_count, leaf_entries) }
@@ -135,15 +135,15 @@ impl Geometry {
 
     // Growing.
 
-    /// What the store has now.
+    /// The store's current sizes.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
         let Self { block_count, slot_count, log_pages, pending_max, .. } = *self;
         Sizes { block_count, slot_count, log_pages, pending_max }
     }
 
-    /// The store with an extent more, for so many blocks in all: sizes as for a new store, but
-    /// nothing becomes smaller. None: it has grown too often, or doesn't grow.
+    /// The store with one more extent, for `block_count` blocks in total: sizes as for a new store,
+    /// but none shrinks. `None` if it isn't larger or has grown too often.
     #[must_use]
     pub fn grown_to(&self, block_count: u64) -> Option<Self> {
         if block_count >= COUNT_MAX {
@@ -159,7 +159,8 @@ impl Geometry {
         })
     }
 
-    /// The store with an extent more, after which it has these sizes. None: they are no growth.
+    /// The store with one more extent, after which it has these sizes. `None` if they are no
+    /// growth.
     #[must_use]
     pub fn with_extent(&self, sizes: Sizes) -> Option<Self> {
         let before = self.sizes();
@@ -182,7 +183,7 @@ impl Geometry {
         Some(Self { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier })
     }
 
-    /// What the store had after each growth, the last one included.
+    /// The store's sizes after each growth, including the last one.
     pub fn growths(&self) -> impl Iterator<Item = Sizes> + '_ {
         let all = self.earlier.iter().map(|extent| extent.sizes);
         all.chain([self.sizes()]).skip(1)
@@ -190,56 +191,56 @@ impl Geometry {
 
     // Counts.
 
-    /// Most writes in place that may be announced and not ended.
+    /// Most writes in place in progress.
     #[must_use]
     pub fn intents_max(&self) -> u64 {
         self.pending_max / 4
     }
 
-    /// Pages of the log that are kept for announcing again what is on its way when a checkpoint
-    /// has the log begin anew.
+    /// Pages of the log reserved for announcing writes in progress again when a checkpoint restarts
+    /// the log.
     #[must_use]
     pub fn carry_reserve(&self, records_per_page: u64) -> u64 {
         self.intents_max().div_ceil(records_per_page)
     }
 
-    /// Pages of the log that are kept for the next opening, which logs anew what waits.
+    /// Pages of the log reserved for the next opening, which logs all pending changes again.
     #[must_use]
     pub fn log_reserve(&self, records_per_page: u64) -> u64 {
         self.pending_max.div_ceil(records_per_page)
     }
 
-    /// Sets of blocks: each has one leaf page.
+    /// Number of sets of blocks; each has one leaf page.
     #[must_use]
     pub fn sets(&self) -> u64 {
         self.sizes().sets(self.leaf_entries)
     }
 
-    /// Pages of the slot map.
+    /// Number of slot-map pages.
     #[must_use]
     pub fn slot_maps(&self) -> u64 {
         self.sizes().slot_maps()
     }
 
-    /// Leaves of the tree: leaf pages of the sets, then pages of the slot map.
+    /// Number of leaves of the tree: leaf pages of the sets, then slot-map pages.
     #[must_use]
     pub fn leaves(&self) -> u64 {
         self.sizes().leaves(self.leaf_entries)
     }
 
-    /// Pages of nodes.
+    /// Number of pages of nodes.
     #[must_use]
     pub fn node_pages(&self) -> u64 {
         self.sizes().node_pages(self.leaf_entries)
     }
 
-    /// Pages of nodes per region.
+    /// Number of pages of nodes per region.
     #[must_use]
     pub fn region_pages(&self) -> u64 {
         self.node_pages().div_ceil(REGIONS as u64)
     }
 
-    /// Whether a store can have these sizes with so many records in a log page.
+    /// Whether a store can have these sizes, given the number of records in a log page.
     #[must_use]
     pub fn is_sound(&self, records_per_page: u64) -> bool {
         let has_counts = [self.block_count, self.leaf_entries, self.log_pages, self.pending_max]
@@ -253,13 +254,13 @@ impl Geometry {
 
     // Places.
 
-    /// Where a checkpoint goes, by its number.
+    /// Place of a checkpoint, by its number.
     #[must_use]
     pub fn checkpoint(&self, number: u64) -> u64 {
         1 + number % 2
     }
 
-    /// Where a log page goes, by its number: in the last extent that has a log.
+    /// Place of a log page, by its number, in the last extent that has a log.
     #[must_use]
     pub fn log(&self, number: u64) -> u64 {
         let mut logs = self.extents().map(|areas| areas.log);
@@ -267,53 +268,53 @@ impl Geometry {
         log.place + number % self.log_pages
     }
 
-    /// Where one of the two copies of a page of nodes is.
+    /// Place of one of the two copies of a page of nodes.
     #[must_use]
     pub fn nodes(&self, index: u64, copy: u8) -> u64 {
         self.place(|areas| areas.nodes, index, copy)
     }
 
-    /// Where one of the two copies of a leaf is.
+    /// Place of one of the two copies of a leaf.
     #[must_use]
     pub fn leaf(&self, leaf: u64, copy: u8) -> u64 {
         self.place(|areas| areas.leaves, leaf, copy)
     }
 
-    /// Where a slot is.
+    /// Place of a slot.
     #[must_use]
     pub fn slot(&self, slot: u64) -> u64 {
         self.place(|areas| areas.slots, slot, 0)
     }
 
-    /// Where a block written in place is.
+    /// Place of a block written in place.
     #[must_use]
     pub fn in_place_block(&self, lba: u64) -> u64 {
         self.place(|areas| areas.blocks, lba, 0)
     }
 
-    /// How many neighbours of a page of nodes, itself among them, lie one behind the other.
+    /// Number of pages of nodes, from this one on, that lie in consecutive places.
     #[must_use]
     pub fn nodes_together(&self, index: u64) -> u64 {
         let area = self.area(|areas| areas.nodes, index);
         area.first + area.count - index
     }
 
-    /// The same of a block written in place.
+    /// Number of blocks in place, from this one on, that lie in consecutive places.
     #[must_use]
     pub fn blocks_together(&self, lba: u64) -> u64 {
         let area = self.area(|areas| areas.blocks, lba);
         area.first + area.count - lba
     }
 
-    /// Pages of a device that the store takes; blocks in place are pages, too.
+    /// Number of pages that the store needs on its device; blocks in place count as pages.
     #[must_use]
     pub fn device_pages(&self) -> u64 {
         let blocks = self.areas(self.earlier.len()).blocks;
         blocks.place + blocks.count
     }
 
-    /// Pages of the last extent in front of slots or blocks: what every change and every opening
-    /// needs room for, a deallocation too.
+    /// Pages of the last extent before its slots or blocks: every change, even a deallocation, and
+    /// every opening needs room for them.
     #[must_use]
     pub fn own_pages(&self) -> Range<u64> {
         let start = self.earlier.last().map_or(0, |earlier| earlier.end);
@@ -330,7 +331,7 @@ impl Geometry {
         areas.find(|area| area.first <= index).unwrap_or_else(|| kind(self.areas(0)))
     }
 
-    /// Areas of the extents, the last one first.
+    /// The areas of the extents, starting with the last one.
     fn extents(&self) -> impl Iterator<Item = Areas> + '_ {
         (0..=self.earlier.len()).rev().map(|extent| self.areas(extent))
     }
@@ -340,7 +341,7 @@ impl Geometry {
         let before = earlier.map_or_else(Sizes::default, |earlier| earlier.sizes);
         let after = self.earlier.get(extent).map_or_else(|| self.sizes(), |extent| extent.sizes);
         let place = earlier.map_or(LOG_START, |earlier| earlier.end);
-        // A log that became larger is another one.
+        // A log that grew moves to the new extent.
         let log_pages = if after.log_pages > before.log_pages { after.log_pages } else { 0 };
         let range = |count: &dyn Fn(&Sizes) -> u64| count(&before)..count(&after);
         let log = Area { first: 0, count: log_pages, place };
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_growth_is_refused_and_so_is_one_too_many() {
+    fn only_growths_are_accepted_and_only_so_many() {
         let mut geometry = Geometry::placed(100, 75);
         assert_eq!(geometry.grown_to(100), None);
         assert_eq!(geometry.grown_to(99), None);

@@ -1,9 +1,9 @@
-//! Growing a store: one more extent behind all others, named by one more checkpoint.
+//! Growing a store: adds an extent behind all others with one new checkpoint.
 //!
-//! Nothing moves but the pages of the slot map, whose leaves are counted behind those of all sets.
-//! Until that checkpoint is there the last one stands, of which nothing was written over: after a
-//! power cut the store is what it was before or what it is after. The anchor hears of it as of
-//! every checkpoint, so that a smaller store which is put back is a store that is rolled back.
+//! Only the slot-map pages move, because their leaves are numbered behind those of all sets. Until
+//! the new checkpoint is written, the last one is valid and nothing that it needs has been
+//! overwritten: after a power cut, the store has its old size or the new one. The new checkpoint is
+//! anchored like every other, so a smaller, older store is detected as rolled back.
 
 use std::io;
 use std::sync::PoisonError;
@@ -16,22 +16,23 @@ use super::map::{Layout, Map};
 use super::nodes::Held;
 
 impl<F: Layout> Map<F> {
-    /// The geometry that the store would have with so many blocks. `InvalidInput` if it can't.
+    /// The store's geometry after growing to `block_count` blocks. `InvalidInput` if that isn't
+    /// possible.
     pub fn grown_to(&self, block_count: u64) -> io::Result<Geometry> {
         let grown = self.geometry.grown_to(block_count).filter(fits::<F>);
         grown.ok_or_else(|| {
             let (found, times) = (self.geometry.block_count, self.geometry.earlier.len());
             let detail = format!(
                 "a store of {found} blocks that grew {times} times can't have {block_count}: it \
-                 only grows, and no more than {GROWTHS_MAX} times"
+                 only grows, and at most {GROWTHS_MAX} times"
             );
             io::Error::new(io::ErrorKind::InvalidInput, detail)
         })
     }
 
-    /// Makes the store what [`Map::grown_to`] said; its device must have room for that. Also a
-    /// merge of all that was noted. After an error of the anchor the store may come up in either
-    /// size when it is opened again.
+    /// Grows the store to a geometry from [`Map::grown_to`]. The device must have room for it. Also
+    /// merges all changes so far. After an error of the anchor, the store may have either size when
+    /// it is opened again.
     pub fn grow(&mut self, geometry: Geometry) -> io::Result<()> {
         self.merge()?;
         let sets_before = self.geometry.sets();
@@ -41,7 +42,7 @@ impl<F: Layout> Map<F> {
         state.slots.extend(geometry.slot_count);
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
         writer.slot_maps.extend(geometry.slot_maps());
-        // Building the tree anew was no commit.
+        // Rebuilding the tree was no commit.
         let built = self.leaves.root().commit;
         writer.commits = writer.commits.wrapping_add(commits).wrapping_sub(built);
         self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
@@ -56,7 +57,7 @@ impl<F: Layout> Map<F> {
             let moved = self.moved_slot_maps(writer, sets_before);
             self.write_leaves(&moved, 1)?;
         }
-        // The log of the checkpoint has what a write that failed may have left.
+        // Failed writes must be announced in the log that starts at the checkpoint.
         let border = {
             let log = self.log();
             (log.next, log.tag)
@@ -69,7 +70,7 @@ impl<F: Layout> Map<F> {
         self.advance(writer)
     }
 
-    /// Pages of the slot map under their new numbers, and the numbers that they had.
+    /// Moves the slot-map pages to their new leaf numbers, and makes their old numbers void.
     fn moved_slot_maps(&self, writer: &Writer<F::Entry>, sets_before: u64) -> Vec<Written> {
         let sets = self.geometry.sets();
         let maps: Vec<_> = writer.slot_maps.all().collect();
@@ -77,7 +78,7 @@ impl<F: Layout> Map<F> {
         let mut moved = Vec::new();
         for (current, (_, page)) in self.leaves.current(leaves).into_iter().zip(&maps) {
             let node = self.leaves.changed_node(current.leaf, None, page, page);
-            // Of two numbers that share a place the copy that the last checkpoint needs is kept.
+            // If an old and a new number coincide, the copy that the last checkpoint needs is kept.
             let held = node.map(|node| Held { node, copy: current.spare_copy() });
             let page = held.map(|held| (page.clone(), held));
             moved.push(Written { leaf: current.leaf, page, growth: 0 });

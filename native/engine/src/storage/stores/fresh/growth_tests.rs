@@ -1,5 +1,6 @@
-//! Growing, with power cut at every write and sync of it: each image opens in the old or the new
-//! size, with every block that was flushed before. And who puts the smaller store back.
+//! Growing with power cuts at each of its writes and syncs: each image opens in the old or the new
+//! size, with every block that was flushed before. A smaller store that is restored afterwards is
+//! refused.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,13 +23,13 @@ use super::placed::{Placed, PlacedEntry};
 use super::superblock::Superblock;
 use super::test_blocks::{block, version_of};
 
-/// What a test needs of a layout.
+/// What the tests need from a layout.
 trait Blocks: Layout + Sized {
-    /// Sizes of a small store, and what it grows to.
+    /// Sizes of a small store before and after growing.
     const SIZES: [Sizes; 2];
-    /// Begins a write, and has its data on the device.
+    /// Writes a block without flushing.
     fn write(world: &World<Self>, lba: u64, version: u64);
-    /// The version of a block that has this entry; None: refused.
+    /// The version of a block with this entry; `None` if it is refused.
     fn version(world: &World<Self>, lba: u64, entry: &Self::Entry) -> Option<u64>;
 }
 
@@ -53,7 +54,7 @@ impl Blocks for Placed {
     }
 }
 
-/// A page as the disk of a store in place has it: its metadata first.
+/// A page on the disk of a store in place, which starts with its metadata.
 fn sector(lba: u64, version: u64) -> Page {
     let mut page = Page::ZERO;
     let metadata = &block(lba, version)[DATA_BYTES..];
@@ -95,7 +96,7 @@ fn dynamic(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<dyn Anchor>> {
     anchor.map(|anchor| Arc::clone(anchor) as Arc<dyn Anchor>)
 }
 
-/// An anchor of its own that stands where this one does.
+/// A copy of the anchor.
 fn copied(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<MemoryAnchor>> {
     anchor.map(|anchor| Arc::new(anchor.copy()))
 }
@@ -139,12 +140,12 @@ impl<F: Blocks> World<F> {
         self.map.set_entries(set).expect("leaf page")[index as usize]
     }
 
-    /// The version of a block; 0: unwritten, None: refused.
+    /// The version of a block; 0 if unwritten, `None` if refused.
     fn read(&self, lba: u64) -> Option<u64> {
         self.entry(lba).map_or(Some(0), |entry| F::version(self, lba, &entry))
     }
 
-    /// The same of all blocks.
+    /// The versions of all blocks.
     fn read_all(&self) -> Vec<Option<u64>> {
         let sets = 0..self.map.geometry().sets();
         let entries = sets.flat_map(|set| self.map.set_entries(set).expect("leaf page"));
@@ -163,7 +164,8 @@ impl<F: Blocks> World<F> {
         self.map.grow(geometry)
     }
 
-    /// Some blocks in leaf pages, some in the log, some overwritten and one deallocated.
+    /// Writes some blocks that end up in leaf pages, some that stay in the log, overwrites some and
+    /// deallocates one.
     fn fill(&self) {
         for lba in (0..self.blocks()).step_by(20) {
             F::write(self, lba, 1);
@@ -177,7 +179,8 @@ impl<F: Blocks> World<F> {
         self.map.flush().expect("flush");
     }
 
-    /// What [`World::fill`] left of the first `count` blocks.
+    /// Checks that the first `count` blocks are as [`World::fill`] left them, and the others
+    /// unwritten.
     fn check(&self, count: u64) {
         for (lba, found) in (0..).zip(self.read_all()) {
             let expected = match lba {
@@ -193,8 +196,8 @@ impl<F: Blocks> World<F> {
     }
 }
 
-/// Opens images of every instant at which a growth is about to write or sync. Returns in how many
-/// the store had its old and its new size.
+/// Opens images at every instant at which a growth is about to write or sync. Returns how many had
+/// the old size and how many the new one.
 fn cut_everywhere<F: Blocks>(policy: Option<AnchorPolicy>) -> [u64; 2] {
     let [before, after] = F::SIZES;
     let small = World::<F>::create(policy, before);
@@ -227,7 +230,7 @@ fn cut_everywhere<F: Blocks>(policy: Option<AnchorPolicy>) -> [u64; 2] {
     is_on.store(false, Ordering::Relaxed);
     let [old, new] = *found.lock().expect("counts");
     let grown = world.after(world.disk.0.lost()).expect("store");
-    assert_eq!(grown.blocks(), after.block_count, "it has ended");
+    assert_eq!(grown.blocks(), after.block_count, "the growth has completed");
     [old, new]
 }
 
@@ -236,7 +239,7 @@ fn a_power_cut_leaves_the_old_size_or_the_new_one_and_every_block() {
     for policy in [None, Some(AnchorPolicy::EveryCommit), Some(AnchorPolicy::Checkpoints)] {
         for [old, new] in [cut_everywhere::<Placed>(policy), cut_everywhere::<Ivs>(policy)] {
             assert!(old > 25, "{old} images of the old size");
-            // An anchored one has the new size when its anchor knows, which is after the last sync.
+            // An anchored store has the new size once it is anchored, which is after the last sync.
             assert!(new > 0 || policy.is_some(), "no image of the new size");
         }
     }
@@ -250,7 +253,7 @@ fn lives_on<F: Blocks>() {
     world.check(before.block_count);
     let last = after.block_count - 1;
     for version in 3..40 {
-        // On both sides of the border, over and over: slots and log turn round.
+        // Blocks on both sides of the boundary, repeatedly, so that slots and log pages are reused.
         for lba in [before.block_count - 2, before.block_count, last - 300, last] {
             F::write(&world, lba, version);
         }
@@ -300,19 +303,19 @@ fn root_commits_count_on_and_nothing_is_forgotten_by_growing() {
     let before = commits(&world);
     world.grow(after).expect("growth");
     let grown = commits(&world);
-    // One of the merge of what was noted, its slot maps', and that of the slot maps' new numbers.
+    // Commits for the merge, for its slot maps, and for the slot maps' new numbers.
     assert!((before + 1..before + 10).contains(&grown), "{before} and then {grown}");
 }
 
-fn put_back<F: Blocks>() {
+fn check_rollback<F: Blocks>() {
     let [before, after] = F::SIZES;
     let mut world = World::<F>::create(Some(AnchorPolicy::EveryCommit), before);
     world.fill();
     let smaller = world.disk.0.whole();
     world.grow(after).expect("growth");
-    let error = world.after(smaller).map(|_| ()).expect_err("it is smaller than it was");
+    let error = world.after(smaller).map(|_| ()).expect_err("an older, smaller store");
     assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
-    // The last checkpoint alone, of the size before: the other one names the new size.
+    // Swaps the checkpoint pages: each is valid in either place.
     let image = world.disk.0.whole();
     let pages: [Page; 2] = [1, 2].map(|place| {
         let mut page = [Page::ZERO];
@@ -320,18 +323,18 @@ fn put_back<F: Blocks>() {
         page[0]
     });
     image.write(1, &[pages[1], pages[0]]).expect("write");
-    let swapped = world.after(image.whole()).expect("either place serves").blocks();
+    let swapped = world.after(image.whole()).expect("valid in either place").blocks();
     assert_eq!(swapped, after.block_count);
 }
 
 #[test]
-fn a_smaller_store_that_is_put_back_is_rolled_back() {
-    put_back::<Placed>();
-    put_back::<Ivs>();
+fn a_smaller_older_store_is_refused_as_rolled_back() {
+    check_rollback::<Placed>();
+    check_rollback::<Ivs>();
 }
 
 #[test]
-fn an_anchor_that_gives_no_answer_is_asked_again() {
+fn an_anchor_that_does_not_answer_is_asked_again() {
     for is_made in [false, true] {
         let [before, after] = Placed::SIZES;
         let mut world = World::<Placed>::create(Some(AnchorPolicy::EveryCommit), before);
@@ -341,7 +344,7 @@ fn an_anchor_that_gives_no_answer_is_asked_again() {
         anchor.fail_next(is_made);
         let error = world.map.grow(geometry.clone()).expect_err("no answer");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert_eq!(world.blocks(), before.block_count, "it was asked of the merge");
+        assert_eq!(world.blocks(), before.block_count, "the merge asked the anchor");
         anchor.recover();
         world.map.grow(geometry).expect("growth");
         world.map.finish().expect("answered");
@@ -359,7 +362,7 @@ fn a_device_that_fails_leaves_the_old_size() {
         world.fill();
         world.disk.0.fail_after(writes);
         assert!(world.grow(after).is_err());
-        assert!(world.map.flush().is_err(), "it has failed for good");
+        assert!(world.map.flush().is_err(), "the failure is permanent");
         let grown = world.after(world.disk.0.lost()).expect("store");
         assert_eq!(grown.blocks(), before.block_count);
         grown.check(before.block_count);
@@ -375,16 +378,16 @@ fn a_write_in_place_that_failed_before_may_still_be_there_afterwards() {
     world.map.announce().expect("announcement");
     world.map.give_up(60);
     world.grow(after).expect("growth");
-    // It comes late.
+    // The failed write arrives late.
     let place = world.map.geometry().in_place_block(60);
     world.disk.write(place, &[sector(60, 9)]).expect("write");
     let grown = world.after(world.disk.0.whole()).expect("store");
     assert_eq!(grown.read(60), Some(9));
 }
 
-/// A store whose slot map has two pages, both with slots.
+/// The store's slot map has two pages, both with slots in use.
 #[test]
-fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
+fn slot_map_pages_that_swap_numbers_survive_a_power_cut() {
     let before = sizes(250, 40_000, 800, 40_000);
     let small = World::<Placed>::create(None, before);
     Placed::write(&small, 1, 1);
@@ -397,7 +400,7 @@ fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
     small.map.abandon(&held);
     assert!(small.entry(2).expect("written").slot > super::geometry::SLOTS_PER_MAP);
     small.map.merge().expect("merge");
-    // One set more: the second page takes a new number, the first the second's.
+    // With one more set, the second page takes a new number, and the first takes the second's.
     let after = Sizes { block_count: 301, ..before };
     let (is_on, superblock) = (Arc::new(AtomicBool::new(false)), small.superblock.clone());
     let is_watching = Arc::clone(&is_on);
@@ -440,7 +443,7 @@ fn pages_of_a_growth_that_was_cut_short_are_void_after_another_one() {
     let before = Placed::SIZES[0];
     let small = World::<Placed>::create(None, before);
     small.fill();
-    // In each of them the slot map's leaf belongs to another page of nodes.
+    // In each size, the slot map's leaf belongs to another page of nodes.
     let to = |sets: u64| {
         let block_count = sets * Placed::ENTRIES_PER_LEAF;
         Sizes { block_count, slot_count: 70_000, ..before }

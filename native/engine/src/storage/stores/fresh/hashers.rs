@@ -1,15 +1,14 @@
-//! Hashing side by side: a batch is divided among threads that share nothing.
+//! Parallel hashing: divides a batch among threads that share nothing.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread::{available_parallelism, scope};
 
-/// Most threads that hash.
 const HASHERS_MAX: usize = 16;
-/// Pages that a hasher is worth: hashing them takes some times as long as starting a thread (30 µs).
+/// Least pages per thread: hashing them takes several times as long as starting a thread (30 µs).
 const PAGES_PER_HASHER: usize = 256;
 
-/// How many threads so many pages are worth here.
+/// Number of threads to use for this many pages on this machine.
 #[must_use]
 pub fn hashers(pages: usize) -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
@@ -17,7 +16,8 @@ pub fn hashers(pages: usize) -> usize {
     (pages / PAGES_PER_HASHER).clamp(1, HASHERS_MAX.min(*processors))
 }
 
-/// Does the work on each part, on a thread of its own but for the first. Ends when all have.
+/// Does the work on each part, each on its own thread, the first on the caller's. Returns when all
+/// are done.
 pub fn side_by_side<T: Send>(parts: &mut [T], work: impl Fn(&mut T) + Sync) {
     let Some((mine, others)) = parts.split_first_mut() else { return };
     scope(|scope| {
@@ -29,7 +29,7 @@ pub fn side_by_side<T: Send>(parts: &mut [T], work: impl Fn(&mut T) + Sync) {
     });
 }
 
-/// Does the work on each item, divided among so many threads.
+/// Does the work on each item, divided among `hashers` threads.
 pub fn each<T: Send>(hashers: usize, items: &mut [T], work: impl Fn(&mut T) + Sync) {
     let share = items.len().div_ceil(hashers).max(1);
     let mut parts: Vec<_> = items.chunks_mut(share).collect();
@@ -41,12 +41,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_item_is_worked_on_once_by_however_many() {
+    fn every_item_is_worked_on_once_with_any_number_of_threads() {
         for hashers in 1..=HASHERS_MAX {
             let mut items: Vec<u64> = (0..37).collect();
             each(hashers, &mut items, |item| *item += 100);
             assert_eq!(items, (100..137).collect::<Vec<_>>());
-            each(hashers, &mut Vec::<u64>::new(), |_| unreachable!("there is none"));
+            each(hashers, &mut Vec::<u64>::new(), |_| unreachable!("no items"));
         }
     }
 

@@ -1,8 +1,8 @@
-//! Blocks that are written where they are, on a device whose blocks have metadata: leaf pages and
-//! log name the IV of each, and the block itself has the rest.
+//! Blocks overwritten in place, on a device whose blocks have metadata: leaf pages and log contain
+//! the IV of each block, and the block itself contains the rest.
 //!
-//! A write is announced in the log, durably, before it is made. After a crash the block is looked
-//! at: it is what was flushed last or one of those announced since, or its reads are refused.
+//! A write is announced in the log, durably, before it is made. After a crash, a block must be the
+//! one flushed last or one of those announced since; otherwise its reads are refused.
 
 use std::io;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ impl Layout for Ivs {
         Ok(metadata[field::IV.0..field::IV.1] == *iv)
     }
 
-    /// Of their IVs. It isn't right if one of them was written or made void since it was merged.
+    /// Derives the page from the IVs of its blocks. It is wrong if one of them was written or
+    /// deallocated since the last merge.
     fn derive(set: u64, file: &dyn BlockFile, geometry: &Geometry) -> io::Result<Option<LeafPage>> {
         let mut page = [0; LEAF_BYTES];
         let start = set * Self::ENTRIES_PER_LEAF;
@@ -56,8 +57,8 @@ impl Layout for Ivs {
 impl Map<Ivs> {
     // Reads.
 
-    /// Takes the IVs of blocks from `lba` that came from the device, where nothing else is known of
-    /// them: of those whose fast-path MAC says that they are current.
+    /// Takes the IVs of blocks from `lba` on that were read from the device, if nothing else is
+    /// known about a block and its fast-path MAC shows that it is current.
     pub fn take_vouched(&self, known: &mut [Known<Iv>], lba: u64, blocks: &[Block]) {
         for ((lba, block), known) in (lba..).zip(blocks).zip(known) {
             if *known == Known::Absent && self.is_vouched_for(lba, block) {
@@ -72,9 +73,9 @@ impl Map<Ivs> {
         self.keys.fast_path().is_current(lba, &block_iv(block), node, mac)
     }
 
-    /// Makes of blocks from `lba` that came from the device what a read returns, now that all is
-    /// known of them: without fast-path MACs, and zeros where nothing is written. An error if one
-    /// isn't what was written last.
+    /// Turns blocks from `lba` on that were read from the device into the result of a read, once
+    /// everything is known about them: removes fast-path MACs and zeroes unwritten blocks. Fails if
+    /// a block isn't the version written last.
     pub fn check_blocks(known: &[Known<Iv>], lba: u64, blocks: &mut [Block]) -> io::Result<()> {
         for ((lba, block), known) in (lba..).zip(blocks).zip(known) {
             match known {
@@ -89,18 +90,18 @@ impl Map<Ivs> {
         Ok(())
     }
 
-    /// Gives blocks of one set that came from the device their fast-path MACs, after a full check: of
-    /// each whether that is another than it had. None: there is none to give, as it is unwritten or has
-    /// a change that waits to be merged. An error if it isn't what was written last, or the leaf page
-    /// isn't. Nobody may write the blocks meanwhile, and until they are back on the device. May read
-    /// their leaf page, and block.
+    /// Issues fast-path MACs for blocks of one set that were read from the device, after a full
+    /// check. Returns for each whether the MAC has changed; `None` if the block is unwritten or has
+    /// a pending change; an error if it isn't the version written last. Fails if the leaf page
+    /// isn't the version written last. Nobody may write the blocks until they have been written
+    /// back to the device. Blocks if it must read the leaf page.
     pub fn vouch<'a>(
         &self,
         set: u64,
         blocks: impl IntoIterator<Item = (u64, &'a mut Block)>,
     ) -> io::Result<Vec<io::Result<Option<bool>>>> {
         let known = |(lba, block)| (lba, block, self.current(lba, 1)[0]);
-        // In this order: what was merged since is in the leaf page.
+        // Must come first: changes merged afterwards are in the leaf page.
         let blocks: Vec<_> = blocks.into_iter().map(known).collect();
         let leaf = self.leaf(set)?.and_then(|page| self.leaves.with_node(set, &page));
         let vouched = blocks.into_iter().map(|(lba, block, known)| match &leaf {
@@ -124,8 +125,8 @@ impl Map<Ivs> {
 
     // Changes.
 
-    /// Has blocks about to be written from `lba` announced; [`Map::announce`] must have ended before
-    /// they are. None: room must be made first.
+    /// Registers a write of blocks from `lba` on for announcement. [`Map::announce`] must complete
+    /// before the write is made. Returns `None` if room must be made first.
     pub fn intend(&self, lba: u64, blocks: &[u8]) -> io::Result<Option<Arc<[Iv]>>> {
         let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         let blocks = blocks.as_chunks::<BLOCK_BYTES>().0;
@@ -140,7 +141,7 @@ impl Map<Ivs> {
         let mut state = self.state();
         state.check()?;
         if state.intents.doubts() as u64 + count > intents_max {
-            let detail = "too many writes failed and were not made again".into();
+            let detail = "too many writes failed and were not repeated".into();
             return Err(Refusal::Failed(detail).into());
         }
         let announced = state.intents.count() as u64;
@@ -151,7 +152,7 @@ impl Map<Ivs> {
         Ok(Some(ivs))
     }
 
-    /// Notes that the blocks of the write from `lba` were written.
+    /// Records that the write from `lba` on has completed.
     pub fn arrived(&self, lba: u64, ivs: &[Iv]) -> io::Result<()> {
         let mut state = self.state();
         state.intents.settle(lba);
@@ -161,7 +162,7 @@ impl Map<Ivs> {
         state.check()
     }
 
-    /// Notes that the blocks of the write from `lba` could not be written, or were not.
+    /// Records that the write from `lba` on has failed or was not made.
     pub fn give_up(&self, lba: u64) {
         self.state().intents.give_up(lba);
     }

@@ -1,5 +1,5 @@
-//! Power cuts of a store in place: at every write and sync of seeded workloads with several writes
-//! on their way, some of which fail. Each image must open, and hold for every block a version that
+//! Power cuts of a store in place, at every write and sync of seeded workloads with several writes
+//! in progress, some of which fail. Each image must open, and hold for every block a version that
 //! an honest device may have left there; reading it must not be refused.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use super::keys::{Authority, StoreKeys};
 use super::map::Map;
 use super::superblock::Superblock;
 
-/// Three sets, a short log and a small table, so that all of them turn over.
+/// Three sets, a short log and a small table, so that all of them are reused.
 const GEOMETRY: Geometry = Geometry {
     block_count: 900,
     leaf_entries: Ivs::ENTRIES_PER_LEAF,
@@ -33,10 +33,10 @@ const GEOMETRY: Geometry = Geometry {
     earlier: Vec::new(),
 };
 const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
-/// Blocks that the workload writes: some in each set, so that versions meet.
+/// Blocks that the workload writes: few in each set, so that they are overwritten often.
 const BLOCKS: [u64; 12] = [0, 1, 2, 3, 338, 339, 340, 341, 342, 680, 681, 899];
 
-/// A torn disk whose pages begin with their metadata: block and metadata change together.
+/// A torn disk whose pages start with their metadata, so that block and metadata change together.
 #[derive(Debug)]
 pub struct SectorDisk(pub TornDisk);
 
@@ -87,7 +87,7 @@ fn page(version: u64) -> Page {
     page
 }
 
-/// A device and the anchor of its store, at one instant.
+/// A device and the anchor of its store at one instant.
 struct Machine {
     disk: Arc<SectorDisk>,
     anchor: Option<Arc<MemoryAnchor>>,
@@ -120,7 +120,7 @@ impl Machine {
         version_of(&metadata[field::IV.0..field::IV.1])
     }
 
-    /// What a block reads as; None: refused.
+    /// The version that a read of a block returns; `None` if it is refused.
     fn read(&self, map: &Map<Ivs>, lba: u64) -> Option<u64> {
         let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
         match map.set_entries(set).expect("leaf page")[index as usize] {
@@ -139,7 +139,7 @@ fn copied(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<MemoryAnchor>> {
     anchor.map(|anchor| Arc::new(anchor.copy()))
 }
 
-/// What a block may read as: what was durable, and what was written since, ended or not.
+/// The versions that a block may have: the durable one, and those begun since, completed or not.
 #[derive(Debug, Default)]
 struct Oracle {
     durable: BTreeMap<u64, u64>,
@@ -151,10 +151,10 @@ impl Oracle {
         self.since.entry(lba).or_default().push((version, false));
     }
 
-    /// With it, whatever was in doubt before has ended.
+    /// Completes a write, and with it all earlier ones in doubt.
     fn ended(&mut self, lba: u64, version: u64) {
         let since = self.since.entry(lba).or_default();
-        // What was sent twice ends with the later one.
+        // If it was sent twice, the later one has completed.
         let until = since.iter().rposition(|(other, _)| *other == version).expect("begun");
         since[..=until].iter_mut().for_each(|(_, has_ended)| *has_ended = true);
     }
@@ -189,14 +189,14 @@ struct Write {
     is_made: bool,
 }
 
-/// One seeded life of a store, cut at every instant.
+/// One seeded life of a store, with power cuts at every instant.
 struct Life {
     machine: Machine,
     map: Map<Ivs>,
     oracle: Arc<Mutex<Oracle>>,
     random: ChaCha8Rng,
     writes: Vec<Write>,
-    /// Block and version of each write that was begun: any may be sent again as it was.
+    /// Block and version of each write so far: any may be sent again unchanged.
     sent: Vec<(u64, u64)>,
     next_version: u64,
 }
@@ -251,7 +251,7 @@ impl Life {
             return;
         }
         if is_again {
-            // The device may have it from before: it counts as soon as the log says so.
+            // The device may have it from before, so it counts as soon as it is logged.
             lock(&self.oracle).begun(lba, version);
         }
         self.next_version += u64::from(!is_again);
@@ -277,7 +277,7 @@ impl Life {
             self.map.arrived(write.lba, &[iv(write.version)]).expect("arrived");
             lock(&self.oracle).ended(write.lba, write.version);
         }
-        // Some are given up before they are made.
+        // Some writes are abandoned before they are made.
         if self.random.next_u32().is_multiple_of(8)
             && let Some(index) = self.writes.iter().position(|write| !write.is_made)
         {
@@ -293,7 +293,8 @@ impl Life {
     }
 }
 
-/// Runs a life, and cuts power before and after each of its writes and syncs.
+/// Runs a life with power cuts before and after each of its writes and syncs. Returns the number of
+/// images.
 fn live(seed: u64, policy: Option<AnchorPolicy>) -> u64 {
     let anchor = policy.map(|policy| Arc::new(MemoryAnchor::new(policy)));
     let oracle = Arc::new(Mutex::new(Oracle::default()));
@@ -315,7 +316,7 @@ fn live(seed: u64, policy: Option<AnchorPolicy>) -> u64 {
             };
             let machine = Machine::new(image, copied(anchor.as_ref()));
             let found = lock(&oracle).check(&machine);
-            // What was returned once is what is returned from then on.
+            // A second opening must return the same versions as the first.
             let again = Machine::new(machine.disk.0.lost(), copied(machine.anchor.as_ref()));
             let map = again.open().expect("a second opening");
             for (lba, version) in found {
@@ -341,7 +342,7 @@ fn every_image_of_a_power_cut_opens_and_holds_what_it_may() {
     assert!(images > 1500, "{images} images");
 }
 
-/// A store with an anchor that hears of every flush, and a way to write one block.
+/// A store with an anchor that is advanced with every flush.
 fn world() -> (Machine, Map<Ivs>) {
     let anchor = Some(Arc::new(MemoryAnchor::new(AnchorPolicy::EveryCommit)));
     let machine = Machine::new(TornDisk::default(), anchor);
@@ -357,7 +358,7 @@ fn write(machine: &Machine, map: &Map<Ivs>, lba: u64, version: u64) {
 }
 
 #[test]
-fn a_flushed_block_put_back_while_the_store_is_closed_is_refused() {
+fn a_flushed_block_rolled_back_while_the_store_is_closed_is_refused() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.flush().expect("flush");
@@ -380,7 +381,7 @@ fn a_flushed_block_that_is_sent_again_stays_flushed() {
         write(&machine, &map, 5, 2);
         map.flush().expect("flush");
         let told = map.milestone();
-        // The same sector once more: who had no answer sends it again as it was.
+        // The same sector once more, as sent by a gateway that got no answer.
         map.intend(5, &block(2)).expect("intend").expect("room");
         map.announce().expect("announce");
         if ends {
@@ -402,9 +403,9 @@ fn a_flushed_block_that_is_sent_again_stays_flushed() {
     }
 }
 
-/// Without an anchor nobody but a gateway that lives knows of the flush.
+/// Without an anchor, only a living gateway knows of the flush.
 #[test]
-fn a_gateway_that_was_answered_a_flush_refuses_a_store_without_what_was_sent_again_since() {
+fn a_gateway_refuses_a_store_that_lost_a_flushed_block_sent_again_since() {
     let machine = Machine::new(TornDisk::default(), None);
     let map = machine.create();
     write(&machine, &map, 5, 1);
@@ -418,11 +419,11 @@ fn a_gateway_that_was_answered_a_flush_refuses_a_store_without_what_was_sent_aga
     machine.put(5, 1);
     let map = machine.open().expect("open");
     let is_refused = machine.read(&map, 5).is_none() || !map.contains(&told);
-    assert!(is_refused, "an older version, and nobody is told");
+    assert!(is_refused, "an older version passed unnoticed");
 }
 
 #[test]
-fn a_write_that_failed_and_is_sent_again_is_one_write_in_doubt() {
+fn a_failed_write_that_is_sent_again_is_one_write_in_doubt() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.flush().expect("flush");
@@ -449,14 +450,14 @@ fn a_block_that_was_written_and_not_flushed_may_be_either_and_is_settled_by_open
     let map = machine.open().expect("open");
     assert_eq!(machine.read(&map, 5), Some(1));
     drop(map);
-    // A version that was returned isn't followed by one that came before or after in secret.
+    // A version that was returned must not change to another one that an attacker restores.
     machine.put(5, 2);
     let map = machine.open().expect("open");
     assert_eq!(machine.read(&map, 5), None);
 }
 
 #[test]
-fn a_write_on_its_way_at_a_flush_is_no_part_of_it() {
+fn a_write_in_progress_at_a_flush_is_not_part_of_it() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.intend(5, &block(2)).expect("intend").expect("room");
@@ -470,7 +471,7 @@ fn a_write_on_its_way_at_a_flush_is_no_part_of_it() {
 }
 
 #[test]
-fn a_write_on_its_way_at_a_checkpoint_is_still_announced_behind_it() {
+fn a_write_in_progress_at_a_checkpoint_is_announced_again_behind_it() {
     let (machine, map) = world();
     write(&machine, &map, 5, 1);
     map.intend(5, &block(2)).expect("intend").expect("room");
@@ -500,7 +501,7 @@ fn a_failed_write_may_be_there_until_the_next_one_has_ended() {
     machine.put(5, 2);
     let later = Machine::new(machine.disk.0.whole(), copied(machine.anchor.as_ref()));
     let reopened = later.open().expect("open");
-    assert_eq!(later.read(&reopened, 5), Some(2), "it came late");
+    assert_eq!(later.read(&reopened, 5), Some(2), "it arrived late");
     write(&machine, &map, 5, 3);
     map.flush().expect("flush");
     drop(map);

@@ -1,8 +1,8 @@
-//! Writes in place on their way: announced in the log before they are made, because afterwards
-//! nobody could tell them from what an adversary put there.
+//! Writes in place that are in progress: each is announced in the log before it is made, because
+//! afterwards it could not be distinguished from a block that an adversary put there.
 //!
-//! A write that failed or was given up may be on the device or not. It stays announced until a later
-//! change of its block settles the matter.
+//! A failed or abandoned write may or may not have reached the device. It stays announced until a
+//! later change of its block settles that.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,20 +12,20 @@ use std::sync::Arc;
 
 use super::log::Record;
 
-/// A write on its way.
+/// A write in progress.
 #[derive(Debug)]
 struct Intent<E> {
     entries: Arc<[E]>,
     is_logged: bool,
 }
 
-/// Announced writes that have not ended well.
+/// Announced writes that have not succeeded.
 #[derive(Debug)]
 pub(super) struct Intents<E> {
-    /// By first block; no two have a block in common.
+    /// By first block; no two overlap.
     on_their_way: BTreeMap<u64, Intent<E>>,
     blocks_on_their_way: usize,
-    /// Failed or given up, by block.
+    /// Failed or abandoned writes, by block.
     doubtful: BTreeMap<u64, Vec<E>>,
     doubts: usize,
 }
@@ -42,14 +42,14 @@ impl<E> Default for Intents<E> {
 }
 
 impl<E: Copy + PartialEq> Intents<E> {
-    /// Adds a write of blocks from `lba`. An error if one of them has a write on its way: nobody
-    /// could say which of the two is there in the end.
+    /// Adds a write of blocks from `lba` on. Fails if one of them is being written: it would be
+    /// undefined which of the two writes prevails.
     pub fn add(&mut self, lba: u64, entries: &Arc<[E]>) -> io::Result<()> {
         let end = lba + entries.len() as u64;
         if let Some((first, other)) = self.on_their_way.range(..end).next_back()
             && first + other.entries.len() as u64 > lba
         {
-            let detail = format!("block {} has a write on its way", lba.max(*first));
+            let detail = format!("block {} is already being written", lba.max(*first));
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, detail));
         }
         self.blocks_on_their_way += entries.len();
@@ -58,21 +58,21 @@ impl<E: Copy + PartialEq> Intents<E> {
         Ok(())
     }
 
-    /// The write of blocks from `lba` has ended well: they are what it wrote, whatever failed before.
+    /// The write from `lba` on has succeeded: it supersedes earlier failed writes of its blocks.
     pub fn settle(&mut self, lba: u64) {
         if let Some(intent) = self.take(lba) {
             self.void(lba..lba + intent.entries.len() as u64);
         }
     }
 
-    /// The write of blocks from `lba` has failed, or is not made.
+    /// The write from `lba` on has failed, or is not made.
     pub fn give_up(&mut self, lba: u64) {
         let Some(intent) = self.take(lba) else { return };
-        // What the log never had was never written.
+        // A write that was never logged was never made.
         if intent.is_logged {
             for (lba, entry) in (lba..).zip(intent.entries.iter()) {
                 let doubtful = self.doubtful.entry(lba).or_default();
-                // The same sent again: one doubt.
+                // A repeated write of the same entry adds no doubt.
                 if !doubtful.contains(entry) {
                     doubtful.push(*entry);
                     self.doubts += 1;
@@ -87,7 +87,7 @@ impl<E: Copy + PartialEq> Intents<E> {
         Some(intent)
     }
 
-    /// Blocks became unwritten, or others: it doesn't matter any more what failed there.
+    /// Blocks were deallocated or overwritten: earlier failed writes don't matter any more.
     pub fn void(&mut self, blocks: Range<u64>) {
         if self.doubtful.is_empty() {
             return;
@@ -98,13 +98,13 @@ impl<E: Copy + PartialEq> Intents<E> {
         }
     }
 
-    /// Blocks of these writes, by their first ones, that the log doesn't have.
+    /// Number of blocks of these writes, given by first block, that aren't in the log.
     pub fn unlogged_blocks(&self, writes: &[u64]) -> usize {
         let unlogged = writes.iter().filter_map(|lba| self.on_their_way.get(lba));
         unlogged.filter(|intent| !intent.is_logged).map(|intent| intent.entries.len()).sum()
     }
 
-    /// Adds records of those of these writes that the log doesn't have.
+    /// Adds records of these writes, except those already in the log.
     pub fn announce(&mut self, writes: &[u64], records: &mut Vec<Record<E>>) {
         for lba in writes {
             if let Some(intent) = self.on_their_way.get_mut(lba)
@@ -115,7 +115,7 @@ impl<E: Copy + PartialEq> Intents<E> {
         }
     }
 
-    /// Adds records of all that the log doesn't have.
+    /// Adds records of all writes that aren't in the log.
     pub fn announce_new(&mut self, records: &mut Vec<Record<E>>) {
         for (lba, intent) in &mut self.on_their_way {
             if !intent.is_logged {
@@ -124,7 +124,7 @@ impl<E: Copy + PartialEq> Intents<E> {
         }
     }
 
-    /// Records of all of them, behind the border of a flush: no part of it.
+    /// Returns records of all writes, to be logged behind a flush that they are not part of.
     pub fn announce_all(&mut self) -> Vec<Record<E>> {
         let doubtful = self.doubtful.iter();
         let doubtful =
@@ -137,24 +137,24 @@ impl<E: Copy + PartialEq> Intents<E> {
         records
     }
 
-    /// How many blocks.
+    /// Number of blocks in all writes.
     pub fn count(&self) -> usize {
         self.blocks_on_their_way + self.doubts
     }
 
-    /// How many of them nobody will end.
+    /// Number of blocks of failed or abandoned writes.
     pub fn doubts(&self) -> usize {
         self.doubts
     }
 }
 
 impl<E: Copy + PartialEq> Intent<E> {
-    /// Adds its records; the log has it from then on.
+    /// Adds the write's records to be logged.
     fn record(&mut self, lba: u64, doubtful: &BTreeMap<u64, Vec<E>>, records: &mut Vec<Record<E>>) {
         let is_logged = std::mem::replace(&mut self.is_logged, true);
         let entries = (lba..).zip(self.entries.iter());
         records.extend(entries.map(|(lba, entry)| {
-            // What failed before and is sent again may still come from then.
+            // An earlier failed write of the same entry may still reach the device.
             let is_doubtful = doubtful.get(&lba).is_some_and(|doubts| doubts.contains(entry));
             Record::Entry { lba, entry: *entry, is_carried: is_logged || is_doubtful }
         }));

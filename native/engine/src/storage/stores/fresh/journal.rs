@@ -1,17 +1,18 @@
-//! The thread that makes a store's changes durable and merges them: channels ask it for flushes and
-//! room, and one flush answers all who asked before it began. Merges run in steps between flushes.
+//! The thread that makes a store's changes durable and merges them. Channels ask it for flushes and
+//! for room, and one flush answers all requests from before it began. Merges run in steps between
+//! flushes.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::super::ring::{hush, tell};
+use super::super::ring::{clear, signal};
 use super::failure::copy_error;
 use super::map::{Layout, Map};
 use crate::clock::sharpen_timers;
 
-/// Where a channel finds the ends of the flushes that it asked for.
+/// Where a channel finds the answers to its requests.
 #[derive(Debug)]
 pub struct Mailbox {
     mail: Mutex<Mail>,
@@ -21,12 +22,12 @@ pub struct Mailbox {
 #[derive(Debug, Default)]
 struct Mail {
     ends: Vec<(u64, io::Result<()>)>,
-    /// The event is readable because of them.
-    is_told: bool,
+    /// Whether the event was signalled for them.
+    is_signalled: bool,
 }
 
 impl Mailbox {
-    /// An empty one; `event` is made readable when there is something in it again.
+    /// An empty mailbox, which signals `event` when it is no longer empty.
     #[must_use]
     pub fn new(event: Arc<OwnedFd>) -> Self {
         Self { mail: Mutex::default(), event }
@@ -36,22 +37,22 @@ impl Mailbox {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the ends so far.
+    /// Takes all answers.
     pub fn take(&self) -> Vec<(u64, io::Result<()>)> {
         let mut mail = self.lock();
-        if std::mem::take(&mut mail.is_told) {
-            hush(&self.event);
+        if std::mem::take(&mut mail.is_signalled) {
+            clear(&self.event);
         }
         std::mem::take(&mut mail.ends)
     }
 
-    /// Puts an end into it.
+    /// Adds an answer.
     pub fn put(&self, operation: u64, result: io::Result<()>) {
         let mut mail = self.lock();
         mail.ends.push((operation, result));
-        // Whoever was told of the first takes all.
-        if !std::mem::replace(&mut mail.is_told, true) {
-            tell(&self.event);
+        // Whoever is signalled for the first answer takes all.
+        if !std::mem::replace(&mut mail.is_signalled, true) {
+            signal(&self.event);
         }
     }
 }
@@ -77,7 +78,7 @@ impl Wanted {
     }
 }
 
-/// What is asked of the thread.
+/// Requests to the thread.
 #[derive(Debug, Default)]
 pub struct Requests {
     wanted: Mutex<Wanted>,
@@ -89,17 +90,17 @@ impl Requests {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a flush; its end goes to the mailbox under the operation's name.
+    /// Requests a flush. The answer goes to the mailbox under the operation's id.
     pub fn flush(&self, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.flushes);
     }
 
-    /// Asks for the announcement of writes in place; the same.
+    /// Requests an announcement of all waiting writes in place, answered likewise.
     pub fn announce(&self, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.announcements);
     }
 
-    /// Asks for room for further changes; the same.
+    /// Requests room for further changes, answered likewise.
     pub fn room(&self, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.rooms);
     }
@@ -120,19 +121,19 @@ impl Requests {
         self.changed.notify_one();
     }
 
-    /// Has what waits written to the log; nobody waits for that.
+    /// Requests that waiting changes are written to the log, without an answer.
     pub fn write_back(&self) {
         self.lock().is_background = true;
         self.changed.notify_one();
     }
 
-    /// Has the thread look whether a merge is due; nobody waits for that.
+    /// Requests a check whether a merge is due, without an answer.
     pub fn merge(&self) {
         self.lock().is_merge_due = true;
         self.changed.notify_one();
     }
 
-    /// What is wanted; waits until something is, unless there is other work.
+    /// Takes all requests. If `is_idle`, waits until there is one.
     fn next(&self, is_idle: bool) -> Wanted {
         let mut wanted = self.lock();
         while is_idle && wanted.is_nothing() {
@@ -143,7 +144,7 @@ impl Requests {
     }
 }
 
-/// The running thread; it ends when this is dropped, after what it was asked for.
+/// The running thread. When this is dropped, it ends after handling all requests.
 #[derive(Debug)]
 pub struct Journal {
     requests: Arc<Requests>,
@@ -160,7 +161,7 @@ impl Journal {
         Ok(Self { requests, thread: Some(thread) })
     }
 
-    /// Where to ask.
+    /// Where to put requests.
     #[must_use]
     pub fn requests(&self) -> &Arc<Requests> {
         &self.requests
@@ -172,7 +173,7 @@ impl Drop for Journal {
         self.requests.lock().is_over = true;
         self.requests.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It panics only by a defect, and that was reported when it happened.
+            // A panic would be a defect, and was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -188,19 +189,19 @@ fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
         if !wanted.flushes.is_empty() {
             answer(wanted.flushes, &map.flush());
         } else if wanted.is_background {
-            // A failure is told to whoever writes or flushes next.
+            // The next write or flush reports a failure.
             let _ = map.write_back();
         }
         if !wanted.rooms.is_empty() {
             answer(wanted.rooms, &map.make_room());
         }
         if wanted.is_over {
-            // What was noted and can't be made durable was never said to be.
+            // Changes that can't be made durable here were never acknowledged as durable.
             let _ = map.finish();
             return;
         }
-        // Failures are told to whoever writes or flushes next: the map refuses both from then on.
-        // An anchor that gives no answer has the next flush or merge ask again.
+        // The next write or flush reports a failure: the map refuses both from then on. If the
+        // anchor doesn't answer, the next flush or merge tries again.
         if map.is_merging() {
             let _ = map.merge_step();
         } else if map.is_merge_due() {

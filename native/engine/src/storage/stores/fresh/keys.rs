@@ -1,4 +1,5 @@
-//! Keys of one store, all derived from its secret (`docs/formats/stores.md` §2), and what they authenticate.
+//! Keys of one store, all derived from its secret (`docs/formats/stores.md` §2), and the tags made
+//! with them.
 
 use sealane_proto::aead::{HmacKey, MacKey, NONCE_BYTES, Secret};
 use sealane_proto::digest::are_equal;
@@ -16,14 +17,14 @@ pub const CHECKSUM_BYTES: usize = 8;
 /// A tag: the first 16 bytes of HMAC-SHA256 over the kind and the page's body.
 pub type Tag = [u8; TAG_BYTES];
 
-/// What a tag is over; part of it.
+/// What a tag authenticates; included in the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The superblock.
     Superblock = 0,
     /// A checkpoint.
     Checkpoint = 1,
-    /// A page of the log, under its opening's own key.
+    /// A page of the log, under the key of its opening.
     Log = 2,
     /// A page of nodes.
     Nodes = 3,
@@ -31,21 +32,21 @@ pub enum Kind {
     Label = 4,
 }
 
-/// Who can make the pages of a store.
+/// Who can make authentic pages of a store.
 #[derive(Debug)]
 pub enum Authority<'a> {
-    /// Whoever reads its superblock, where the key lies: tags tell whole from torn only.
+    /// Anybody who can read the superblock, which contains the key: tags only detect torn pages.
     Device,
-    /// Who has this secret: what others made, or changed, is refused.
+    /// Whoever has this secret: pages made or changed by others are refused.
     Secret(&'a Secret),
 }
 
-/// A key that makes the tags of pages.
+/// A key for tags of pages.
 #[derive(Debug)]
 pub struct PageKey(HmacKey);
 
 impl PageKey {
-    /// The tag of a message of that kind.
+    /// The tag of a message of a kind.
     ///
     /// # Panics
     /// Never: a MAC is longer than a tag.
@@ -54,7 +55,7 @@ impl PageKey {
         *self.0.mac(kind as u8, message).first_chunk().expect("a MAC has 32 bytes")
     }
 
-    /// Ends a page with the tag of its body.
+    /// Appends the tag of its body to a page.
     pub fn seal(&self, kind: Kind, page: &mut Page) -> Tag {
         let (body, end) = page.0.split_at_mut(BODY_BYTES);
         let tag = self.tag(kind, body);
@@ -62,7 +63,7 @@ impl PageKey {
         tag
     }
 
-    /// The tag of a page if it is that of its body.
+    /// Authenticates a page. Returns its tag if it is right.
     #[must_use]
     pub fn check(&self, kind: Kind, page: &Page) -> Option<Tag> {
         let (body, end) = page.0.split_at(BODY_BYTES);
@@ -73,10 +74,11 @@ impl PageKey {
 
 /// The keys of one store.
 ///
-/// Tags are HMAC: whoever answers for the device can have a number used twice by putting an older
-/// state back, which GMAC doesn't forgive. A block's checksum is GMAC with its write sequence as
-/// nonce. It tells torn from whole, also for bytes that a tenant chose; that it is authentic, the
-/// block's seal says, whose tag and IV lie in the authentic entry.
+/// Tags are HMACs, because whoever controls the device can make the store use a number twice by
+/// restoring an older state, which GMAC doesn't tolerate. A block's checksum is a GMAC with the
+/// write sequence as its nonce. It distinguishes complete blocks from torn ones, also if a tenant
+/// chose the data. The block's authenticity comes from its seal, whose tag and IV are in the
+/// authenticated entry.
 #[derive(Debug)]
 pub struct StoreKeys {
     pages: PageKey,
@@ -87,13 +89,13 @@ pub struct StoreKeys {
 }
 
 impl StoreKeys {
-    /// The keys of the store of that name and seed.
+    /// The keys of the store with this UUID and seed.
     #[must_use]
     pub fn new(uuid: &[u8; 16], seed: &[u8; 32], authority: &Authority<'_>) -> Self {
         let mut seed = *seed;
         let root = match authority {
             Authority::Device => Secret::take(&mut seed),
-            // A fresh seed for each layout: no two have a key in common.
+            // Each store has a fresh seed, so no two share a key.
             Authority::Secret(secret) => secret.derive("sealane store v4 root", &seed),
         };
         let key = |label| root.derive(label, uuid);
@@ -107,14 +109,14 @@ impl StoreKeys {
         }
     }
 
-    /// The key of all pages but the log's.
+    /// The key of all pages except those of the log.
     #[must_use]
     pub fn pages(&self) -> &PageKey {
         &self.pages
     }
 
-    /// The key of the log of one opening. Two openings have no key in common, even if they have the
-    /// epoch: so no page of one that was cut off, or forked, continues the log of another.
+    /// The key of the log of one opening. No two openings share a key, even with the same epoch, so
+    /// no page of an interrupted or forked opening continues the log of another.
     #[must_use]
     pub fn log(&self, epoch: u64, nonce: &[u8; 16]) -> PageKey {
         let mut context = [0; 24];

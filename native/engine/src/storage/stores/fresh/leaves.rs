@@ -1,7 +1,7 @@
-//! The tree over the leaf pages, which copy of each is current, and the leaf pages last used.
+//! The tree over the leaf pages, which copy of each is current, and a cache of leaf pages.
 //!
-//! All of it changes together, under one lock that is never held across I/O: a page in the cache is
-//! always the one that the tree's node names.
+//! All of this changes together, under one lock that is never held across I/O: a cached page always
+//! matches the tree's node.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,15 +22,15 @@ use super::hashers::side_by_side;
 use super::keys::{StoreKeys, Tag};
 use super::nodes::{Copies, Held, NODES_PER_PAGE, NodePage};
 
-/// Leaf pages kept in memory: 64 MiB, which is 4.7 GiB of blocks out of place.
+/// Most leaf pages in the cache: 64 MiB, which cover 4.7 GiB of blocks out of place.
 const CACHE_PAGES: usize = 16_384;
 
-/// Where a leaf is.
+/// Location of a leaf.
 #[derive(Debug)]
 pub enum Found {
-    /// It has no entry.
+    /// It has no entries.
     Void,
-    /// In memory.
+    /// In the cache.
     Cached(Arc<LeafPage>),
     /// On the device.
     At(Fetch),
@@ -41,61 +41,61 @@ pub enum Found {
 pub struct Fetch {
     /// The leaf.
     pub leaf: u64,
-    /// Page of the device.
+    /// Its page on the device.
     pub place: u64,
-    /// Its node, and which copy that is.
+    /// Its node, and which copy it is.
     pub held: Held,
 }
 
-/// What reading a leaf brought.
+/// Result of checking a leaf that was read.
 #[derive(Debug)]
 pub enum Checked {
-    /// The leaf, as it was when the fetch was made.
+    /// The leaf, as of when the fetch was made.
     Right(Arc<LeafPage>),
-    /// It was written since: it must be looked for again.
+    /// The leaf has changed since: look it up again.
     Changed,
 }
 
-/// A leaf as it is, for who merges changes into it.
+/// The current state of a leaf, for a merge.
 #[derive(Debug)]
 pub struct Current {
     /// The leaf.
     pub leaf: u64,
-    /// Its node and copy; None: it is void.
+    /// Its node and copy; `None` if it is void.
     pub held: Option<Held>,
-    /// Its page, if that is in memory.
+    /// Its page, if it is cached.
     pub page: Option<Arc<LeafPage>>,
 }
 
 impl Current {
-    /// The copy to write it to: the one that the last checkpoint doesn't need.
+    /// The copy to write next: the one that the last checkpoint doesn't need.
     #[must_use]
     pub fn spare_copy(&self) -> u8 {
         self.held.map_or(0, |held| 1 - held.copy)
     }
 }
 
-/// A leaf as it has become.
+/// The new state of a leaf.
 #[derive(Debug)]
 pub struct Written {
     /// The leaf.
     pub leaf: u64,
-    /// Its page, and that page's node and the copy that has it; None: it became void.
+    /// Its page, with its node and the copy it was written to; `None` if it became void.
     pub page: Option<(Arc<LeafPage>, Held)>,
-    /// By how many more blocks it has entries of.
+    /// By how many the number of its entries has grown.
     pub growth: i32,
 }
 
-/// The two copies of a page of nodes as a device has them, each with its tag; None: no such page.
+/// The two copies of a page of nodes on a device, each with its tag; `None` if a copy is invalid.
 pub type NodePages = [Option<(NodePage, Tag)>; 2];
 
-/// What is known of the leaves of one page of nodes.
+/// What is known about the leaves of one page of nodes.
 #[derive(Debug)]
 struct NodesHeld {
-    /// The copy on the device that the last checkpoint names, and its tag.
+    /// The copy that belongs to the last checkpoint, and its tag.
     current: Option<(u8, Tag)>,
     copies: Copies,
-    /// Blocks that the leaves have entries of.
+    /// Number of blocks with entries in the leaves.
     written: u32,
 }
 
@@ -103,15 +103,16 @@ struct NodesHeld {
 struct State {
     tree: Tree,
     pages: Vec<Option<Box<NodesHeld>>>,
-    /// Pages of nodes that the last checkpoint lacks.
+    /// Pages of nodes that have changed since the last checkpoint.
     dirty: BTreeSet<u64>,
-    /// Regions that became void at once: every page of theirs that there is, is another.
+    /// Regions in which leaves became void at once: all their existing pages have changed.
     dirty_regions: BTreeSet<usize>,
-    /// By region: leaves that aren't void, and where its pages are void before.
+    /// By region: number of leaves that aren't void, and the checkpoint number below which its
+    /// pages are void.
     held: Vec<u64>,
     void_since: Box<[u64; REGIONS]>,
-    /// The next checkpoint writes every page of nodes, and earlier ones are void: regions aren't
-    /// what they were.
+    /// Whether the regions have changed: then the next checkpoint writes all pages of nodes, and
+    /// earlier ones are void.
     is_renewed: bool,
     cache: Cache<u64, Arc<LeafPage>>,
 }
@@ -144,7 +145,7 @@ impl Leaves {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it can panic half-way through a change.
+        // No holder can panic in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,7 +161,7 @@ impl Leaves {
 
     // Questions.
 
-    /// Where a leaf is.
+    /// Looks up a leaf.
     #[must_use]
     pub fn find(&self, leaf: u64) -> Found {
         let state = self.state();
@@ -173,51 +174,50 @@ impl Leaves {
         Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, held.copy), held })
     }
 
-    /// Where a leaf is on the device, also if it is in memory; None: void.
+    /// The leaf's location on the device, even if it is cached; `None` if it is void.
     #[must_use]
     pub fn fetch(&self, leaf: u64) -> Option<Fetch> {
         let held = self.state().current(leaf)?;
         Some(Fetch { leaf, place: self.geometry.leaf(leaf, held.copy), held })
     }
 
-    /// A leaf's page if it is in memory.
+    /// A leaf's page, if it is cached.
     #[must_use]
     pub fn cached(&self, leaf: u64) -> Option<Arc<LeafPage>> {
         self.state().cache.peek(&leaf).cloned()
     }
 
-    /// Leaf pages in memory.
+    /// Number of cached leaf pages.
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
         self.state().cache.len() as u64
     }
 
-    /// The node of a leaf; None: void.
+    /// The node of a leaf; `None` if it is void.
     #[must_use]
     pub fn node(&self, leaf: u64) -> Option<Node> {
         self.state().tree.node(leaf)
     }
 
-    /// A leaf's page and the node that stands for it, of a page that was found in the cache or
-    /// checked just now; None if it was written since, or is void.
+    /// A leaf's page with its node, for a page that was just found in the cache or checked. `None`
+    /// if it has changed since, or is void.
     #[must_use]
     pub fn with_node(&self, leaf: u64, page: &LeafPage) -> Option<Leaf> {
         Leaf::check(&self.key, leaf, Box::new(*page), self.node(leaf)).ok()
     }
 
-    /// Whether a page that was read is the leaf's that has this node.
+    /// Whether a page that was read is the leaf's page with this node.
     #[must_use]
     pub fn is_page_of(&self, leaf: u64, node: Node, page: &LeafPage) -> bool {
         self.key.leaf_node(leaf, page) == Some(node)
     }
 
-    /// Checks a leaf that was read, and keeps it in memory. An error if it isn't what was written
-    /// last.
+    /// Checks a leaf that was read, and caches it. Fails if it isn't the version written last.
     pub fn check(&self, fetch: &Fetch, page: &LeafPage) -> Result<Checked, Refusal> {
         self.checked(fetch, page, true)
     }
 
-    /// The same for who won't need it again: nothing is kept.
+    /// Like [`Self::check`], but doesn't cache the page.
     pub fn check_only(&self, fetch: &Fetch, page: &LeafPage) -> Result<Checked, Refusal> {
         self.checked(fetch, page, false)
     }
@@ -237,7 +237,7 @@ impl Leaves {
         Ok(Checked::Right(page))
     }
 
-    /// Leaves as they are.
+    /// The current states of leaves.
     #[must_use]
     pub fn current(&self, leaves: impl IntoIterator<Item = u64>) -> Vec<Current> {
         let state = self.state();
@@ -249,7 +249,7 @@ impl Leaves {
         leaves.into_iter().map(current).collect()
     }
 
-    /// The node of a leaf that has become `after` and was `before`, with that node.
+    /// The node of a leaf that has changed from `before`, with the given node, to `after`.
     #[must_use]
     pub fn changed_node(
         &self,
@@ -278,14 +278,14 @@ impl Leaves {
         None
     }
 
-    /// The tree's root, and root commits since the store was opened.
+    /// The tree's root, with the number of root commits since the store was opened.
     #[must_use]
     pub fn root(&self) -> Root {
         self.state().tree.root()
     }
 
-    /// Bytes of memory of the tree, of what is known of copies, and of both by the formula: 16 for
-    /// each node. The cache of leaf pages is not among them.
+    /// Bytes of memory of the tree, of the table of copies, and of the nodes by the formula: 16 for
+    /// each node. The cache of leaf pages is excluded.
     #[must_use]
     pub fn memory_bytes(&self) -> [u64; 3] {
         let state = self.state();
@@ -299,7 +299,7 @@ impl Leaves {
         [state.tree.memory_bytes(), (held + table) as u64, nodes * NODE_BYTES as u64]
     }
 
-    /// Where regions are void before.
+    /// By region, the checkpoint number below which its pages are void.
     #[must_use]
     pub fn void_since(&self) -> Box<[u64; REGIONS]> {
         self.state().void_since.clone()
@@ -307,7 +307,8 @@ impl Leaves {
 
     // Changes.
 
-    /// Takes over leaves that were written, sorted; hashed by so many threads.
+    /// Updates the leaves, which must be sorted, after they were written. `hashers` threads hash
+    /// the tree.
     pub fn written(&self, leaves: &[Written], hashers: usize) {
         let node =
             |written: &Written| (written.leaf, written.page.as_ref().map(|(_, held)| held.node));
@@ -334,7 +335,7 @@ impl Leaves {
         self.counters.written.fetch_add(growth.cast_unsigned(), Ordering::Relaxed);
     }
 
-    /// Makes all leaves of some pages of nodes void. Nobody is told what they had.
+    /// Makes all leaves of some pages of nodes void, without reporting their entries.
     pub fn void(&self, pages: Range<u64>) {
         let end = (pages.end * NODES_PER_PAGE).min(self.geometry.leaves());
         let leaves = (pages.start * NODES_PER_PAGE).min(end)..end;
@@ -366,17 +367,17 @@ impl Leaves {
         let freed = state.tree.void(leaves);
         drop(state);
         self.counters.written.fetch_sub(lost, Ordering::Relaxed);
-        // Of a petabyte, giving its memory back takes a second.
+        // Freeing the memory takes a second for a petabyte.
         drop(freed);
     }
 
-    /// Has every leaf page read from the device again.
+    /// Drops all cached pages.
     #[cfg(test)]
     pub fn forget_pages(&self) {
         self.state().cache.clear();
     }
 
-    /// Has the leaves of a store that grew. Those that there are keep what they have.
+    /// Extends the leaves of a store that grew. Existing leaves keep their entries.
     pub fn grow(&mut self, geometry: Geometry) {
         let key = Arc::clone(&self.key);
         let region_pages = geometry.region_pages();
@@ -404,8 +405,8 @@ impl Leaves {
 
     // Checkpoints.
 
-    /// Begins a checkpoint: the pages of nodes that it has to write. Regions in which every leaf is
-    /// void are noted as such and cost nothing.
+    /// Begins a checkpoint. Returns the pages of nodes that it must write. Regions without entries
+    /// are only recorded as void and cost nothing.
     pub fn begin_checkpoint(&self, number: u64) -> Vec<u64> {
         let mut state = self.state();
         let mut dirty = std::mem::take(&mut state.dirty);
@@ -426,7 +427,7 @@ impl Leaves {
             if state.held[region] > 0 {
                 indices.push(index);
             } else if state.void_since[region] != number + 1 {
-                // Of this number, a page of a checkpoint that was not completed may lie about.
+                // A page with this number may remain from a checkpoint that was not completed.
                 state.void_since[region] = number + 1;
                 let pages = self.pages_of(region);
                 state.pages[pages.start as usize..pages.end as usize].fill_with(|| None);
@@ -435,12 +436,12 @@ impl Leaves {
         indices
     }
 
-    /// A page of nodes as the checkpoint of that number has it, behind the place to write it to.
+    /// A page of nodes for the checkpoint with this number, with the place to write it to.
     #[must_use]
     pub fn node_page(&self, number: u64, index: u64, keys: &StoreKeys) -> Option<(u64, Page)> {
         let (page, copy) = self.nodes_to_write(number, index)?;
         let (page, tag) = page.encode(keys);
-        // Only who writes checkpoints changes which copy is current.
+        // Only the writer of checkpoints changes which copy is current.
         self.state().pages[index as usize].as_mut()?.current = Some((copy, tag));
         Some((self.geometry.nodes(index, copy), page))
     }
@@ -458,8 +459,8 @@ impl Leaves {
         Some((page, held.current.map_or(0, |(copy, _)| 1 - copy)))
     }
 
-    /// Whether the copies of a page of nodes on the device are those that an opening would take for
-    /// it, the last checkpoint being of that number. Nobody may write a checkpoint meanwhile.
+    /// Whether an opening would take these copies from the device for the current page of nodes,
+    /// with `number` as the last checkpoint. Nobody may write a checkpoint meanwhile.
     #[must_use]
     pub fn is_node_page_right(&self, number: u64, index: u64, copies: NodePages) -> bool {
         let state = self.state();
@@ -468,7 +469,7 @@ impl Leaves {
         found.map(|(copy, (_, tag))| (copy, tag)) == held
     }
 
-    /// Has the next checkpoint write a page of nodes, whatever the device has there.
+    /// Makes the next checkpoint write this page of nodes.
     pub fn rewrite_node_page(&self, index: u64) {
         let mut state = self.state();
         state.pages[index as usize].get_or_insert_with(|| Box::new(NodesHeld::VOID));
@@ -477,19 +478,19 @@ impl Leaves {
 
     // Opening.
 
-    /// Takes the regions of a checkpoint, before its pages.
+    /// Loads the regions of a checkpoint; must be called before loading its pages.
     pub fn load_regions(&self, void_since: &[u64; REGIONS]) {
         self.state().void_since.copy_from_slice(void_since);
     }
 
-    /// Takes the copies of a page of nodes as the device has them, of which the latest that belongs
-    /// to the checkpoint of that number, or an earlier one, counts.
+    /// Loads a page of nodes from its copies on the device: the latest one that belongs to
+    /// checkpoint `number` or an earlier one.
     pub fn load(&self, number: u64, index: u64, copies: NodePages) {
         let mut state = self.state();
         let is_later = |(page, _): &(NodePage, Tag)| page.index == index && page.number > number;
         if copies.iter().flatten().any(is_later) {
-            // Of a checkpoint that was not completed. The next one writes over it, or a later
-            // opening would take it for a part of one that was.
+            // It belongs to a checkpoint that was not completed. The next checkpoint must overwrite
+            // it, or a later opening would take it for part of one that was.
             state.dirty.insert(index);
         }
         let Some((copy, (page, tag))) = state.latest(number, self.region(index), index, copies)
@@ -518,8 +519,7 @@ impl Leaves {
 }
 
 impl State {
-    /// Of the copies of a page of nodes the latest that belongs to the checkpoint of that number, or
-    /// an earlier one.
+    /// The latest copy of a page of nodes that belongs to checkpoint `number` or an earlier one.
     fn latest(
         &self,
         number: u64,

@@ -1,5 +1,5 @@
-//! Leaves side by side with what a child would keep: ranges made void in place, on trees of several
-//! pages of nodes to a region; and roots that don't depend on how many threads hashed.
+//! Compares leaves with a simple model: ranges made void in place, in trees with several pages of
+//! nodes per region. Checks that the root doesn't depend on the number of hashing threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use super::map::Map;
 use super::nodes::{Held, NODES_PER_PAGE};
 use super::superblock::Superblock;
 
-/// Blocks that one page of nodes tells of.
+/// Number of blocks that one page of nodes covers.
 const PAGE_BLOCKS: u64 = NODES_PER_PAGE * Ivs::ENTRIES_PER_LEAF;
-/// Three pages of nodes to a region, but for the last.
+/// Three pages of nodes per region, except in the last.
 const BLOCKS: u64 = PAGE_BLOCKS * (REGIONS as u64 * 3 - 2) - 1000;
 
 fn superblock() -> Superblock {
@@ -58,7 +58,7 @@ fn statistic(map: &Map<Ivs>, wanted: &str) -> u64 {
     statistics.iter().find(|(name, _)| *name == wanted).expect("a statistic").1
 }
 
-/// Every set that was ever written is what it should be, and so is the count of blocks.
+/// Checks the entries of all sets ever written, and the number of written blocks.
 fn check(map: &Map<Ivs>, written: &BTreeMap<u64, Iv>, touched: &[u64]) {
     for lba in touched {
         let set = lba / Ivs::ENTRIES_PER_LEAF;
@@ -79,7 +79,7 @@ fn ranges_of_any_size_become_void_in_place_without_reading_what_they_cover() {
     let mut random = ChaCha8Rng::seed_from_u64(3);
     for round in 0..12 {
         for number in 1..150 {
-            // Every other one near a border of pages of nodes.
+            // Every other block lies near a boundary between pages of nodes.
             let lba = match number % 2 {
                 0 => random.next_u64() % BLOCKS,
                 _ => (random.next_u64() % 6 * PAGE_BLOCKS + random.next_u64() % 3).min(BLOCKS - 1),
@@ -98,7 +98,7 @@ fn ranges_of_any_size_become_void_in_place_without_reading_what_they_cover() {
             _ => (one.min(BLOCKS - PAGE_BLOCKS), BLOCKS),
         };
         make_void(&map, &mut written, start, end);
-        // Some of it is written again before it is merged.
+        // One block is written again before the merge.
         write(&map, &mut written, start.min(BLOCKS - 1), round * 1000 + 500);
         touched.push(start.min(BLOCKS - 1));
         map.leaves().forget_pages();

@@ -1,7 +1,7 @@
 //! The log: changes in the order in which they were made, in a chain of pages.
 //!
-//! A page's tag, under the key of its opening, covers the tag of the page before: pages that follow
-//! each other on the device were written one after the other, by one opening.
+//! A page's tag, under the key of its opening, covers the tag of the page before. Thus pages that
+//! form a chain on the device were written one after the other by one opening.
 
 use std::fmt::Debug;
 
@@ -12,13 +12,13 @@ use super::codec::{Fields, get, get_u64};
 use super::keys::{BODY_BYTES, Kind, PageKey, Tag};
 
 const MAGIC: [u8; 8] = *b"SEALLOGP";
-/// Bytes in front of the records.
+/// Bytes before the records.
 const HEADER_BYTES: usize = 5 * 8 + 16 + 2;
-/// Bytes of a record in front of what it says.
+/// Bytes of a record before its content.
 const LBA_BYTES: usize = 8;
-/// Set in the first block of a range that became void.
+/// Set in the first block of a deallocated range.
 const VOID: u64 = 1 << 63;
-/// Set in the block of an entry that is carried.
+/// Set in the block of a carried entry.
 const CARRIED: u64 = 1 << 62;
 
 /// One change.
@@ -30,9 +30,9 @@ pub enum Record<E> {
         lba: u64,
         /// Its entry.
         entry: E,
-        /// The latest record before it of the same block and entry is of a write that has not ended:
-        /// this one says so once more. Without it, a record is of a write of its own, also where an
-        /// earlier one wrote the same.
+        /// Whether this repeats the previous record with the same block and entry, because that
+        /// record's write has not ended. Otherwise the record is a write of its own, even if an
+        /// earlier write had the same entry.
         is_carried: bool,
     },
     /// Blocks are unwritten from now on.
@@ -45,12 +45,12 @@ pub enum Record<E> {
 }
 
 impl<E> Record<E> {
-    /// A write of its own.
+    /// A record of a write of its own.
     pub const fn written(lba: u64, entry: E) -> Self {
         Self::Entry { lba, entry, is_carried: false }
     }
 
-    /// First of the blocks it is about, and how many they are.
+    /// First block and number of blocks.
     #[must_use]
     pub fn range(&self) -> (u64, u64) {
         match self {
@@ -63,13 +63,13 @@ impl<E> Record<E> {
 /// One page of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogPage<E> {
-    /// Epoch of the opening that wrote it.
+    /// Epoch of the opening that wrote the page.
     pub epoch: u64,
-    /// Counts log pages.
+    /// Number of the page in the log.
     pub number: u64,
-    /// Log pages before this one were flushed when it was written.
+    /// Log pages before this one were flushed when the page was written.
     pub flushed: u64,
-    /// Next write sequence when it was written.
+    /// Next write sequence when the page was written.
     pub sequence: u64,
     /// Tag of the page before.
     pub previous: Tag,
@@ -77,7 +77,7 @@ pub struct LogPage<E> {
     pub records: Vec<Record<E>>,
 }
 
-/// Records of one page.
+/// Most records of one page.
 #[must_use]
 pub const fn records_per_page<F: LeafFormat>() -> usize {
     (BODY_BYTES - HEADER_BYTES) / record_bytes::<F>()
@@ -89,7 +89,7 @@ const fn record_bytes<F: LeafFormat>() -> usize {
 }
 
 impl<E: Copy + Debug> LogPage<E> {
-    /// The page, and its tag.
+    /// Encodes the page. Returns it with its tag.
     ///
     /// # Panics
     /// If it has more records than a page holds.
@@ -123,8 +123,8 @@ impl<E: Copy + Debug> LogPage<E> {
         (page, tag)
     }
 
-    /// Parses and checks the page, if it is the log's page of that number; also its tag. Whether it
-    /// goes on from the page before is the caller's to see.
+    /// Parses and authenticates the log's page with this epoch and number. Returns it with its tag.
+    /// The caller must check that it continues the page before.
     #[must_use]
     pub fn decode<F: LeafFormat<Entry = E>>(
         page: &Page,

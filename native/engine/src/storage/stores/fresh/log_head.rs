@@ -1,5 +1,5 @@
-//! Where the log stands. Pages are given their places under a lock that nobody holds across I/O, and
-//! written side by side afterwards: by the store's thread and by queues that announce writes in place.
+//! The end of the log. Pages get their places under a lock that is never held across I/O. They are
+//! then written concurrently, by the store's thread and by queues that announce writes in place.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -13,26 +13,27 @@ use super::keys::{PageKey, Tag};
 use super::log::{LogPage, Record, records_per_page};
 use super::map::{Layout, Map};
 
-/// Where the log stands, and what of it is flushed. Taken after [`Writer`] and before the map's state.
+/// The end of the log, and how far it is flushed. Locked after [`Writer`] and before the map's
+/// state.
 #[derive(Debug)]
 pub(super) struct LogHead {
     pub epoch: u64,
     pub key: PageKey,
-    /// First page that the last checkpoint goes on from, and the tag of the one before.
+    /// First log page of the last checkpoint, and the tag of the page before it.
     pub start: (u64, Tag),
-    /// First page that the oldest checkpoint goes on from which may still be wanted.
+    /// First log page of the oldest checkpoint that may still be needed.
     pub kept: u64,
-    /// The next page's number, and the tag of the one before.
+    /// Number of the next page, and the tag of the page before it.
     pub next: u64,
     pub tag: Tag,
-    /// Pages before this one are flushed; and the tag of the last of them.
+    /// Pages before this one are flushed; and the tag of the last of those.
     pub flushed: (u64, Tag),
 }
 
-/// Pages that have their places, and are over when they and all before them are durable.
+/// Pages with places in the log. They complete once they and all pages before them are durable.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Among those afloat.
+    /// Number among the pages in flight.
     number: u64,
     first: u64,
     pub pages: Vec<Page>,
@@ -43,16 +44,17 @@ impl<F: Layout> Map<F> {
         self.log_head.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the log has room for so many pages, and one more: changes may come while this looks.
+    /// Whether the log has room for `pages` more and one in reserve: changes may be added after
+    /// this check.
     pub(super) fn has_log_room(&self, log: &LogHead, pages: u64) -> bool {
         log.next - log.kept + pages < self.log_usable()
     }
 
-    /// Gives the records the next pages. [`Map::end_run`] must follow, whatever happens.
+    /// Assigns the next pages to the records. [`Map::end_run`] must follow in any case.
     pub(super) fn begin_run(&self, log: &mut LogHead, records: &[Record<F::Entry>]) -> Run {
         let first = log.next;
         let pages = self.next_pages(log, records);
-        Run { number: self.afloat.begin(None), first, pages }
+        Run { number: self.log_in_flight.begin(None), first, pages }
     }
 
     /// Writes the pages of a run.
@@ -69,20 +71,21 @@ impl<F: Layout> Map<F> {
         if wrapped.is_empty() { Ok(()) } else { write(self.geometry.log(0), wrapped) }
     }
 
-    /// The pages of a run are durable, or `written` says why not. Waits until all before them are, and
-    /// tells whose announcements are over thereby. An error fails the store.
+    /// Records that the pages of a run are durable, or the error in `written`. Waits until all
+    /// pages before them are durable, and reports announcements that are thereby complete. An error
+    /// fails the store.
     pub(super) fn end_run(&self, run: &Run, written: io::Result<()>) -> io::Result<()> {
         let written = self.guard(written);
-        self.afloat.wait_for(run.number);
+        self.log_in_flight.wait_for(run.number);
         let result = written.as_ref().copied().map_err(copy_error);
-        for (mailbox, name, result) in self.afloat.end(run.number, result) {
+        for (mailbox, name, result) in self.log_in_flight.end(run.number, result) {
             mailbox.put(name, result);
         }
         written?;
         self.state().check()
     }
 
-    /// Writes pages to the log of a store that nobody uses, which a sync must follow.
+    /// Appends pages to the log of a store that isn't in use yet. A sync must follow.
     pub(super) fn append(&self, records: &[Record<F::Entry>]) -> io::Result<()> {
         let run = {
             let mut log = self.log();
@@ -94,7 +97,7 @@ impl<F: Layout> Map<F> {
         self.end_run(&run, written)
     }
 
-    /// The next pages of the log, which have these records.
+    /// Encodes the next pages of the log, with these records.
     pub(super) fn next_pages(&self, log: &mut LogHead, records: &[Record<F::Entry>]) -> Vec<Page> {
         let sequence = self.sequence.load(Ordering::Relaxed);
         let next = |records: &[Record<F::Entry>]| {
@@ -117,16 +120,16 @@ impl<F: Layout> Map<F> {
         pages
     }
 
-    /// For who asks without waiting for the log.
+    /// Updates the counter for readers that don't lock the log.
     pub(super) fn note_log_used(&self, log: &LogHead) {
         self.counters.log_used.store(log.next - log.kept, Ordering::Relaxed);
     }
 
-    /// The log once no page of it is on its way to the device; none is added while it is held. Who has
-    /// the writer has no page on its way.
+    /// Locks the log once no page of it is in flight. None is added while the lock is held. The
+    /// holder of the writer has no pages in flight.
     pub(super) fn quiet_log(&self, _writer: &Writer<F::Entry>) -> MutexGuard<'_, LogHead> {
         let log = self.log();
-        self.afloat.wait_for_none();
+        self.log_in_flight.wait_for_none();
         log
     }
 }

@@ -1,11 +1,11 @@
-//! Records of the log whose data an opening does not find: how far back that undoes a flush.
+//! Records of the log whose data an opening doesn't find, and the first flush that this undoes.
 
 use std::collections::BTreeMap;
 
 use super::log::Record;
 
-/// Records that don't count, by block, each with the last page that has it. A record that a later one
-/// of its block makes up for is not among them.
+/// Records that don't count, by block, each with the last log page that contains it. Records
+/// superseded by a later one of their block are removed.
 #[derive(Debug)]
 pub(super) struct Lost<E>(BTreeMap<u64, Vec<(E, u64)>>);
 
@@ -16,14 +16,14 @@ impl<E> Default for Lost<E> {
 }
 
 impl<E: Copy + PartialEq> Lost<E> {
-    /// Notes a record of that log page, and whether it counts; in the order of the log.
+    /// Adds a record of a log page, and whether it counts. Must be called in the order of the log.
     pub fn note(&mut self, page: u64, record: &Record<E>, counts: bool) {
         let (lba, blocks) = record.range();
         match record {
             Record::Entry { entry, is_carried, .. } if !counts => {
                 let lost = self.0.entry(lba).or_default();
-                // A write on its way at a flush is carried behind it: no part of it. Not so the one
-                // before that wrote the same.
+                // A write in flight at a flush is carried behind it and isn't part of it: only the
+                // carried record counts as lost. An earlier write of the same entry stays.
                 let before = lost.iter().rposition(|(other, _)| other == entry);
                 if let Some(before) = before.filter(|_| *is_carried) {
                     lost.remove(before);
@@ -42,7 +42,7 @@ impl<E: Copy + PartialEq> Lost<E> {
         }
     }
 
-    /// The first page of which something is lost: no flush behind it is found whole.
+    /// The first page with a lost record: no flush beyond it was recovered completely.
     pub fn first_page(&self) -> Option<u64> {
         self.0.values().flatten().map(|(_, page)| *page).min()
     }
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_record_of_the_block_makes_up_for_it() {
+    fn a_later_record_of_the_block_supersedes_it() {
         assert_eq!(noted(&[(3, entry(1, 1), false), (4, entry(1, 2), true)]), None);
         assert_eq!(noted(&[(3, entry(1, 1), true), (4, entry(1, 2), false)]), Some(4));
         let void = Record::Void { lba: 0, blocks: 2 };
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_carried_behind_a_flush_was_no_part_of_it() {
+    fn a_write_carried_behind_a_flush_is_not_part_of_it() {
         assert_eq!(noted(&[(3, entry(1, 1), false), (7, carried(1, 1), false)]), Some(7));
         assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 2), false)]), Some(3));
     }

@@ -1,10 +1,10 @@
-//! What a store that keeps freshness knows of its blocks: the changes that wait in memory, then the
-//! leaf pages. `docs/formats/stores.md` §3 has the order of things.
+//! What a store that keeps freshness knows about its blocks: pending changes in memory, then the
+//! leaf pages. `docs/formats/stores.md` §3 describes the order of steps.
 //!
-//! Changes go to the *active* table. A merge freezes it and writes its changes into leaf pages,
-//! while the next ones go to a new one. Nothing here reads or writes the blocks' data: whoever does
-//! calls [`Map::place`] before and [`Map::commit`] after. What blocks is for one thread: see
-//! `commit.rs`, `merge.rs` and `recovery.rs`.
+//! Changes go to the *active* table. A merge freezes that table and writes its changes into leaf
+//! pages, while new changes go to a new table. This module doesn't read or write the blocks' data:
+//! whoever does must call [`Map::place`] before and [`Map::commit`] after. Blocking functions are
+//! for a single thread: see `commit.rs`, `merge.rs` and `recovery.rs`.
 
 use std::fmt::Debug;
 use std::io;
@@ -21,7 +21,7 @@ use super::super::super::events::EventLog;
 use super::super::pages::{BlockFile, Page};
 use super::super::slots::Slots;
 use super::anchor::Anchor;
-use super::announcements::Afloat;
+use super::announcements::InFlight;
 use super::commit::Writer;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
@@ -35,14 +35,14 @@ use super::passage::Passage;
 use super::placed::{Placed, PlacedEntry};
 use crate::clock;
 
-/// A leaf format, and what a map must know of its entries.
+/// A leaf format, with the properties of its entries that a map needs.
 pub trait Layout: LeafFormat + Debug + Send + Sync {
-    /// Whether blocks are written where they are: what is about to be written is announced in the
-    /// log then, and a record says only what may be there until a flush.
+    /// Whether blocks are overwritten in place. If so, writes are announced in the log before they
+    /// are made, and until a flush a record only says what a block may contain.
     const IS_IN_PLACE: bool;
-    /// The slot of an entry, where blocks lie out of place.
+    /// The slot of an entry, if blocks are out of place.
     fn slot(entry: &Self::Entry) -> Option<u64>;
-    /// Whether what an entry tells of a block has reached the device, if no flush says so.
+    /// Whether the write of an entry that no flush covers has reached the device.
     fn has_arrived(
         lba: u64,
         entry: &Self::Entry,
@@ -50,34 +50,35 @@ pub trait Layout: LeafFormat + Debug + Send + Sync {
         geometry: &Geometry,
         keys: &StoreKeys,
     ) -> io::Result<bool>;
-    /// The leaf page of a set as what the device has of its blocks would make it, where that tells of
-    /// entries. Only its node says whether it is right.
+    /// Derives the leaf page of a set from its blocks on the device, if these contain their
+    /// entries. The result is right only if it matches the leaf's node.
     fn derive(set: u64, file: &dyn BlockFile, geometry: &Geometry) -> io::Result<Option<LeafPage>>;
 }
 
-/// Changes that no leaf page has.
+/// Pending changes and further state of a store that changes with them.
 #[derive(Debug)]
 pub(super) struct State<E> {
     pub active: Pending<E>,
-    /// Being merged; empty otherwise. Older than those of the active table.
+    /// The table being merged, empty if none is. Its changes are older than those in the active
+    /// table.
     pub frozen: Arc<Pending<E>>,
     pub slots: Slots,
-    /// Blocks placed and neither committed nor abandoned.
+    /// Number of blocks placed but neither committed nor abandoned.
     pub placed: u64,
-    /// Announced writes in place that have not ended.
+    /// Writes in place in progress.
     pub intents: Intents<E>,
-    /// Changes not yet in the log.
+    /// Changes that aren't in the log yet.
     pub waiting: Vec<Record<E>>,
-    /// All others are in pages of the log before this one, or will be. Whoever takes those that wait
-    /// moves it, holding the log.
+    /// All other changes are, or will be, in log pages before this one. Whoever logs the waiting
+    /// changes updates it while holding the log's lock.
     pub log_taken: u64,
-    /// Slots that a change which waits replaced.
+    /// Slots replaced by waiting changes.
     pub retired: Vec<u64>,
-    /// What is durable isn't known any more.
+    /// Set if it is unknown what is durable.
     pub failure: Option<Refusal>,
     /// The openings that led here.
     pub passage: Passage,
-    /// How far the last flush that was answered had come.
+    /// The milestone of the last flush that completed.
     pub reached: Milestone,
 }
 
@@ -95,7 +96,7 @@ impl<E: Copy + PartialEq> State<E> {
         Arc::clone(&self.frozen)
     }
 
-    /// Notes that records get the pages of the log from `log_next` on, so many each.
+    /// Records that batches of this many records each get pages of the log from `log_next` on.
     pub fn take_pages<const N: usize>(
         &mut self,
         log_next: u64,
@@ -106,7 +107,7 @@ impl<E: Copy + PartialEq> State<E> {
         self.log_taken = log_next + pages as u64;
     }
 
-    /// Changes that wait to be merged, those on their way among them.
+    /// Number of pending changes, including writes in progress.
     pub fn pending(&self) -> u64 {
         let tables = [&self.active, &*self.frozen];
         let changes: usize = tables.iter().map(|table| table.entries() + table.voids()).sum();
@@ -114,7 +115,7 @@ impl<E: Copy + PartialEq> State<E> {
     }
 }
 
-/// Takes what a set's leaf page says of blocks from `lba` on that are absent so far.
+/// Sets the blocks from `lba` on that are still absent to what their set's leaf page says.
 pub fn take_leaf<F: LeafFormat>(
     known: &mut [Known<F::Entry>],
     lba: u64,
@@ -130,7 +131,7 @@ pub fn take_leaf<F: LeafFormat>(
     }
 }
 
-/// An error if nobody knows what one of the blocks from `lba` on is.
+/// Fails if one of the blocks from `lba` on is orphaned.
 pub fn check_orphans<E: Copy>(known: &[Known<E>], lba: u64) -> io::Result<()> {
     match (lba..).zip(known).find(|(_, known)| matches!(known, Known::Orphaned)) {
         Some((lba, _)) => Err(Refusal::Orphaned(lba).into()),
@@ -143,7 +144,7 @@ pub fn check_orphans<E: Copy>(known: &[Known<E>], lba: u64) -> io::Result<()> {
 pub struct Map<F: Layout> {
     pub(super) file: Arc<dyn BlockFile>,
     pub(super) geometry: Geometry,
-    /// Its first page, as it was written when it was created.
+    /// Its first page, as written at its creation.
     pub(super) superblock: Box<Page>,
     pub(super) keys: StoreKeys,
     pub(super) anchor: Option<Arc<dyn Anchor>>,
@@ -152,9 +153,9 @@ pub struct Map<F: Layout> {
     pub(super) state: Mutex<State<F::Entry>>,
     pub(super) writer: Mutex<Writer<F::Entry>>,
     pub(super) log_head: Mutex<LogHead>,
-    pub(super) afloat: Afloat,
+    pub(super) log_in_flight: InFlight,
     pub(super) counters: Arc<Counters>,
-    /// Who is told what merges find wrong; nobody before it is set.
+    /// Receives errors that merges find, once it is set.
     pub(super) events: OnceLock<Arc<EventLog>>,
 }
 
@@ -181,7 +182,8 @@ impl<F: Layout> Map<F> {
         &self.leaves
     }
 
-    /// What is known of blocks from `lba` without reading; of those absent their leaf page tells.
+    /// What is known about blocks from `lba` on without reading. `Absent` means that the leaf page
+    /// has the answer.
     #[must_use]
     pub fn current(&self, lba: u64, blocks: u64) -> Vec<Known<F::Entry>> {
         let mut current = Vec::with_capacity(blocks as usize);
@@ -196,7 +198,7 @@ impl<F: Layout> Map<F> {
         current
     }
 
-    /// The first block from `lba` on with an entry that waits to be merged.
+    /// The first block from `lba` on with a pending entry.
     #[must_use]
     pub fn next_changed(&self, lba: u64) -> Option<u64> {
         let state = self.state();
@@ -204,8 +206,8 @@ impl<F: Layout> Map<F> {
         next.into_iter().flatten().min()
     }
 
-    /// Takes what leaf pages in memory say of blocks from `lba` on that are absent so far; returns
-    /// the pages that have to be fetched for the others.
+    /// Sets absent blocks from `lba` on to what cached leaf pages say. Returns the pages to fetch
+    /// for the others.
     pub fn look_up(&self, known: &mut [Known<F::Entry>], lba: u64) -> Vec<Fetch> {
         let size = F::ENTRIES_PER_LEAF;
         let sets = lba / size..(lba + known.len() as u64).div_ceil(size);
@@ -225,8 +227,8 @@ impl<F: Layout> Map<F> {
         sets.filter_map(find).collect()
     }
 
-    /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks. An
-    /// error, too, if nobody knows that of one of them.
+    /// The entries of all blocks of a set. Blocks if it must read the leaf page. Fails if one of
+    /// the blocks is orphaned.
     pub fn set_entries(&self, set: u64) -> io::Result<Vec<Option<F::Entry>>> {
         let start = set * F::ENTRIES_PER_LEAF;
         let end = (start + F::ENTRIES_PER_LEAF).min(self.geometry.block_count);
@@ -238,7 +240,7 @@ impl<F: Layout> Map<F> {
         Ok(known.into_iter().map(entry).collect())
     }
 
-    /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
+    /// A leaf; `None` if it is void. Blocks if it must read the leaf.
     pub fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<LeafPage>>> {
         loop {
             let fetch = match self.leaves.find(leaf) {
@@ -255,19 +257,19 @@ impl<F: Layout> Map<F> {
         }
     }
 
-    /// Notes that leaf pages were read.
+    /// Counts leaf pages that were read.
     pub fn count_leaf_reads(&self, pages: u64) {
         count(&self.counters.leaf_reads, pages);
     }
 
-    /// Whether so much waits for the log that writing it back is worth it.
+    /// Whether enough changes wait for the log that writing them is worthwhile.
     #[must_use]
     pub fn is_write_back_due(&self) -> bool {
         let state = self.state();
         state.failure.is_none() && state.waiting.len() as u64 > self.geometry.pending_max / 8
     }
 
-    /// Whether table or log are so full that a merge is due.
+    /// Whether the table or the log is so full that a merge is due.
     #[must_use]
     pub fn is_merge_due(&self) -> bool {
         let log = self.log();
@@ -284,20 +286,21 @@ impl<F: Layout> Map<F> {
             && (changes > self.geometry.pending_max / 4 * 3 || log_used > self.log_usable() / 2)
     }
 
-    /// Pages of the log that may be used before a checkpoint.
+    /// Number of log pages that may be used between checkpoints.
     pub(super) fn log_usable(&self) -> u64 {
         let per_page = records_per_page::<F>() as u64;
         let carried = if F::IS_IN_PLACE { self.geometry.carry_reserve(per_page) } else { 0 };
         self.geometry.log_pages - self.geometry.log_reserve(per_page) - carried
     }
 
-    /// Slots that a write may take now.
+    /// Number of free slots.
     #[must_use]
     pub fn free_slots(&self) -> u64 {
         self.state().slots.free()
     }
 
-    /// Counters and sizes by name. Never waits for a flush: who asks may be who advances the anchor.
+    /// Counters and sizes by name. Never waits for a flush: the caller may be the one who advances
+    /// the anchor.
     #[must_use]
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let mut named = self.counters.by_name();
@@ -315,41 +318,41 @@ impl<F: Layout> Map<F> {
         let state = self.state();
         named.push(("pending_entries", state.pending()));
         named.push(("failed", u64::from(state.failure.is_some())));
-        // Blocks that were written before count twice until their changes are merged.
+        // Blocks that are overwritten count twice until their changes are merged.
         let waiting = (state.active.entries() + state.frozen.entries()) as u64;
         named.push(("sectors_written", written + waiting));
         named
     }
 
-    /// Has merges tell what they find wrong, from now on.
+    /// Makes merges report the errors that they find.
     pub fn tell_events(&self, events: &Arc<EventLog>) {
         self.events.get_or_init(|| Arc::clone(events));
     }
 
-    /// How far the store has come: with the last flush that was answered, or as it was opened.
+    /// The store's milestone: of the last completed flush, or of its opening.
     #[must_use]
     pub fn milestone(&self) -> Milestone {
         let state = self.state();
-        state.passage.told(state.reached)
+        state.passage.milestone(state.reached)
     }
 
-    /// Whether everything is in the store that was flushed when this milestone was told, by this
-    /// opening or one of those that led to it. False, too, if that is too many openings ago.
+    /// Whether the store contains everything that was flushed when this milestone was returned, by
+    /// this opening or an earlier one that led to it. Also false if that was too many openings ago.
     #[must_use]
     pub fn contains(&self, told: &Milestone) -> bool {
         let state = self.state();
         state.passage.contains(state.reached, told)
     }
 
-    /// Behind all log pages that changes noted so far have, or will have. A flush that begins from
-    /// here on is flushed up to there at least.
+    /// The log page behind all those that contain, or will contain, the changes so far. Any flush
+    /// that begins from now on reaches at least this page.
     #[must_use]
     pub fn mark(&self) -> u64 {
         let state = self.state();
         state.log_taken + state.waiting.len().div_ceil(records_per_page::<F>()) as u64
     }
 
-    /// This opening, and how far those before it had come.
+    /// This opening, and how far the earlier ones had come.
     #[must_use]
     pub fn openings(&self) -> Openings {
         let log_flushed = self.mark();
@@ -360,7 +363,7 @@ impl<F: Layout> Map<F> {
 
     // Changes.
 
-    /// Makes blocks unwritten. False: changes must be merged first.
+    /// Deallocates blocks. Returns false if changes must be merged first.
     pub fn deallocate(&self, lba: u64, blocks: u64) -> io::Result<bool> {
         let mut state = self.state();
         state.check()?;
@@ -377,14 +380,14 @@ impl<F: Layout> Map<F> {
 }
 
 impl Map<Placed> {
-    /// Blocks of the largest write: no more than room is made for at once.
+    /// Most blocks of a write: room is made for this many at once.
     #[must_use]
     pub fn write_blocks_max(&self) -> u64 {
         self.geometry.pending_max / 4
     }
 
-    /// Takes a slot for each of the blocks about to be written. None: room must be made first.
-    /// Of two writes of a block at once the one that is committed last stands.
+    /// Takes a slot for each of the blocks to be written. Returns `None` if room must be made
+    /// first. Of two concurrent writes of a block, the one committed last prevails.
     pub fn place(&self, blocks: &[u8]) -> io::Result<Option<Vec<PlacedEntry>>> {
         let blocks = blocks.as_chunks::<BLOCK_BYTES>().0;
         let count = blocks.len() as u64;
@@ -419,7 +422,7 @@ impl Map<Placed> {
         }
     }
 
-    /// Notes blocks from `lba` whose data is written to the slots of their entries.
+    /// Records blocks from `lba` on whose data was written to the slots of their entries.
     pub fn commit<'a>(
         &self,
         lba: u64,
@@ -439,7 +442,7 @@ impl Map<Placed> {
         checked
     }
 
-    /// Gives back the slots of blocks that could not be written.
+    /// Frees the slots of blocks that could not be written.
     pub fn abandon<'a>(&self, entries: impl IntoIterator<Item = &'a PlacedEntry>) {
         let mut state = self.state();
         for entry in entries {
@@ -448,7 +451,7 @@ impl Map<Placed> {
         }
     }
 
-    /// Whether a block is what was written with its entry.
+    /// Whether a block matches the checksum in its entry.
     #[must_use]
     pub fn is_whole(&self, entry: &PlacedEntry, block: &[u8]) -> bool {
         self.keys.block(entry.sequence, block) == entry.checksum

@@ -1,6 +1,6 @@
-//! Merging: changes of the frozen table go into leaf pages, set by set. Each leaf page is read once
-//! at most and goes to the copy that the last checkpoint doesn't need; what its changes replaced is
-//! found in it.
+//! Merging: writes the changes of the frozen table into leaf pages, set by set. Each leaf page is
+//! read at most once, and written to the copy that the last checkpoint doesn't need. Its old
+//! contents show which slots the changes have replaced.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,33 +23,34 @@ use super::map::{Layout, Map};
 use super::nodes::{Held, NODES_PER_PAGE};
 use super::slot_maps::SlotMaps;
 
-/// Sets merged in one step while others may want the thread: they wait no longer than that.
+/// Most sets merged in one step while others may need the thread: it bounds their wait.
 const STEP_SETS: usize = 128;
-/// Sets merged in one step when all others wait for the merge anyway: 8 MiB read and 8 written.
+/// Most sets merged in one step if everybody waits for the merge anyway: reads and writes 8 MiB
+/// each.
 const LONG_STEP_SETS: usize = 2048;
 
-/// A leaf that is wrong on the device, as it was when that was found.
+/// A leaf that is wrong on the device, as of when that was found.
 #[derive(Debug, Clone)]
 pub(super) struct Repair {
-    /// What is right.
+    /// Its correct contents.
     pub page: Arc<LeafPage>,
-    /// Its node, and the copy that is wrong.
+    /// Its node, and which copy is wrong.
     pub held: Held,
 }
 
-/// A merge under way.
+/// A running merge.
 #[derive(Debug)]
 pub(super) struct Merge<E> {
     frozen: Arc<Pending<E>>,
-    /// First set that wasn't looked at.
+    /// First set not yet processed.
     next_set: u64,
-    /// Slots that leaf pages no longer tell of.
+    /// Slots that leaf pages no longer refer to.
     replaced: Vec<u64>,
-    /// Slots that changes replaced which are in no log.
+    /// Slots of replaced changes that are in no log.
     pub retired: Vec<u64>,
-    /// Leaves to write again, unless changes have them written anyway.
+    /// Leaves to rewrite, unless changes rewrite them anyway.
     pub repairs: BTreeMap<u64, Repair>,
-    /// The log goes on from here when all is merged.
+    /// Where the log starts once everything is merged.
     log_start: (u64, Tag),
 }
 
@@ -60,21 +61,21 @@ impl<E> Merge<E> {
     }
 }
 
-/// What becomes of one set: blocks that become unwritten, then entries, by index in the set.
+/// Changes of one set by index in the set: blocks to deallocate, then entries to set.
 struct Change<E> {
     set: u64,
     voids: Vec<Range<usize>>,
     entries: Vec<(usize, E)>,
 }
 
-/// One set being merged.
+/// A set that is being merged.
 struct Merging<E> {
     change: Change<E>,
     current: Current,
-    /// Its leaf page before and after.
+    /// Its leaf page before and after the changes.
     before: Arc<LeafPage>,
     after: Arc<LeafPage>,
-    /// Whether `before` is what the node of `current` stands for.
+    /// Whether `before` matches the node of `current`.
     is_right: bool,
     growth: i32,
     node: Option<Node>,
@@ -88,8 +89,8 @@ impl<E> Merging<E> {
     }
 }
 
-/// Applies changes to the page of their set, and notes which slots it tells of from now on.
-/// Returns by how many more blocks it has entries of.
+/// Applies changes to the page of their set, and updates the slots in use. Returns by how many the
+/// number of entries has grown.
 fn apply<F: Layout>(
     change: &Change<F::Entry>,
     page: &mut LeafPage,
@@ -115,8 +116,8 @@ fn apply<F: Layout>(
 }
 
 impl<E> Writer<E> {
-    /// Begins a merge. The last checkpoint is settled, and no leaf was written since: so each may be
-    /// written once until the next, those that are wrong on the device among them.
+    /// Begins a merge. The last checkpoint is settled, and no leaf was written since, so each leaf
+    /// may be written once until the next checkpoint. That includes leaves to repair.
     pub(super) fn start_merge(&mut self, merge: Merge<E>) {
         let repairs = std::mem::take(&mut self.repairs);
         self.merge = Some(Merge { repairs, ..merge });
@@ -124,7 +125,7 @@ impl<E> Writer<E> {
 }
 
 impl<F: Layout> Map<F> {
-    /// Ends the merge under way, and merges what was noted since.
+    /// Completes the running merge, and merges all changes since.
     pub(super) fn merge_all(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.merge_to_end(writer)?;
         self.flush_with(writer, true)?;
@@ -142,7 +143,7 @@ impl<F: Layout> Map<F> {
         self.merge_some(writer, STEP_SETS)
     }
 
-    /// Merges some sets. Their leaf pages are read, and written, side by side.
+    /// Merges some sets. Reads and writes their leaf pages in parallel.
     fn merge_some(&self, writer: &mut Writer<F::Entry>, sets_max: usize) -> io::Result<()> {
         let Some(mut merge) = writer.merge.take() else { return Ok(()) };
         let Some(changes) = self.next_changes(&mut merge, sets_max) else {
@@ -165,8 +166,8 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// What to do with the next sets; those that become void and are void already are passed over.
-    /// None: nothing is left.
+    /// The changes of the next sets. Skips sets to be made void that are void already. `None` if
+    /// nothing is left.
     fn next_changes(
         &self,
         merge: &mut Merge<F::Entry>,
@@ -199,9 +200,9 @@ impl<F: Layout> Map<F> {
         Some(changes)
     }
 
-    /// Makes sets void, from the first on, that nobody has to look at for that: in place nothing else
-    /// knows of their entries. Only whole pages of nodes; returns those to look at, one by one, before
-    /// it goes on.
+    /// Makes leading sets void without reading them, which is possible in place, where nothing else
+    /// refers to their entries. Handles only whole pages of nodes. Returns the next sets to handle
+    /// one by one.
     fn make_void(&self, sets: Range<u64>) -> Range<u64> {
         let border = sets.start.next_multiple_of(NODES_PER_PAGE);
         let is_to_the_end = sets.end == self.geometry.sets();
@@ -219,8 +220,8 @@ impl<F: Layout> Map<F> {
         end..end
     }
 
-    /// Leaf pages as they are now, of which those not in memory are read. One that is wrong on the
-    /// device knows nothing any more: its blocks are orphaned.
+    /// Returns the sets with their current leaf pages, reading those that aren't cached. All blocks
+    /// of a page that is wrong on the device become orphaned.
     fn take_pages(
         &self,
         changes: Vec<Change<F::Entry>>,
@@ -253,7 +254,8 @@ impl<F: Layout> Map<F> {
             let set = &mut merging[*index];
             (set.before, set.is_right) = (Arc::new(page.0), false);
         }
-        // Only merges write leaf pages, and this is the only one: what was to be read still is.
+        // Only merges write leaf pages and only one merge runs at a time, so these pages are still
+        // current.
         each(hashers, &mut merging, |set| {
             if let Some(held) = set.current.held.filter(|_| !set.is_right) {
                 set.is_right = self.leaves.is_page_of(set.current.leaf, held.node, &set.before);
@@ -266,9 +268,9 @@ impl<F: Layout> Map<F> {
         Ok(merging)
     }
 
-    /// Reads a leaf page that is wrong once more. If it still is, nothing tells which versions of its
-    /// blocks are current, and none is to become so by being shown: all are orphaned. Where they lay
-    /// isn't known either, so their slots stay taken.
+    /// Reads a wrong leaf page once more. If it is still wrong, the current versions of its blocks
+    /// are unknown, and no version found on the device may become current: all blocks are orphaned.
+    /// Their slots are unknown, too, and stay in use.
     fn take_wrong_page(&self, set: &mut Merging<F::Entry>) -> io::Result<()> {
         let Some(held) = set.current.held else { return Ok(()) };
         let leaf = set.current.leaf;
@@ -288,7 +290,7 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Counts and tells blocks that became orphaned.
+    /// Counts and reports blocks that became orphaned.
     fn tell_orphaned(&self, leaf: u64, blocks: Range<u64>) {
         count(&self.counters.orphaned_sets, 1);
         let Some(events) = self.events.get() else { return };
@@ -306,7 +308,7 @@ impl<F: Layout> Map<F> {
         });
     }
 
-    /// Writes leaves, sorted, to their spare copies and takes them over.
+    /// Writes leaves, which must be sorted, to their spare copies, and updates the tree.
     pub(super) fn write_leaves(&self, leaves: &[Written], hashers: usize) -> io::Result<()> {
         let page = |Written { leaf, page, .. }: &Written| {
             let (page, held) = page.as_ref()?;
@@ -319,7 +321,7 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Leaf pages of sets that are wrong on the device, and were neither changed nor made void since.
+    /// Leaves to repair that were neither changed nor made void since.
     fn rewritten(&self, repairs: &BTreeMap<u64, Repair>) -> Vec<Written> {
         let currents = self.leaves.current(repairs.keys().copied());
         let rewritten =

@@ -1,5 +1,6 @@
-//! Freshness kept by a store itself: changes that wait in memory and in an authenticated log, leaf
-//! pages under a tree, checkpoints, and an anchor outside the device (`docs/formats/stores.md` §2, §3).
+//! Freshness that a store keeps by itself: changes pending in memory and in an authenticated log,
+//! leaf pages under a tree, checkpoints, and an anchor outside the device (`docs/formats/stores.md`
+//! §2, §3).
 
 pub mod anchor;
 pub mod announcements;

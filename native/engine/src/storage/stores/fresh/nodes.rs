@@ -1,4 +1,4 @@
-//! Pages of nodes: of each leaf its node and which copy of it is current.
+//! Pages of nodes: for each leaf, its node and which of its copies is current.
 
 use sealane_proto::freshness::node::Node;
 
@@ -7,9 +7,9 @@ use super::codec::{Fields, get, get_u64};
 use super::keys::{Kind, StoreKeys, Tag};
 
 const MAGIC: [u8; 8] = *b"SEALNODE";
-/// Bytes of the states of a page's leaves: two bits each.
+/// Bytes of the states of a page's leaves, two bits each.
 const STATE_BYTES: usize = 62;
-/// Leaves that one page tells of.
+/// Number of leaves that one page describes.
 pub const NODES_PER_PAGE: u64 = 4 * STATE_BYTES as u64;
 
 /// A leaf that isn't void: its node, and which of its two copies is current.
@@ -21,7 +21,7 @@ pub struct Held {
     pub copy: u8,
 }
 
-/// Which copies of the leaves of one page are current: two bits each.
+/// The current copies of one page's leaves, two bits each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copies([u8; STATE_BYTES]);
 
@@ -29,13 +29,13 @@ impl Copies {
     /// All leaves are void.
     pub const VOID: Self = Self([0; STATE_BYTES]);
 
-    /// The current copy of a leaf, by its index in the page; None: void.
+    /// The current copy of a leaf, by its index in the page; `None` if it is void.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<u8> {
         (self.0[index / 4] >> (index % 4 * 2) & 3).checked_sub(1)
     }
 
-    /// Changes it. Returns what it was.
+    /// Sets the current copy. Returns the previous one.
     pub fn set(&mut self, index: usize, copy: Option<u8>) -> Option<u8> {
         let before = self.get(index);
         let (byte, shift) = (&mut self.0[index / 4], index % 4 * 2);
@@ -43,10 +43,10 @@ impl Copies {
         before
     }
 
-    /// Leaves that aren't void.
+    /// Number of leaves that aren't void.
     #[must_use]
     pub fn held(&self) -> u64 {
-        // Either bit of a leaf, never both.
+        // At most one of a leaf's two bits is set.
         self.0.iter().map(|byte| u64::from(byte.count_ones())).sum()
     }
 }
@@ -54,18 +54,18 @@ impl Copies {
 /// One page of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePage {
-    /// Number of the checkpoint it belongs to.
+    /// Number of the checkpoint that wrote it.
     pub number: u64,
-    /// Its place.
+    /// Its index among the pages of nodes.
     pub index: u64,
-    /// Blocks that its leaves have entries of.
+    /// Number of blocks with entries in its leaves.
     pub written: u32,
-    /// Its leaves; None: void.
+    /// Its leaves; `None` if void.
     pub leaves: Vec<Option<Held>>,
 }
 
 impl NodePage {
-    /// The page, and its tag.
+    /// Encodes the page. Returns it with its tag.
     ///
     /// # Panics
     /// If it has more leaves than a page holds.
@@ -90,7 +90,7 @@ impl NodePage {
         (page, tag)
     }
 
-    /// Parses and checks the page; also its tag.
+    /// Parses and authenticates the page. Returns it with its tag.
     #[must_use]
     pub fn decode(page: &Page, keys: &StoreKeys) -> Option<(Self, Tag)> {
         let rest = &mut &page.0[..];

@@ -1,9 +1,9 @@
-//! How far the opening of a store is, for who waits for it.
+//! Progress of a store's opening, for whoever waits for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Pages and records that an opening has gone through, of those that there are as far as is known.
-/// Another thread may look.
+/// Counts the pages and records that an opening has processed, and how many are known to be needed.
+/// Other threads may read it.
 #[derive(Debug, Default)]
 pub struct Opening {
     done: AtomicU64,
@@ -11,20 +11,20 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// So many more are to be gone through.
+    /// Adds to the number of items to process.
     pub fn expect(&self, count: u64) {
         self.total.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// So many more were gone through.
+    /// Adds to the number of processed items.
     pub fn pass(&self, count: u64) {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many were gone through, and of how many.
+    /// Returns the number of processed items and of all items.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
-        // In this order it never says more than all.
+        // Reading them in this order never yields more than the total.
         let done = self.done.load(Ordering::Relaxed);
         (done, self.total.load(Ordering::Relaxed))
     }

@@ -1,9 +1,9 @@
-//! Which openings led a store to where it is, and how far each of them had come: so that who
-//! remembers a milestone of one of them can be told whether the store contains it.
+//! The openings that led a store to its current state, and how far each had come, so that the store
+//! can tell whether it contains an earlier milestone.
 
 use sealane_proto::freshness::milestone::{MILESTONE_BYTES, Milestone};
 
-/// Milestones in a checkpoint.
+/// Number of milestones in a checkpoint.
 pub const MILESTONES: usize = 16;
 
 /// The openings so far.
@@ -11,13 +11,13 @@ pub const MILESTONES: usize = 16;
 pub struct Passage {
     /// Where this opening began.
     start: Option<Milestone>,
-    /// How far those before had come when the next one began, latest first. Openings that changed
-    /// nothing are left out, and all but the last [`MILESTONES`] − 1.
+    /// How far earlier openings had come when the next one began, latest first. Limited to
+    /// [`MILESTONES`] − 1 openings, and without openings that changed nothing.
     earlier: Vec<Milestone>,
 }
 
 impl Passage {
-    /// From what a checkpoint has of it.
+    /// Parses the milestones of a checkpoint.
     #[must_use]
     pub fn decode(milestones: &[[u8; MILESTONE_BYTES]; MILESTONES]) -> Self {
         let [start, earlier @ ..] = milestones;
@@ -25,7 +25,7 @@ impl Passage {
         Self { start: Milestone::decode(start), earlier }
     }
 
-    /// What a checkpoint has of it; zeros where there is none.
+    /// Encodes the milestones of a checkpoint; missing ones are zeros.
     #[must_use]
     pub fn encode(&self) -> [[u8; MILESTONE_BYTES]; MILESTONES] {
         let mut milestones = [[0; MILESTONE_BYTES]; MILESTONES];
@@ -36,9 +36,9 @@ impl Passage {
         milestones
     }
 
-    /// The opening is over; so far of it was found again, and its log ended before this page.
+    /// Ends the opening. `found` is how far recovery got, and `log_end` the end of its log.
     pub fn end(&mut self, found: Milestone, log_end: u64) {
-        // Nobody was told of an opening that changed nothing, if there was another to tell of.
+        // An opening that changed nothing had no milestone of its own, unless it was the first.
         let has_changes = !self.is_start_of(found.opening, log_end);
         if has_changes || self.earlier.is_empty() {
             self.earlier.insert(0, found);
@@ -46,33 +46,34 @@ impl Passage {
         }
     }
 
-    /// The next opening begins here.
+    /// Begins the next opening.
     pub fn begin(&mut self, start: Milestone) {
         self.start = Some(start);
     }
 
-    /// What is told of an opening that has come so far: the one before, as long as nothing changed.
-    /// So a store that is opened again and again can leave those openings out.
+    /// The milestone to report for an opening: that of the previous one as long as nothing has
+    /// changed. Thus openings that change nothing can be left out.
     #[must_use]
-    pub fn told(&self, reached: Milestone) -> Milestone {
+    pub fn milestone(&self, reached: Milestone) -> Milestone {
         let is_unchanged = self.is_start_of(reached.opening, reached.log_flushed);
         let before = self.earlier.first().filter(|_| is_unchanged);
         before.copied().unwrap_or(reached)
     }
 
-    /// How far the openings before this one had come, latest first, of those that wrote to the log.
+    /// How far earlier openings had come, latest first, without those that wrote nothing to the
+    /// log.
     #[must_use]
     pub fn earlier(&self) -> &[Milestone] {
         &self.earlier
     }
 
-    /// Whether an opening began with its log ending there. Each change makes the log longer; a
-    /// checkpoint of what was found is none.
+    /// Whether an opening began with its log ending there. Every change makes the log longer; a
+    /// checkpoint without changes doesn't.
     fn is_start_of(&self, opening: [u8; 16], log_end: u64) -> bool {
         self.start.is_some_and(|start| start.opening == opening && start.log_flushed == log_end)
     }
 
-    /// Whether an opening that has come so far contains what was told.
+    /// Whether an opening that has reached this point contains a milestone.
     #[must_use]
     pub fn contains(&self, reached: Milestone, told: &Milestone) -> bool {
         reached.covers(told) || self.earlier.iter().any(|earlier| earlier.covers(told))
@@ -87,7 +88,7 @@ mod tests {
         Milestone { opening: [opening; 16], checkpoint: u64::from(opening), log_flushed }
     }
 
-    /// A passage of openings that each came one page further than they began.
+    /// A passage of openings that each advanced by one page.
     fn after(openings: u8) -> Passage {
         let mut passage = Passage::default();
         for opening in 1..=openings {
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_from_its_bytes() {
+    fn it_survives_encoding() {
         for openings in [0, 1, 5, 60] {
             let passage = after(openings);
             assert_eq!(Passage::decode(&passage.encode()), passage);
@@ -118,7 +119,7 @@ mod tests {
         }
         assert!(passage.contains(reached, &milestone(4, 12)));
         assert!(!passage.contains(reached, &milestone(4, 13)));
-        assert!(!passage.contains(reached, &milestone(9, 1)), "of another history");
+        assert!(!passage.contains(reached, &milestone(9, 1)), "another history");
     }
 
     #[test]
@@ -130,24 +131,28 @@ mod tests {
     }
 
     #[test]
-    fn openings_that_change_nothing_are_never_told_of_and_take_no_place() {
+    fn openings_that_change_nothing_are_not_recorded() {
         let mut passage = after(1);
         let told = milestone(1, 11);
         for opening in 2..200 {
             let start = milestone(opening, 10);
             passage.begin(start);
-            assert_eq!(passage.told(start), told);
+            assert_eq!(passage.milestone(start), told);
             passage.end(start, 10);
             assert!(passage.contains(start, &told));
         }
         let merged = Milestone { checkpoint: 500, ..milestone(199, 10) };
-        assert_eq!(passage.told(merged), told, "a checkpoint of what was found changes nothing");
+        assert_eq!(
+            passage.milestone(merged),
+            told,
+            "a checkpoint of what was found changes nothing"
+        );
         let reached = milestone(199, 11);
-        assert_eq!(passage.told(reached), reached, "as soon as something changed");
+        assert_eq!(passage.milestone(reached), reached, "after a change");
     }
 
     #[test]
-    fn an_opening_of_which_all_was_lost_is_no_opening_that_changed_nothing() {
+    fn an_opening_whose_changes_were_all_lost_is_recorded() {
         let mut passage = after(1);
         let start = milestone(2, 10);
         passage.begin(start);
@@ -156,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_opening_is_told_of_even_if_it_changed_nothing() {
+    fn the_first_opening_is_recorded_even_if_it_changed_nothing() {
         let (first, second) = (milestone(1, 0), milestone(2, 0));
         let mut passage = Passage::default();
         passage.begin(first);
-        assert_eq!(passage.told(first), first);
+        assert_eq!(passage.milestone(first), first);
         passage.end(first, 0);
         passage.begin(second);
         assert!(passage.contains(second, &first));

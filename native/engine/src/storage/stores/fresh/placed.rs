@@ -1,5 +1,5 @@
-//! Leaf pages of blocks that lie out of place: of each block its slot, and its metadata but for
-//! what is the same in all of them.
+//! Leaf pages of blocks out of place: the slot of each block, and its metadata except what all
+//! blocks have in common.
 
 use std::io;
 
@@ -18,10 +18,10 @@ use super::map::Layout;
 const ENTRY_BYTES: usize = 54;
 /// Bytes of a slot's number in an entry.
 const SLOT_BYTES: usize = 6;
-/// Tag and IV, which are neighbours in a block's metadata too.
+/// Tag and IV, which are adjacent in a block's metadata, too.
 const SEAL_BYTES: usize = field::IV.1;
 
-/// What is known of one written block. Its place in a leaf page or record makes it authentic.
+/// The entry of a written block. Authenticated by the leaf page or log record that contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacedEntry {
     /// Slot of its data.
@@ -35,8 +35,9 @@ pub struct PlacedEntry {
 }
 
 impl PlacedEntry {
-    /// The entry of a block that goes to a slot. An error if the block has metadata that a written
-    /// sector hasn't (`docs/formats/secure-queue.md` §1): an entry has no room for it.
+    /// The entry of a block that is written to a slot. Fails if the block has metadata that a
+    /// written sector can't have (`docs/formats/secure-queue.md` §1), which an entry has no room
+    /// for.
     ///
     /// # Panics
     /// Never: the fields are in the block.
@@ -77,7 +78,7 @@ impl PlacedEntry {
     }
 }
 
-/// The format.
+/// The leaf format of blocks out of place.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed;
 
@@ -88,7 +89,7 @@ impl Layout for Placed {
         Some(entry.slot)
     }
 
-    /// Whether the slot holds what its checksum says.
+    /// Whether the slot's contents match the checksum.
     fn has_arrived(
         _lba: u64,
         entry: &PlacedEntry,
@@ -104,7 +105,7 @@ impl Layout for Placed {
         Ok(keys.block(entry.sequence, &block) == entry.checksum)
     }
 
-    /// Nothing else than its leaf page tells where a block is.
+    /// Only the leaf page says where a block is.
     fn derive(
         _set: u64,
         _file: &dyn BlockFile,
@@ -118,7 +119,7 @@ impl LeafFormat for Placed {
     type Entry = PlacedEntry;
     const ENTRIES_PER_LEAF: u64 = (LEAF_BYTES / ENTRY_BYTES) as u64;
     const ENTRY_BYTES: usize = ENTRY_BYTES;
-    /// Its slot is the last that could be named, which no device has.
+    /// Its slot has the highest number, which no device has.
     const ORPHAN: PlacedEntry = PlacedEntry {
         slot: (1 << (8 * SLOT_BYTES)) - 2,
         sequence: 0,
@@ -140,7 +141,7 @@ impl LeafFormat for Placed {
         }
     }
 
-    /// The slot is stored as one more, so that zeros are no entry, and no slot is zeros again.
+    /// The slot is stored plus one, so that zeros mean no entry.
     fn encode(entry: &PlacedEntry, bytes: &mut [u8]) {
         let (slot, rest) = bytes.split_at_mut(SLOT_BYTES);
         slot.copy_from_slice(&entry.slot.wrapping_add(1).to_le_bytes()[..SLOT_BYTES]);
@@ -158,7 +159,7 @@ impl LeafFormat for Placed {
         let mut slot = [0; 8];
         slot[..SLOT_BYTES].copy_from_slice(&super::codec::get::<SLOT_BYTES>(rest));
         PlacedEntry {
-            // Zero is no slot; a record with it is refused as one beyond the store.
+            // Zero is no slot: it becomes one beyond the store, which is refused.
             slot: u64::from_le_bytes(slot).wrapping_sub(1),
             sequence: super::codec::get_u64(rest),
             checksum: super::codec::get(rest),

@@ -1,5 +1,5 @@
-//! Power cuts at every write of a sealed file store: each image must open, and hold for every
-//! block a version that was written last before the last flush, or one written since, as a whole.
+//! Power cuts at every write of a store out of place. Each image must open, and hold a complete
+//! version of every block: the one last written before the last flush, or one written since.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use super::placed::{Placed, PlacedEntry};
 use super::superblock::Superblock;
 use super::test_blocks::{block, version_of};
 
-/// Four sets, few spare slots, a short log and a small table, so that all of them turn over.
+/// Four sets, few spare slots, a short log and a small table, so that all of them are reused.
 const GEOMETRY: Geometry = Geometry {
     block_count: 250,
     leaf_entries: Placed::ENTRIES_PER_LEAF,
@@ -33,12 +33,12 @@ const GEOMETRY: Geometry = Geometry {
     earlier: Vec::new(),
 };
 const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
-/// Largest write of the workload.
+/// Most blocks of a write in the workload.
 const WRITE_BLOCKS_MAX: u64 = 8;
-/// Images made at one instant.
+/// Number of images made at each instant.
 const IMAGES: u64 = 4;
 
-/// A device and the anchor of its store, at one instant.
+/// A device and the anchor of its store at one instant.
 struct Machine {
     disk: Arc<TornDisk>,
     anchor: Option<Arc<MemoryAnchor>>,
@@ -64,12 +64,12 @@ impl Machine {
     }
 }
 
-/// An anchor of its own that stands where this one does.
+/// A copy of the anchor.
 fn copied(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<MemoryAnchor>> {
     anchor.map(|anchor| Arc::new(anchor.copy()))
 }
 
-/// Reads a block and says which version it is as a whole; None if it is none.
+/// Reads a block. Returns its version, or `None` if it is no complete version.
 fn version(map: &Map<Placed>, disk: &TornDisk, lba: u64) -> Option<u64> {
     let (set, index) = (lba / Placed::ENTRIES_PER_LEAF, lba % Placed::ENTRIES_PER_LEAF);
     version_with(map.set_entries(set).expect("leaf page")[index as usize], disk, lba)
@@ -82,7 +82,7 @@ fn version_with(entry: Option<PlacedEntry>, disk: &TornDisk, lba: u64) -> Option
     version_of(lba, &page[0], &entry.metadata())
 }
 
-/// What a block may read as: what was durable, and what was written since.
+/// The versions that a block may have: the durable one, and those written since.
 #[derive(Debug, Default)]
 struct Oracle {
     durable: BTreeMap<u64, u64>,
@@ -100,7 +100,7 @@ impl Oracle {
         }
     }
 
-    /// Checks an image; returns what it holds.
+    /// Checks an image. Returns the versions that it holds.
     fn check(&self, machine: &Machine) -> BTreeMap<u64, u64> {
         let map = machine.open().expect("an honest power cut");
         let disk = &machine.disk;
@@ -117,7 +117,7 @@ impl Oracle {
     }
 }
 
-/// A write whose data is on its way.
+/// A write that was given to the device but not committed.
 struct InFlight {
     lba: u64,
     version: u64,
@@ -126,7 +126,7 @@ struct InFlight {
 
 struct Run {
     machine: Machine,
-    /// How map and data reach the disk.
+    /// Device used by the map and for data.
     file: Arc<dyn BlockFile>,
     map: Map<Placed>,
     oracle: Arc<Mutex<Oracle>>,
@@ -240,7 +240,8 @@ impl Run {
         self.oracle().flushed();
     }
 
-    /// Has the anchor not answer the next time, made or not, and everything go on when it does again.
+    /// Loses the anchor's next answer, whether or not the advance takes effect; afterwards
+    /// everything must continue.
     fn lose_an_answer(&mut self, is_made: bool, merges: bool) {
         let Some(anchor) = &self.machine.anchor else { return };
         anchor.fail_next(is_made);
@@ -257,10 +258,10 @@ impl Run {
         ranges.into_iter().any(|(other, count)| lba < other + count && other < lba + blocks)
     }
 
-    /// One step of the workload.
+    /// Performs a step of the workload.
     fn step(&mut self, random: &mut ChaCha8Rng) {
         let blocks = 1 + random.next_u64() % WRITE_BLOCKS_MAX;
-        // Some blocks are written much more often than others.
+        // A small range is written much more often than the rest.
         let span = [GEOMETRY.block_count, 16][(random.next_u32() % 2) as usize];
         let lba = random.next_u64() % (span - blocks);
         match random.next_u32() % 20 {
@@ -289,7 +290,7 @@ impl Run {
     }
 }
 
-/// Checks images of every instant at which the device is about to write or sync.
+/// Checks images at every instant at which the device is about to write or sync.
 fn watcher(
     oracle: Arc<Mutex<Oracle>>,
     anchor: Option<Arc<MemoryAnchor>>,
@@ -308,7 +309,7 @@ fn watcher(
             };
             images.fetch_add(1, Ordering::Relaxed);
             let anchor = copied(anchor.as_ref());
-            // One image in some loses power again while it is opened.
+            // Some images lose power again while they are being opened.
             let image = if depth > 0 && random.next_u32().is_multiple_of(8) {
                 let next = Mutex::new(ChaCha8Rng::seed_from_u64(random.next_u64()));
                 let (oracle, images) = (Arc::clone(&oracle), Arc::clone(&images));
@@ -325,7 +326,7 @@ fn watcher(
     })
 }
 
-/// Opens the image, of a store without an anchor, and tells what it holds.
+/// Opens the image of a store without an anchor.
 fn reopen(image: TornDisk) -> io::Result<(Arc<TornDisk>, Map<Placed>)> {
     let machine = Machine::new(image, None);
     let map = machine.open()?;
@@ -365,7 +366,8 @@ fn a_slot_is_not_written_again_before_the_record_that_replaces_it_is_durable() {
     let mut run = Run::simple();
     run.write(0, 1);
     run.flush();
-    // Every slot is taken in turn, the first version's too were it free; its data stays.
+    // Every free slot is taken in turn. If the first version's slot were free, its data would be
+    // overwritten.
     let mut taken = Vec::new();
     run.write(0, 1);
     while run.map.free_slots() > 0 {
@@ -376,12 +378,12 @@ fn a_slot_is_not_written_again_before_the_record_that_replaces_it_is_durable() {
     assert_eq!(versions(run.disk().whole(), 0..1), [Some(1)]);
     let before = run.map.free_slots();
     run.flush();
-    assert_eq!(run.map.free_slots(), before + 1, "the first version's slot is free now");
+    assert_eq!(run.map.free_slots(), before + 1, "the first version's slot is free");
     run.map.abandon(&taken);
 }
 
 #[test]
-fn a_slot_that_a_leaf_page_tells_of_is_kept_until_the_next_checkpoint() {
+fn a_slot_of_a_leaf_page_is_kept_until_the_next_checkpoint() {
     let mut run = Run::simple();
     run.write(0, 1);
     run.merge();
@@ -397,7 +399,7 @@ fn a_slot_that_a_leaf_page_tells_of_is_kept_until_the_next_checkpoint() {
     assert_eq!(run.map.free_slots(), free);
 }
 
-/// Has `images` make images at every instant, and returns what block 5 was in each of them.
+/// Makes images at every instant. Returns the version of block 5 in each of them.
 fn instants(
     disk: TornDisk,
     images: impl Fn(&TornDisk) -> Vec<TornDisk> + Send + Sync + 'static,
@@ -422,7 +424,7 @@ fn instants(
     (run, seen)
 }
 
-/// A store in which block 5 was written, and is durable.
+/// A store in which block 5 is written and durable.
 fn durable_block_5() -> TornDisk {
     let mut run = Run::simple();
     run.write(5, 1);
@@ -432,7 +434,8 @@ fn durable_block_5() -> TornDisk {
 
 #[test]
 fn a_record_without_its_data_is_not_taken() {
-    // The first write not yet durable is the block's data: lost, and torn. All else is kept.
+    // The first write that isn't durable is the block's data: lost in one image, torn in the other.
+    // Everything else is kept.
     let images = |disk: &TornDisk| {
         vec![
             disk.image(|write, _| write != 0),
@@ -461,8 +464,8 @@ fn a_checkpoint_names_no_data_that_is_not_durable() {
 
 #[test]
 fn a_checkpoint_counts_only_when_its_pages_do() {
-    // Whatever was written last is kept, all before it lost: a checkpoint's page without those of
-    // the table would have the store damaged.
+    // Keeps only the last write. A checkpoint's page without the node pages that it refers to would
+    // be a damaged store.
     let images = |disk: &TornDisk| {
         let last = disk.volatile().saturating_sub(1);
         vec![disk.image(|write, _| write == last)]
@@ -477,7 +480,7 @@ fn a_checkpoint_counts_only_when_its_pages_do() {
 
 #[test]
 fn pages_of_an_uncompleted_checkpoint_are_never_taken_later() {
-    // All of the checkpoint but its own page: its table pages are whole, and void.
+    // The entire checkpoint except its own page: its node pages are complete but void.
     let found: Arc<Mutex<Vec<TornDisk>>> = Arc::default();
     let images = Arc::clone(&found);
     let keep = move |disk: &TornDisk| {
@@ -500,7 +503,7 @@ fn pages_of_an_uncompleted_checkpoint_are_never_taken_later() {
     }
 }
 
-/// A store that holds block 5 by its log alone, with its checkpoint changed and sealed again.
+/// A store that has block 5 only in its log, with its checkpoint changed and sealed again.
 fn with_checkpoint(change: impl FnOnce(&mut Checkpoint)) -> TornDisk {
     let mut run = Run::simple();
     run.write(5, 1);
@@ -533,7 +536,7 @@ fn the_log_of_another_opening_stays_unknown() {
 }
 
 #[test]
-fn numbers_that_no_store_reaches_are_damage() {
+fn impossible_numbers_are_damage() {
     let changes: [fn(&mut Checkpoint); 5] = [
         |last| last.number = u64::MAX,
         |last| last.epoch = u64::MAX,
@@ -543,7 +546,7 @@ fn numbers_that_no_store_reaches_are_damage() {
     ];
     for change in changes {
         let error = reopen(with_checkpoint(change)).expect_err("a refusal");
-        assert!(error.to_string().contains("no store reaches"), "{error}");
+        assert!(error.to_string().contains("impossible"), "{error}");
     }
 }
 
@@ -555,7 +558,7 @@ fn a_checkpoint_of_another_tree_is_damage() {
 
 #[test]
 fn log_pages_that_overtook_a_lost_one_do_not_continue_a_later_log() {
-    // Two flushes of one page each, the second of which reaches the device alone.
+    // Two flushes of one page each; only the second reaches the device.
     let kept = Arc::new(Mutex::new(None));
     let keep = Arc::clone(&kept);
     let images = move |disk: &TornDisk| {
@@ -568,7 +571,7 @@ fn log_pages_that_overtook_a_lost_one_do_not_continue_a_later_log() {
     run.write(40, 1);
     run.merge();
     instants(run.disk().whole(), images, |run| {
-        // The device lies: it says that it is durable, and isn't.
+        // The device reports a sync that it didn't make.
         run.write(41, 1);
         run.machine.disk.lie_once();
         run.flush();
@@ -581,7 +584,7 @@ fn log_pages_that_overtook_a_lost_one_do_not_continue_a_later_log() {
 }
 
 #[test]
-fn of_two_writes_at_once_the_one_committed_last_stands() {
+fn of_two_concurrent_writes_the_one_committed_last_prevails() {
     let mut run = Run::simple();
     run.begin(5, 1);
     run.begin(5, 1);
@@ -621,7 +624,7 @@ fn a_store_that_lost_what_was_durable_is_refused() {
         assert!(error.contains(expected), "{error}");
     };
     refused(GEOMETRY.nodes(0, 0), "tree are missing");
-    // The first of the epoch, and one that a later page calls flushed.
+    // The first page of the epoch, and one that a later page calls flushed.
     refused(GEOMETRY.log(1), "log are missing");
     refused(GEOMETRY.log(2), "log are missing");
     let image = run.disk().lost();
@@ -642,18 +645,18 @@ fn a_store_whose_log_fails_takes_nothing_more() {
     assert!(run.map.flush().is_err());
     assert!(run.map.flush().is_err() && run.map.merge().is_err());
     assert!(run.map.place(&block(5, 9)).is_err() && run.map.deallocate(5, 1).is_err());
-    assert_eq!(version(&run.map, run.disk(), 5), Some(2), "reads go on");
+    assert_eq!(version(&run.map, run.disk(), 5), Some(2), "reads continue");
     assert_eq!(versions(run.disk().lost(), 5..6), [Some(1)]);
 }
 
-/// Runs a seeded workload through three lives and a power cut after each, with images at every
+/// Runs a seeded workload through three lives, each ending in a power cut, with images at every
 /// instant.
 fn live(seed: u64, first: Run, images: &Arc<AtomicU64>) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut run = first;
     for life in 0..3 {
         let image = run.disk().random_image(&mut random);
-        // What the image holds is durable from its opening on.
+        // Whatever the image holds is durable once it was opened.
         let durable = run.check(image.whole());
         let oracle = Arc::new(Mutex::new(Oracle { durable, since: BTreeMap::new() }));
         let next = Mutex::new(ChaCha8Rng::seed_from_u64(seed << 8 | life));
@@ -691,7 +694,7 @@ fn no_honest_power_cut_is_called_a_roll_back_whenever_the_anchor_is_advanced() {
 }
 
 #[test]
-fn every_power_cut_of_somebody_elses_target_leaves_each_block_whole() {
+fn every_power_cut_of_a_third_party_leaves_each_block_whole() {
     let images = Arc::new(AtomicU64::new(0));
     let oracle = Arc::<Mutex<Oracle>>::default();
     let mut random = ChaCha8Rng::seed_from_u64(9);

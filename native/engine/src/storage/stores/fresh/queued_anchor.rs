@@ -1,23 +1,23 @@
-//! An anchor that somebody else advances: what is to be anchored waits in a queue of one, and an event
-//! descriptor tells of it.
+//! An anchor that another component advances: the record to be anchored waits in a queue of one,
+//! and an event descriptor signals it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::super::ring::{event, hush, tell};
+use super::super::ring::{clear, event, signal};
 use super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored};
 
 #[derive(Debug, Default)]
 struct Queue {
     latest: Option<Anchored>,
     wanted: Option<Anchored>,
-    /// The answer to the state of that number.
+    /// The number of an answered record, and the answer.
     answer: Option<(u64, Result<(), AnchorError>)>,
 }
 
-/// The queue's two ends: [`Anchor`] for the store, the rest for who keeps the anchor.
+/// Both ends of the queue: [`Anchor`] for the store, the rest for the keeper of the anchor.
 #[derive(Debug)]
 pub struct QueuedAnchor {
     policy: AnchorPolicy,
@@ -30,8 +30,8 @@ pub struct QueuedAnchor {
 }
 
 impl QueuedAnchor {
-    /// A queue to an anchor that was advanced to `latest`; an answer is waited for so long. See
-    /// [`Anchor::base`], [`Anchor::is_believed`].
+    /// A queue to an anchor with the record `latest`; `timeout` bounds the wait for an answer. See
+    /// [`Anchor::base`] and [`Anchor::is_believed`].
     pub fn new(
         policy: AnchorPolicy,
         (latest, base): (Option<Anchored>, u64),
@@ -47,13 +47,13 @@ impl QueuedAnchor {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the state to advance the anchor to, if there is one.
+    /// Takes the record to advance the anchor to, if there is one.
     pub fn take(&self) -> Option<Anchored> {
-        hush(&self.event);
+        clear(&self.event);
         self.queue().wanted.take()
     }
 
-    /// Answers what was taken. Nobody waits any more for a number that isn't the last.
+    /// Answers a record that was taken. An answer to an earlier number is ignored.
     pub fn answer(&self, number: u64, result: Result<(), AnchorError>) {
         self.queue().answer = Some((number, result));
         self.answered.notify_all();
@@ -61,7 +61,7 @@ impl QueuedAnchor {
 }
 
 impl AsFd for QueuedAnchor {
-    /// Readable when [`QueuedAnchor::take`] would find something.
+    /// Readable when [`QueuedAnchor::take`] would return a record.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -76,7 +76,7 @@ impl Anchor for QueuedAnchor {
         let mut queue = self.queue();
         queue.wanted = Some(*to);
         queue.answer = None;
-        tell(&self.event);
+        signal(&self.event);
         let is_open = |queue: &mut Queue| {
             queue.answer.as_ref().is_none_or(|(number, _)| *number != to.number)
         };
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_through_as_bytes_and_comes_back_answered() {
+    fn a_record_is_passed_on_as_bytes_and_answered() {
         let anchor = Arc::new(queued(Duration::from_secs(20)));
         let keeper = Arc::clone(&anchor);
         let keeping = std::thread::spawn(move || {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_in_time_is_an_unknown_outcome_and_a_late_one_changes_nothing() {
+    fn a_missing_answer_is_an_unknown_outcome_and_a_late_one_changes_nothing() {
         let anchor = queued(Duration::from_millis(1));
         assert!(matches!(anchor.advance(&state(1)), Err(AnchorError::Unreachable(_))));
         anchor.answer(1, Ok(()));
@@ -156,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_anchored_state_is_none() {
+    fn malformed_records_are_not_decoded() {
         let bytes = state(7).encode();
         assert_eq!(Anchored::decode_as(7, &bytes), Some(state(7)));
-        // One of another number stands for another time of the store.
+        // A record with another number belongs to another state of the store.
         assert_eq!([6, 8].map(|number| Anchored::decode_as(number, &bytes)), [None; 2]);
         assert_eq!(Anchored::decode(&bytes[1..]), None);
         assert_eq!(Anchored::decode(&[9; super::super::anchor::ANCHORED_BYTES]), None);

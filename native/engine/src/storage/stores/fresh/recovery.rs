@@ -1,7 +1,8 @@
-//! Creating and opening a store: the checkpoint that the anchor names, then what of its log counts.
+//! Creates and opens stores: finds the checkpoint that the anchor names, then the valid part of its
+//! log.
 //!
-//! An opening counts only from its own first checkpoint on, which has an epoch of its own: until it
-//! is anchored, everything that the one before needs stays as it is.
+//! An opening counts only from its own first checkpoint on, which has a new epoch. Until that is
+//! anchored, everything that the previous checkpoint needs stays unchanged.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +16,7 @@ use sealane_proto::freshness::pending::Pending;
 use super::super::pages::{BlockFile, Page, random};
 use super::super::slots::Slots;
 use super::anchor::{Anchor, Anchored};
-use super::announcements::Afloat;
+use super::announcements::InFlight;
 use super::carried::unfinished;
 use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
@@ -36,22 +37,22 @@ use super::slot_maps::{SlotMaps, slots_of};
 use super::superblock::Superblock;
 use crate::clock;
 
-/// Pages read at once.
+/// Pages read at a time.
 const READ_PAGES: u64 = 256;
-/// How far write sequences leap when a store is opened. More than ever were given out and not found
-/// again: those of what was in flight, or waited for the log.
+/// Increment of the write sequence at each opening. It exceeds the number of sequences that can
+/// have been used and lost: those of writes in flight or waiting for the log.
 const SEQUENCE_LEAP: u64 = 1 << 32;
-/// Numbers beyond this are forged: no store lives that long.
+/// Larger numbers are forged: no store lives that long.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// A store as its last checkpoint and its log leave it.
+/// The state of a store according to its last checkpoint and its log.
 struct Recovered<F: Layout> {
     checkpoint: Checkpoint,
     tag: Tag,
     pending: Pending<F::Entry>,
     log_next: u64,
     sequence: u64,
-    /// How far the opening that wrote them had come, as far as all of it was found.
+    /// How far the previous opening had come, as far as all of it was found.
     found: Milestone,
 }
 
@@ -59,7 +60,8 @@ fn rolled_back(detail: impl Into<String>) -> io::Error {
     Refusal::RolledBack(detail.into()).into()
 }
 
-/// The checkpoint to go on from: exactly the anchored one if there is an anchor, else the last.
+/// Finds the checkpoint to start from: exactly the anchored one if there is an anchor, otherwise
+/// the last one.
 fn find_checkpoint(
     file: &dyn BlockFile,
     superblock: &Superblock,
@@ -75,7 +77,7 @@ fn find_checkpoint(
             let wanted = (anchored.checkpoint, anchored.checkpoint_tag);
             let found = whole.find(|(checkpoint, tag)| (checkpoint.number, *tag) == wanted);
             if found.is_none() {
-                return Err(rolled_back("it lacks the checkpoint that its anchor names"));
+                return Err(rolled_back("the checkpoint that its anchor names is missing"));
             }
             found
         }
@@ -84,14 +86,14 @@ fn find_checkpoint(
     let last = &found.0;
     let numbers = [last.number, last.log_start, last.log_flushed, last.sequence, last.epoch];
     if numbers.iter().any(|number| *number > NUMBER_MAX) {
-        return Err(damaged("its checkpoint has a number that no store reaches"));
+        return Err(damaged("its checkpoint has an impossible number"));
     }
     Ok(found)
 }
 
-/// What a store has grown to since it was created.
+/// The store's current sizes, after all its growths.
 fn grown<F: Layout>(created: &Geometry, growths: &[Sizes]) -> io::Result<Geometry> {
-    let unknown = || damaged("it has sizes that no store has");
+    let unknown = || damaged("it has impossible sizes");
     if !fits::<F>(created) {
         return Err(unknown());
     }
@@ -102,7 +104,7 @@ fn grown<F: Layout>(created: &Geometry, growths: &[Sizes]) -> io::Result<Geometr
 }
 
 impl<F: Layout> Map<F> {
-    /// Lays out an empty store. Everything that the file held before is void.
+    /// Creates an empty store. The previous contents of the file become void.
     pub fn create(
         file: Arc<dyn BlockFile>,
         superblock: &Superblock,
@@ -115,15 +117,15 @@ impl<F: Layout> Map<F> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
         if anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten().is_some() {
-            return Err(rolled_back("its anchor knows a store that was here before"));
+            return Err(rolled_back("its anchor has a record of an earlier store"));
         }
         let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, authority);
-        // Pages of a store that was here before must not be taken for parts of this one: its keys
-        // are others.
+        // Pages of an earlier store can't be mistaken for parts of this one, because its keys
+        // differ.
         let map = Self::assemble(file, superblock, geometry, keys, anchor);
         map.begin_epoch(0, &Pending::default())?;
         map.write_superblock()?;
-        // An anchor never names a store that isn't there.
+        // The anchor must never name a store that doesn't exist.
         {
             let mut writer = map.writer();
             map.advance(&mut writer)?;
@@ -132,8 +134,8 @@ impl<F: Layout> Map<F> {
         Ok(map)
     }
 
-    /// Opens a store as the last power cut, or the last orderly end, left it. An error with
-    /// [`Refusal::RolledBack`] if the anchor knows of a later state.
+    /// Opens a store after a power cut or an orderly end. Fails with [`Refusal::RolledBack`] if the
+    /// anchor has a record of a later state.
     pub fn open(
         file: Arc<dyn BlockFile>,
         superblock: &Superblock,
@@ -143,7 +145,7 @@ impl<F: Layout> Map<F> {
         Self::open_watched(file, superblock, keys, anchor, &Opening::default(), |_| Ok(()))
     }
 
-    /// The same, while somebody watches how far it is. `check_size` refuses sizes that the device
+    /// Opens a store and reports progress to `opening`. `check_size` refuses sizes that the device
     /// has no room for.
     pub fn open_watched(
         file: Arc<dyn BlockFile>,
@@ -157,10 +159,10 @@ impl<F: Layout> Map<F> {
         let anchored = anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten();
         let found = find_checkpoint(&*file, superblock, &keys, anchored.as_ref());
         let (checkpoint, tag) = found?;
-        // Whatever the store says of itself: what is found may be from before its first anchor.
+        // Regardless of what the store says: it may be from before it was first anchored.
         let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
         if anchor.as_ref().is_some_and(is_lost) {
-            return Err(rolled_back("its anchor knows nothing of it"));
+            return Err(rolled_back("its anchor has no record of it"));
         }
         let geometry = grown::<F>(&superblock.geometry, &checkpoint.growths)?;
         check_size(&geometry)?;
@@ -239,7 +241,7 @@ impl<F: Layout> Map<F> {
             state: Mutex::new(state),
             writer: Mutex::new(writer),
             log_head: Mutex::new(log),
-            afloat: Afloat::default(),
+            log_in_flight: InFlight::default(),
             counters,
             events: OnceLock::new(),
         }
@@ -263,13 +265,13 @@ impl<F: Layout> Map<F> {
             first += part as u64;
         }
         if self.leaves.root().tag != checkpoint.root {
-            return Err(damaged("pages of its tree are missing or older"));
+            return Err(damaged("pages of its tree are missing or outdated"));
         }
         Ok(())
     }
 
-    /// Pages of the log from the checkpoint on, up to the first that doesn't go on from the one
-    /// before; also the tag of the last.
+    /// Reads the log from the checkpoint on, up to the first page that doesn't continue the one
+    /// before. Returns the pages with their tags.
     fn read_log(
         &self,
         checkpoint: &Checkpoint,
@@ -292,8 +294,8 @@ impl<F: Layout> Map<F> {
                     Some((page, tag)) if is_whole && page.previous == previous => {
                         log.push((page, tag));
                     }
-                    // Behind the end of the log there may be pages that overtook a lost one. But
-                    // none was lost that a later one calls flushed.
+                    // Pages beyond the end of the log may have been written before a page that was
+                    // lost. But a page that a later one calls flushed can't have been lost.
                     Some((page, _)) if page.flushed > checkpoint.log_start + log.len() as u64 => {
                         return Err(damaged("pages of its log are missing"));
                     }
@@ -320,7 +322,7 @@ impl<F: Layout> Map<F> {
             let tags = log.iter().map(|(page, tag)| (page.number + 1, *tag));
             let mut heads = std::iter::once((checkpoint.log_start, checkpoint.log_tag)).chain(tags);
             if !heads.any(|head| head == (anchored.log_flushed, anchored.log_tag)) {
-                return Err(rolled_back("its log lacks what its anchor knows of"));
+                return Err(rolled_back("its log lacks the page that its anchor names"));
             }
         }
         let flushed = log.iter().map(|(page, _)| page.flushed).max();
@@ -334,7 +336,7 @@ impl<F: Layout> Map<F> {
         for (page, _) in &log {
             for (place, record) in page.records.iter().enumerate() {
                 changes += 1;
-                // A write that was on its way at the flush was no part of it.
+                // A write in progress at the flush isn't part of it.
                 let is_on_its_way = unfinished.contains(&(page.number, place));
                 let is_flushed = page.number < flushed && !is_on_its_way;
                 let is_applied = self.apply_record(&mut pending, record, is_flushed)?;
@@ -347,7 +349,7 @@ impl<F: Layout> Map<F> {
         let sequence = log.iter().map(|(page, _)| page.sequence).max().unwrap_or(0);
         let sequence = sequence.max(checkpoint.sequence);
         if sequence > NUMBER_MAX {
-            return Err(damaged("it has a write sequence that no store reaches"));
+            return Err(damaged("it has an impossible write sequence"));
         }
         let log_next = checkpoint.log_start + log.len() as u64;
         let found = Milestone {
@@ -359,7 +361,7 @@ impl<F: Layout> Map<F> {
         Ok(Recovered { checkpoint, tag, pending, log_next, sequence, found })
     }
 
-    /// Whether the record counts.
+    /// Applies a record, if it counts. Returns whether it does.
     fn apply_record(
         &self,
         pending: &mut Pending<F::Entry>,
@@ -369,15 +371,15 @@ impl<F: Layout> Map<F> {
         let (lba, blocks) = record.range();
         let end = lba.checked_add(blocks).filter(|end| *end <= self.geometry.block_count);
         let Some(end) = end.filter(|_| blocks > 0) else {
-            return Err(damaged("a record beyond its end"));
+            return Err(damaged("a log record refers to blocks beyond its end"));
         };
         let Record::Entry { entry, .. } = record else {
-            // The slots that they had are free because nothing has them.
+            // Slots of these blocks are free because nothing refers to them.
             pending.void(lba..end, &mut Vec::new());
             return Ok(true);
         };
         if F::slot(entry).is_some_and(|slot| slot >= self.geometry.slot_count) {
-            return Err(damaged("a record of a slot beyond its end"));
+            return Err(damaged("a log record refers to a slot beyond its end"));
         }
         let is_there =
             is_flushed || F::has_arrived(lba, entry, &*self.file, &self.geometry, &self.keys)?;
@@ -387,7 +389,7 @@ impl<F: Layout> Map<F> {
         Ok(is_there)
     }
 
-    /// Slots that leaf pages tell of, and those of changes that wait.
+    /// Marks slots of leaf pages and of pending changes as used.
     fn claim_slots(
         &self,
         pending: &Pending<F::Entry>,
@@ -395,7 +397,7 @@ impl<F: Layout> Map<F> {
     ) -> io::Result<(Slots, SlotMaps)> {
         let mut slots = Slots::new(self.geometry.slot_count);
         let mut slot_maps = SlotMaps::new(self.geometry.slot_maps());
-        let taken = |slot| damaged(format!("slot {slot} has two owners, or is beyond its end"));
+        let taken = |slot| damaged(format!("slot {slot} is used twice or beyond its end"));
         for index in 0..self.geometry.slot_maps() {
             opening.pass(1);
             let Some(page) = self.leaf(self.geometry.sets() + index)? else { continue };
@@ -433,7 +435,7 @@ impl<F: Layout> Map<F> {
         let mut writer = self.writer();
         writer.checkpoint = checkpoint.number;
         writer.checkpoint_tag = recovered.tag;
-        // Those since are counted anew: loading the tree was no commit.
+        // Later commits are counted from here: loading the tree was none.
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;
@@ -443,8 +445,8 @@ impl<F: Layout> Map<F> {
         log.kept = checkpoint.log_start;
     }
 
-    /// Begins an epoch: what waits is logged anew, under the epoch's own key, behind the log so far,
-    /// and a checkpoint makes that the log.
+    /// Begins an epoch: logs pending changes again, with the epoch's own key, behind the previous
+    /// log, and writes a checkpoint with the log starting there.
     fn begin_epoch(&self, log_next: u64, pending: &Pending<F::Entry>) -> io::Result<()> {
         let mut writer = self.writer();
         writer.nonce = random()?;
@@ -466,7 +468,7 @@ impl<F: Layout> Map<F> {
         if !records.is_empty() {
             self.append(&records)?;
         }
-        // What was found is settled as soon as the checkpoint is there, behind a sync.
+        // The recovered changes are durable once the checkpoint is, which is written after a sync.
         let flushed = {
             let mut log = self.log();
             log.flushed = (log.next, log.tag);

@@ -1,5 +1,5 @@
-//! Checking, for a scrub, what an opening reads before all else: superblock, checkpoint, pages of nodes
-//! and log. And writing again what is wrong on the device and right in memory.
+//! Checks for a scrub everything that an opening reads first: superblock, checkpoint, pages of
+//! nodes and log. Rewrites what is wrong on the device and known in memory.
 
 use std::io;
 use std::sync::Arc;
@@ -20,27 +20,28 @@ use super::merge::Repair;
 use super::nodes::NodePage;
 use super::upkeep::{note, note_known, read_each};
 
-/// Pages looked at in one piece: a flush or a step of a merge waits for one at most.
+/// Most pages checked in one piece: a flush or a step of a merge waits for at most one piece.
 const PIECE_PAGES: u64 = 32;
 
-/// What a scrub looks at next.
+/// What a scrub checks next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    /// The superblock, and the checkpoint that the next opening begins with.
+    /// The superblock, and the checkpoint from which the next opening starts.
     Checkpoint,
     /// Pages of nodes, from this one on.
     Nodes(u64),
-    /// Log pages from this one on, which goes on from the tag; None: all of them.
+    /// Log pages from this one on, and the tag of the page before it; `None`: the whole log.
     Log(Option<(u64, Tag)>),
 }
 
 impl<F: Layout> Map<F> {
-    /// Checks a piece of what the device has beside leaf pages and blocks. Returns the next piece.
+    /// Checks a piece of the device's contents other than leaf pages and blocks. Returns the next
+    /// piece.
     pub fn check_structure(&self, piece: Piece, report: &mut Report) -> io::Result<Option<Piece>> {
-        // Nobody writes there meanwhile: memory and device are of one moment.
+        // Nobody writes these pages meanwhile, so memory and device agree.
         let mut writer = self.writer();
         if let Err(failure) = self.state().check() {
-            // Nobody knows what the device should have.
+            // It is unknown what the device should contain.
             note(report, None, "store", failure)?;
             return Ok(None);
         }
@@ -58,7 +59,7 @@ impl<F: Layout> Map<F> {
             }
             Piece::Log(from) => {
                 let log = self.quiet_log(&writer);
-                // What was before the last checkpoint is no part of the log any more.
+                // Pages before the last checkpoint aren't part of the log any more.
                 let from = from.filter(|(number, _)| *number > log.start.0);
                 self.check_log(&log, from.unwrap_or(log.start), report)
             }
@@ -92,13 +93,13 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Writes the superblock, durably.
+    /// Writes the superblock durably.
     pub(super) fn write_superblock(&self) -> io::Result<()> {
         self.file.write(0, std::slice::from_ref(&*self.superblock))?;
         self.file.sync()
     }
 
-    /// The last checkpoint, and the one that the anchor names if that is another.
+    /// Checks the last checkpoint, and the one in the anchor's record if it differs.
     fn check_checkpoint(&self, writer: &Writer<F::Entry>, report: &mut Report) -> io::Result<()> {
         let last = (writer.checkpoint, writer.checkpoint_tag);
         let anchored = writer.anchored.map(|it| (it.checkpoint, it.checkpoint_tag));
@@ -155,7 +156,7 @@ impl<F: Layout> Map<F> {
                 &format!("page {number} of the log"),
                 next.map(|next| next.is_some()),
             )? {
-                // Nothing tells what the one after it should go on from.
+                // The tag that the next page must continue is unknown.
                 return Ok(None);
             }
             (number, tag) = (number + 1, found.unwrap_or(tag));
@@ -167,8 +168,8 @@ impl<F: Layout> Map<F> {
         Ok(None)
     }
 
-    /// What a leaf must be that is wrong on the device: from memory, or from what it is made of. None:
-    /// it can't be known. It is written again by [`Map::repair`].
+    /// The correct contents of a leaf that is wrong on the device: from memory, or derived from its
+    /// blocks. `None` if unknown. [`Map::repair`] writes it.
     pub fn recover_leaf(&self, fetch: &Fetch) -> io::Result<Option<Arc<LeafPage>>> {
         let sets = self.geometry.sets();
         if let Some(index) = fetch.leaf.checked_sub(sets) {
@@ -182,17 +183,17 @@ impl<F: Layout> Map<F> {
             found => found,
         };
         let Some(page) = found else { return Ok(None) };
-        // What is derived is right only if it comes to the node.
+        // A derived page is right only if it matches the node.
         let Ok(Checked::Right(page)) = self.leaves.check(fetch, &page) else { return Ok(None) };
         let repair = Repair { page: Arc::clone(&page), held: fetch.held };
         self.writer().repairs.insert(fetch.leaf, repair);
         Ok(Some(page))
     }
 
-    /// Writes again, with a checkpoint, what was found wrong and is known. An error if it isn't written,
-    /// or isn't anchored.
+    /// Rewrites everything that was found wrong and is known, with a checkpoint. Fails if that
+    /// can't be written or anchored.
     pub fn repair(&self) -> io::Result<()> {
-        // One that is under way began before this was found.
+        // A running merge began before the errors were found.
         self.merge_in_steps()?;
         self.begin_merge()?;
         self.merge_in_steps()?;
@@ -203,13 +204,13 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// The first log page that the last checkpoint goes on from.
+    /// The first log page of the last checkpoint.
     #[cfg(test)]
     pub fn log_start(&self) -> u64 {
         self.log().start.0
     }
 
-    /// Goes on with the merge under way, if there is one, letting flushes pass between its steps.
+    /// Completes a running merge in steps, between which flushes may run.
     fn merge_in_steps(&self) -> io::Result<()> {
         while self.is_merging() {
             self.merge_step()?;
@@ -218,7 +219,8 @@ impl<F: Layout> Map<F> {
     }
 }
 
-/// Notes what isn't as it was written last, or can't be read; whether it is right.
+/// Adds a finding for a page that isn't the version written last or can't be read. Returns whether
+/// it is right.
 fn judge(report: &mut Report, what: &str, is_right: io::Result<bool>) -> io::Result<bool> {
     match is_right {
         Ok(true) => return Ok(true),

@@ -1,4 +1,4 @@
-//! First page of a store: written once, when the store is created.
+//! The first page of a store, written once, at its creation.
 
 use std::io;
 
@@ -9,22 +9,22 @@ use super::keys::{Authority, Kind, StoreKeys};
 
 /// First bytes of the superblock.
 const MAGIC: [u8; 8] = *b"SEALSTOR";
-/// Version of this layout.
+/// Version of the store's layout.
 const VERSION: u32 = 5;
 
-/// Names a store and gives its sizes.
+/// Identity and original sizes of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
     /// Identifies the store.
     pub uuid: [u8; 16],
-    /// The root of its keys, or what makes that of a secret this layout's own.
+    /// The root of the store's keys or, with a secret, what makes its keys unique.
     pub seed: [u8; 32],
-    /// Its sizes when it was created: what it has grown by since, its checkpoint says.
+    /// Its sizes at creation: checkpoints contain its growths.
     pub geometry: Geometry,
 }
 
 impl Superblock {
-    /// The page.
+    /// Encodes and seals the page.
     #[must_use]
     pub fn encode(&self, keys: &StoreKeys) -> Page {
         let mut page = Page::ZERO;
@@ -43,7 +43,7 @@ impl Superblock {
         page
     }
 
-    /// Parses the page without checking it: what it claims to be. The error says what it is instead.
+    /// Parses the unauthenticated fields. Fails if the page is no superblock of this version.
     pub fn claimed(page: &Page) -> io::Result<Self> {
         let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         let rest = &mut &page.0[..];
@@ -68,7 +68,7 @@ impl Superblock {
         Ok(Self { uuid, seed, geometry })
     }
 
-    /// Parses and checks the page; also the keys of the rest.
+    /// Parses and authenticates the page. Returns it with the store's keys.
     pub fn decode(page: &Page, authority: &Authority<'_>) -> io::Result<(Self, StoreKeys)> {
         let claimed = Self::claimed(page)?;
         let keys = StoreKeys::new(&claimed.uuid, &claimed.seed, authority);
@@ -82,14 +82,14 @@ impl Superblock {
         Ok((claimed, keys))
     }
 
-    /// Reads and checks the superblock of a store; also the keys of the rest.
+    /// Reads and authenticates the superblock of a store. Returns it with the store's keys.
     pub fn read(file: &dyn BlockFile, authority: &Authority<'_>) -> io::Result<(Self, StoreKeys)> {
         let mut page = [Page::ZERO];
         file.read(0, &mut page)?;
         Self::decode(&page[0], authority)
     }
 
-    /// Reads what a store's superblock claims, which nothing vouches for.
+    /// Reads the superblock of a store without authenticating it.
     pub fn read_claimed(file: &dyn BlockFile) -> io::Result<Self> {
         let mut page = [Page::ZERO];
         file.read(0, &mut page)?;

@@ -1,4 +1,4 @@
-//! Blocks of tests: sealed sectors in form, of which every part names LBA and version.
+//! Blocks for tests: they have the form of sealed sectors, and each part contains LBA and version.
 
 use sealane_proto::sector::{
     BLOCK_BYTES, Block, DATA_BYTES, FORMAT_VERSION, METADATA_BYTES, field, metadata_mut,
@@ -9,7 +9,7 @@ use super::super::pages::Page;
 /// Bytes of a part.
 const PART_BYTES: usize = 64;
 
-/// A version of a block, from 1 on. No two have an IV in common.
+/// Version `version`, from 1 on, of a block. No two versions have the same IV.
 pub fn block(lba: u64, version: u64) -> Block {
     let mut block = [0; BLOCK_BYTES];
     for (index, part) in (0u64..).zip(block[..DATA_BYTES].chunks_exact_mut(PART_BYTES)) {
@@ -29,8 +29,8 @@ fn metadata(lba: u64, version: u64) -> [u8; METADATA_BYTES] {
     *block.last_chunk().expect("a block ends with its metadata")
 }
 
-/// Which version a block is as a whole; None if it is none. Looks at the start of each sector of 512
-/// bytes: what lies between can't be of another write.
+/// The version of a block, or `None` if it is no complete version. Checks the start of each
+/// 512-byte sector: the rest of a sector can't come from another write.
 pub fn version_of(lba: u64, data: &Page, metadata: &[u8; METADATA_BYTES]) -> Option<u64> {
     let version = u64::from_le_bytes(data.0[8..16].try_into().expect("8 bytes"));
     let is_whole = (0u64..).step_by(8).zip(data.0.chunks_exact(512)).all(|(index, start)| {

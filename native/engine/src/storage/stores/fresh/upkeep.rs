@@ -1,6 +1,6 @@
-//! Going through a store's leaves and entries for a background job, whatever its layout. Leaves are
-//! read from the device, also those that are in memory, and aren't kept there: a job that comes by
-//! once must not push out what hosts use.
+//! Iterates over a store's leaves and entries for a background job, in any layout. Leaves are read
+//! from the device even if they are cached, and aren't cached afterwards: a job that reads each
+//! leaf once must not evict leaves that hosts use.
 
 use std::io;
 use std::ops::Range;
@@ -16,21 +16,21 @@ use super::leaves::{Checked, Fetch};
 use super::map::{Layout, Map, take_leaf};
 use super::structure::Piece;
 
-/// Leaves looked at in one go for one that isn't void.
+/// Leaves searched at a time for one that isn't void.
 const LOOK_LEAVES: usize = 1 << 20;
 
-/// A job's way through a store.
+/// The progress of a job through a store.
 pub struct Walk<F: Layout> {
     map: Arc<Map<F>>,
     /// The leaf page of the last piece.
     last: Option<(Fetch, Arc<LeafPage>)>,
-    /// The leaf that was found wrong last.
+    /// The leaf that was last found wrong.
     wrong: Option<u64>,
-    /// What of the structure comes next; None: all of it was looked at.
+    /// The next piece of the structure; `None` if all are checked.
     structure: Option<Piece>,
 }
 
-/// Notes that something can't be read, or isn't right; an error if the device is gone.
+/// Adds a finding for something that is wrong or can't be read. Fails if the device is lost.
 pub fn note(report: &mut Report, lba: Option<u64>, what: &str, error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotConnected {
         return Err(error);
@@ -40,7 +40,7 @@ pub fn note(report: &mut Report, lba: Option<u64>, what: &str, error: io::Error)
     Ok(())
 }
 
-/// The same of what is known to the store, and is written again by [`Map::repair`].
+/// Adds a finding for something that the store knows and [`Map::repair`] rewrites.
 pub fn note_known(
     report: &mut Report,
     lba: Option<u64>,
@@ -54,7 +54,7 @@ pub fn note_known(
     Ok(())
 }
 
-/// Reads `count` neighbours of `bytes` each; one by one if they can't be read at once.
+/// Reads `count` neighbours of `bytes` each; one by one if they can't be read together.
 pub fn read_each(
     count: usize,
     bytes: usize,
@@ -70,17 +70,18 @@ pub fn read_each(
 }
 
 impl<F: Layout> Walk<F> {
-    /// From anywhere.
+    /// Starts a job.
     pub fn new(map: Arc<Map<F>>) -> Self {
         Self { map, last: None, wrong: None, structure: Some(Piece::Checkpoint) }
     }
 
-    /// The map.
+    /// The map of the store.
     pub fn map(&self) -> &Map<F> {
         &self.map
     }
 
-    /// Checks a piece of what the device has beside leaf pages and blocks; false: nothing is left.
+    /// Checks a piece of the device's contents other than leaf pages and blocks. Returns false if
+    /// none is left.
     pub fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool> {
         let Some(piece) = self.structure else { return Ok(false) };
         self.structure = self.map.check_structure(piece, report)?;
@@ -92,7 +93,8 @@ impl<F: Layout> Walk<F> {
         lba / F::ENTRIES_PER_LEAF
     }
 
-    /// The next piece from `lba` on that may have something written, or a leaf to check with it.
+    /// The next piece from `lba` on that may have written blocks, or slot-map pages to check with
+    /// it.
     pub fn next_piece(&self, lba: u64) -> Option<Range<u64>> {
         let block_count = self.map.geometry().block_count;
         if lba >= block_count {
@@ -101,7 +103,7 @@ impl<F: Layout> Walk<F> {
         let sets = self.map.geometry().sets();
         let (set, leaves) = (Self::set_of(lba), self.map.leaves());
         let next_held = |from: u64, to: u64| {
-            // In parts: the leaves are locked meanwhile.
+            // In parts, because the leaves are locked during a search.
             let mut parts = (from..to).step_by(LOOK_LEAVES);
             parts.find_map(|part| leaves.next_held(part, to.min(part + LOOK_LEAVES as u64)))
         };
@@ -113,14 +115,14 @@ impl<F: Layout> Walk<F> {
         let next = next.into_iter().flatten().min()?;
         let start = lba.max(next * F::ENTRIES_PER_LEAF);
         let end = ((next + 1) * F::ENTRIES_PER_LEAF).min(block_count).min(start + PIECE_BLOCKS);
-        // One run of blocks of the device, where they are in place.
+        // In place: one run of consecutive blocks on the device.
         let geometry = self.map.geometry();
         let end =
             if F::IS_IN_PLACE { end.min(start + geometry.blocks_together(start)) } else { end };
         Some(start..end)
     }
 
-    /// Pages of the slot map that are checked with a set: they are spread over all sets.
+    /// The slot-map pages that are checked with a set; they are distributed over all sets.
     fn maps_of(&self, set: u64) -> Range<u64> {
         let geometry = self.map.geometry();
         let share = |set: u64| {
@@ -129,15 +131,15 @@ impl<F: Layout> Walk<F> {
         share(set) as u64..share(set + 1) as u64
     }
 
-    /// The set that a page of the slot map is checked with.
+    /// The set with which a slot-map page is checked.
     fn set_with(&self, map: u64) -> u64 {
         let (sets, maps) = (self.map.geometry().sets(), self.map.geometry().slot_maps());
         let set = (u128::from(map + 1) * u128::from(sets)).div_ceil(u128::from(maps));
         (set - 1) as u64
     }
 
-    /// What is current of the blocks of a piece. Absent: their leaf page is wrong, and what waits in
-    /// memory doesn't tell either.
+    /// The current entries of a piece. Blocks are `Absent` if their leaf page is wrong and they
+    /// have no pending change.
     pub fn entries(
         &mut self,
         piece: &Range<u64>,
@@ -147,7 +149,7 @@ impl<F: Layout> Walk<F> {
         if piece.start == set * F::ENTRIES_PER_LEAF {
             self.begin_set(set, report)?;
         }
-        // In this order: what was merged since is in the leaf page.
+        // Must come first: changes merged afterwards are in the leaf page.
         let mut known = self.map.current(piece.start, piece.end - piece.start);
         if known.contains(&Known::Absent) {
             match self.leaf(set, report)? {
@@ -167,7 +169,7 @@ impl<F: Layout> Walk<F> {
         Ok(known)
     }
 
-    /// Reads the leaf pages that go with a set from the device.
+    /// Reads the leaf pages that are checked with a set from the device.
     fn begin_set(&mut self, set: u64, report: &mut Report) -> io::Result<()> {
         let sets = self.map.geometry().sets();
         for map in self.maps_of(set) {
@@ -178,8 +180,8 @@ impl<F: Layout> Walk<F> {
         Ok(())
     }
 
-    /// A leaf as it is now; None: void, or wrong on the device and not in memory. A wrong one is
-    /// told once.
+    /// A leaf as it is now; `None` if it is void, or wrong on the device and unknown. A wrong leaf
+    /// is reported once.
     pub fn leaf(&mut self, leaf: u64, report: &mut Report) -> io::Result<Option<Arc<LeafPage>>> {
         loop {
             let Some(fetch) = self.map.leaves().fetch(leaf) else {
@@ -210,7 +212,7 @@ impl<F: Layout> Walk<F> {
         }
     }
 
-    /// What a leaf is that is wrong on the device, if anything else tells.
+    /// The contents of a leaf that is wrong on the device, if they are known otherwise.
     fn leaf_that_is_wrong(
         &mut self,
         fetch: Fetch,

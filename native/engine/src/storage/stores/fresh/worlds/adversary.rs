@@ -1,4 +1,4 @@
-//! What the owner of a device does to it: he has everything that was ever on it, and all that is
+//! Attacks by the owner of a device, who has everything that was ever stored on it, and everything
 //! public.
 
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::super::keys::{Authority, Kind, StoreKeys};
 use super::machine::{Device, Image};
 use super::{SUPERBLOCK_SEED, SUPERBLOCK_UUID, chance, device_pages, pick};
 
-/// Kinds of attack, for the statistics.
+/// Kinds of attack.
 pub const ATTACKS: [&str; 9] = [
-    "the whole device put back",
-    "areas put back",
-    "pages put back",
+    "whole device rolled back",
+    "areas rolled back",
+    "pages rolled back",
     "pages exchanged",
     "bits flipped",
     "pages forged with public data",
@@ -27,16 +27,15 @@ pub const ATTACKS: [&str; 9] = [
     "all further writes dropped",
     "fast-path MACs moved",
 ];
-/// Pages that one attack touches at most.
+/// Most pages changed by one attack.
 const PAGES_MAX: u64 = 6;
-/// Snapshots kept.
+/// Most snapshots kept.
 const SNAPSHOTS_MAX: usize = 12;
 
-/// The owner.
 pub struct Adversary {
     geometry: Geometry,
     snapshots: Vec<Image>,
-    /// How often he did what.
+    /// Number of attacks of each kind.
     pub made: [u64; ATTACKS.len()],
 }
 
@@ -45,7 +44,7 @@ impl Adversary {
         Self { geometry, snapshots: Vec::new(), made: [0; ATTACKS.len()] }
     }
 
-    /// Keeps what the device has now.
+    /// Takes a snapshot of the device.
     pub fn snapshot(&mut self, device: &Device, random: &mut ChaCha8Rng) {
         if self.snapshots.len() == SNAPSHOTS_MAX {
             self.snapshots.swap_remove(pick(random, SNAPSHOTS_MAX));
@@ -61,7 +60,8 @@ impl Adversary {
         [1..log, log..nodes, nodes..leaves, leaves..slots, slots..device_pages(geometry)]
     }
 
-    /// A page that was written, metadata more often than blocks.
+    /// A page that was ever written; each area is equally likely, so metadata is chosen more often
+    /// than blocks.
     fn page(&self, device: &Device, random: &mut ChaCha8Rng) -> u64 {
         self.page_of(device, pick(random, 5), random)
     }
@@ -131,7 +131,7 @@ impl Adversary {
         }
     }
 
-    /// Gives an older version of a block a MAC that it, or another one, has or once had.
+    /// Gives an older version of a block a MAC that some version of it or of another block has.
     fn move_mac(&self, device: &Device, random: &mut ChaCha8Rng, is_lasting: bool) {
         let [to, from] = [(); 2].map(|()| self.page_of(device, 4, random));
         let from = if chance(random, 50) { to } else { from };
@@ -146,13 +146,13 @@ impl Adversary {
     }
 }
 
-/// Changes a bit: of metadata as often as of data.
+/// Flips a bit, in metadata as often as in data.
 fn flip(block: &mut Block, random: &mut ChaCha8Rng) {
     let at = [pick(random, DATA_BYTES), BLOCK_BYTES - 1 - pick(random, METADATA_BYTES)];
     block[at[pick(random, 2)]] ^= 1 << pick(random, 8);
 }
 
-/// Changes a number in a page and seals it with all that its owner can read.
+/// Changes a number in a page, and seals the page with keys from public data.
 fn forge(block: &mut Block, random: &mut ChaCha8Rng) {
     let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &Authority::Device);
     let mut page = Page::ZERO;

@@ -1,6 +1,6 @@
-//! Tests 14 to 18, 20, 28, 29 and 32 of the reference's list, one attack each, on a device whose owner
-//! has everything that was ever on it; 27 and the rest of 16 and 28 are the worlds themselves. Last,
-//! what worlds have found.
+//! Tests 14 to 18, 20, 28, 29 and 32 of the reference's list: one attack each, by the owner of the
+//! device, who has everything that was ever stored on it. The worlds themselves cover 27 and the
+//! rest of 16 and 28. At the end, regression tests for defects that worlds have found.
 
 use std::io;
 
@@ -34,7 +34,7 @@ impl Store {
         Self { world, life }
     }
 
-    /// A write that is acknowledged, and no more.
+    /// Writes a block until the write is acknowledged, without a flush.
     fn write(&mut self, lba: u64, version: Version) {
         assert!(Placed::begin(&mut self.life, lba, 1, version).expect("write"));
         self.life.end_all().expect("commit");
@@ -44,7 +44,7 @@ impl Store {
         assert!(self.life.flush().expect("flush"));
     }
 
-    /// A write whose leaf page is on the device, and not in memory.
+    /// Writes a block and merges it; its leaf page isn't cached afterwards.
     fn merged(&mut self, lba: u64, version: Version) {
         self.write(lba, version);
         self.life.map.merge().expect("merge");
@@ -55,9 +55,9 @@ impl Store {
         self.life.look(LBA).map_err(|error| Refusal::of(&error).expect("a refusal").clone())
     }
 
-    /// Answers with an image, where `is_put_back` says so.
-    fn put_back(&self, image: &Image, is_put_back: impl Fn(u64) -> bool) {
-        for (page, answer) in (0..).zip(image).filter(|(page, _)| is_put_back(*page)) {
+    /// Makes the device return the image's contents for the selected pages.
+    fn roll_back(&self, image: &Image, is_selected: impl Fn(u64) -> bool) {
+        for (page, answer) in (0..).zip(image).filter(|(page, _)| is_selected(*page)) {
             self.world.device.lie(page, answer.clone(), true);
         }
     }
@@ -81,18 +81,18 @@ impl Store {
     }
 
     fn assert_rolled_back(&self) {
-        let error = self.reopen().expect_err("put back");
+        let error = self.reopen().expect_err("rolled back");
         assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
     }
 }
 
 #[test]
-fn test_14_a_sector_put_back_is_stale() {
+fn test_14_a_rolled_back_sector_is_stale() {
     for is_cached in [true, false] {
         let mut store = Store::new();
         store.merged(LBA, 1);
         let before = store.world.device.image();
-        // Its slot is used again only later: what is put back is the whole area.
+        // Its slot is reused only later, so the entire slot area is rolled back.
         for version in 2..40 {
             store.merged(LBA, version);
         }
@@ -100,24 +100,24 @@ fn test_14_a_sector_put_back_is_stale() {
         if !is_cached {
             store.life.map.leaves().forget_pages();
         }
-        store.put_back(&before, |page| store.is_slot(page));
+        store.roll_back(&before, |page| store.is_slot(page));
         assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
     }
 }
 
 #[test]
-fn test_15_a_sector_and_its_leaf_page_put_back_are_stale() {
+fn test_15_a_rolled_back_sector_and_leaf_page_are_stale() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
     store.merged(LBA, 2);
     store.merged(LBA, 3);
-    store.put_back(&before, |page| store.is_slot(page) || store.is_leaf(page));
+    store.roll_back(&before, |page| store.is_slot(page) || store.is_leaf(page));
     assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
 }
 
 #[test]
-fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
+fn test_16_a_device_rolled_back_while_closed_is_refused() {
     let mut store = Store::new();
     store.write(LBA, 1);
     store.flush();
@@ -125,16 +125,16 @@ fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
     store.write(LBA, 2);
     store.flush();
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
-    // Root, log and all, then the log alone.
-    store.put_back(&flushed, |_| true);
+    // First everything, then only the log.
+    store.roll_back(&flushed, |_| true);
     store.assert_rolled_back();
     store.world.device.repent();
-    store.put_back(&flushed, |page| log.contains(&page));
+    store.roll_back(&flushed, |page| log.contains(&page));
     store.assert_rolled_back();
-    // An older checkpoint with the log that was then.
+    // An older checkpoint with the log of that time.
     store.world.device.repent();
     store.life.map.merge().expect("merge");
-    store.put_back(&flushed, |_| true);
+    store.roll_back(&flushed, |_| true);
     store.assert_rolled_back();
     store.world.device.repent();
     let map = store.reopen().expect("nothing was lost");
@@ -143,66 +143,66 @@ fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
 }
 
 #[test]
-fn test_16_nodes_put_back_do_not_add_up_to_the_root() {
+fn test_16_rolled_back_nodes_do_not_match_the_root() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
     store.merged(LBA, 2);
     let nodes = store.life.map.geometry().nodes(0, 0)..store.life.map.geometry().leaf(0, 0);
-    store.put_back(&before, |page| nodes.contains(&page));
-    let error = store.reopen().expect_err("put back");
+    store.roll_back(&before, |page| nodes.contains(&page));
+    let error = store.reopen().expect_err("rolled back");
     assert!(error.to_string().contains("tree"), "{error}");
 }
 
 #[test]
-fn test_18_a_change_that_is_not_merged_is_what_reads_see() {
+fn test_18_reads_see_a_change_that_is_not_merged() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
-    // Nothing is merged from now on: the tree still says version 1.
+    // Nothing is merged from now on: the tree still has version 1.
     store.write(LBA, 2);
-    store.put_back(&before, |_| true);
+    store.roll_back(&before, |_| true);
     store.life.map.leaves().forget_pages();
     assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
     store.world.device.repent();
     assert_eq!(store.read(), Ok(Some(2)));
-    // Nor while a merge is under way.
+    // Likewise during a merge.
     store.life.map.begin_merge().expect("merge");
-    store.put_back(&before, |_| true);
+    store.roll_back(&before, |_| true);
     assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
 }
 
 #[test]
-fn test_16_an_opening_that_was_cut_off_continues_no_other_one() {
+fn test_16_an_interrupted_opening_continues_no_other_one() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     store.write(LBA, 2);
     store.world.device.fail_after(Some(1));
-    assert!(store.life.map.flush().is_err(), "its record is written, not durable");
+    assert!(store.life.map.flush().is_err(), "its record is written but not durable");
     store.world.device.crash(Crash::Kill, &mut store.world.random);
     let before = store.world.device.image();
-    // The first opening finds version 2 whole and logs it anew; it is cut off.
+    // The first opening finds version 2 complete and logs it again; then it is interrupted.
     store.world.device.fail_after(Some(1));
     assert!(store.reopen().is_err());
     store.world.device.crash(Crash::Kill, &mut store.world.random);
     let cut_off = store.world.device.image();
-    // The second doesn't find it, and is served.
+    // The second doesn't find it, and serves version 1.
     let slots = store.life.map.geometry().slot(0);
     let newest = (slots..).zip(&before[slots as usize..]).filter(|(_, page)| page.is_some());
     let newest = newest.map(|(page, _)| page).last().expect("the slot of version 2");
     store.world.device.lie(newest, None, true);
     let map = store.reopen().expect("an honest crash");
     assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
-    // What the first one logged stands where the second one's log goes on.
+    // The pages logged by the first are where the second one's log continues.
     store.world.device.repent();
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
-    store.put_back(&cut_off, |page| log.contains(&page));
+    store.roll_back(&cut_off, |page| log.contains(&page));
     let map = store.reopen().expect("nothing is missing");
     assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
 }
 
 #[test]
-fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
+fn test_20_a_changed_or_rolled_back_leaf_page_is_refused_when_fetched() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let before = store.world.device.image();
@@ -210,19 +210,19 @@ fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
         store.merged(LBA, version);
     }
     assert_eq!(store.read(), Ok(Some(3)));
-    store.put_back(&before, |page| store.is_leaf(page));
-    // In memory it is right; after that it is fetched.
+    store.roll_back(&before, |page| store.is_leaf(page));
+    // The cached page is right; afterwards it is fetched.
     assert_eq!(store.read(), Ok(Some(3)));
     store.life.map.leaves().forget_pages();
     assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
-    // A merge builds on nothing else: what it isn't told by a change is nobody's from then on.
+    // A merge must not use the wrong page: blocks without a pending change become orphaned.
     store.write(LBA, 4);
-    store.life.map.merge().expect("the store lives on");
+    store.life.map.merge().expect("the store survives");
     assert_eq!(store.read(), Ok(Some(4)));
     let beside = LBA + 1;
     let look = |life: &Life<Placed>| life.look(beside).map_err(|it| Refusal::of(&it).cloned());
     assert_eq!(look(&store.life), Err(Some(Refusal::Orphaned(beside))));
-    // Also when the right page is shown again, to this life or the next.
+    // Even if the right page is shown again, in this life or the next.
     store.world.device.repent();
     store.life.map.leaves().forget_pages();
     assert_eq!(look(&store.life), Err(Some(Refusal::Orphaned(beside))));
@@ -249,17 +249,17 @@ fn test_20_a_leaf_page_with_a_bit_changed_is_refused() {
 
 #[test]
 fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_lost() {
-    for is_put_back in [true, false] {
+    for is_rolled_back in [true, false] {
         let mut store = Store::new();
         store.write(LBA, 1);
         store.flush();
         let before = store.world.device.image();
-        // Acknowledged and not flushed, and not even acknowledged.
+        // One write is acknowledged but not flushed, the other isn't even acknowledged.
         store.write(LBA, 2);
         assert!(Placed::begin(&mut store.life, LBA + 1, 1, 3).expect("write"));
         store.world.device.crash(Crash::Kill, &mut store.world.random);
-        if is_put_back {
-            store.put_back(&before, |page| store.is_slot(page));
+        if is_rolled_back {
+            store.roll_back(&before, |page| store.is_slot(page));
         }
         let map = store.reopen().expect("nothing that was flushed is missing");
         let life = store.world.life(map, History::default());
@@ -268,24 +268,24 @@ fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_los
     }
 }
 
-/// What is put back of a store, by page: whether it had anything there before.
-type PutBack = fn(&Store, u64, bool) -> bool;
+/// Selects the pages to roll back, given whether a page had contents before.
+type Selection = fn(&Store, u64, bool) -> bool;
 
 #[test]
 fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_contains() {
-    let log: PutBack = |store, page, _| {
+    let log: Selection = |store, page, _| {
         let geometry = store.life.map.geometry();
         (geometry.log(0)..geometry.nodes(0, 0)).contains(&page)
     };
-    let undone: [(PutBack, bool); 4] = [
+    let undone: [(Selection, bool); 4] = [
         (|_, _, _| false, true),
         (|_, _, _| true, false),
         (log, false),
-        // The data of the last record alone.
+        // Only the data of the last record.
         (|store, page, was_there| store.is_slot(page) && !was_there, false),
     ];
     for policy in [Some(AnchorPolicy::Checkpoints), None] {
-        for (is_put_back, contains) in undone {
+        for (is_selected, contains) in undone {
             let mut store = Store::of(Kind { is_honest: false, policy });
             let created = store.life.map.milestone();
             store.write(LBA, 1);
@@ -295,10 +295,10 @@ fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_con
             store.flush();
             let told = store.life.map.milestone();
             store.world.device.crash(Crash::Kill, &mut store.world.random);
-            store.put_back(&before, |page| {
-                is_put_back(&store, page, before[page as usize].is_some())
+            store.roll_back(&before, |page| {
+                is_selected(&store, page, before[page as usize].is_some())
             });
-            let map = store.reopen().expect("nothing that the anchor knows of is missing");
+            let map = store.reopen().expect("nothing that the anchor's record needs is missing");
             assert!(map.contains(&created) && map.contains(&earlier));
             assert_eq!(map.contains(&told), contains);
         }
@@ -313,11 +313,11 @@ fn test_29_a_torn_write_is_the_old_version_or_the_new() {
     store.write(LBA, 2);
     let geometry = store.life.map.geometry().clone();
     let mut slots = geometry.slot(0)..geometry.device_pages();
-    // Half of what the newest slot got.
+    // Half of the page in the newest slot.
     let newest = slots.rfind(|page| store.world.device.answer(*page).is_some()).expect("a slot");
     let mut torn = *store.world.device.answer(newest).expect("its page");
     torn[2048..].fill(0);
-    // Its record is in the log, not anchored and not known to be flushed.
+    // Its record is in the log, but is neither anchored nor known to be flushed.
     store.world.device.fail_after(Some(1));
     assert!(store.life.map.flush().is_err());
     store.world.device.crash(Crash::Kill, &mut store.world.random);
@@ -350,7 +350,7 @@ fn a_flush_of_what_only_a_checkpoint_has_waits_for_its_anchor() {
         store.flush();
         version += 1;
     }
-    // No room in the log: the change goes to a checkpoint, which the anchor is not told of.
+    // The log is full, so the change goes to a checkpoint, which isn't anchored.
     store.write(LBA, version);
     let anchor = store.world.anchor.clone().expect("anchor");
     anchor.lose_an_answer(false);
@@ -363,15 +363,15 @@ fn a_flush_of_what_only_a_checkpoint_has_waits_for_its_anchor() {
 }
 
 #[test]
-fn a_log_that_its_checkpoint_calls_flushed_is_missed_also_without_an_anchor() {
+fn a_missing_log_that_was_flushed_is_noticed_without_an_anchor() {
     let mut store = Store::of(Kind { is_honest: false, policy: None });
     let empty = store.world.device.image();
     store.write(LBA, 1);
     store.flush();
-    // The opening logs anew what waits; nothing follows.
+    // The opening logs pending changes again; nothing follows.
     drop(store.reopen().expect("store"));
     let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
-    store.put_back(&empty, |page| log.contains(&page));
+    store.roll_back(&empty, |page| log.contains(&page));
     let error = store.reopen().expect_err("its log is gone");
     assert!(error.to_string().contains("log are missing"), "{error}");
 }

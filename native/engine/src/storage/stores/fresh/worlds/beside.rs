@@ -1,5 +1,5 @@
-//! What queues that write in place do while the store's thread writes, syncs or waits for its anchor:
-//! announcements land and begin, writes are made and end.
+//! The queues of a store in place, while the store's thread writes, syncs or waits for its anchor:
+//! they complete and begin announcements, and make and complete writes.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -19,16 +19,16 @@ use super::machine::Device;
 use super::workload::InPlace;
 use super::{Violation, chance, pick};
 
-/// Steps of queues at one point, at most.
+/// Most steps of the queues at one point.
 const STEPS_MAX: usize = 3;
 
-/// The queues, with the writes of a life that they go on with.
+/// The queues, with the writes of a life that they continue.
 pub struct Queues {
     map: Arc<Map<Ivs>>,
     device: Arc<Device>,
     mailbox: Arc<Mailbox>,
     random: ChaCha8Rng,
-    afloat: Vec<Announcement>,
+    in_flight: Vec<Announcement>,
     announcements: u64,
     writes: Vec<Write<InPlace>>,
     ended: Vec<Write<InPlace>>,
@@ -36,7 +36,8 @@ pub struct Queues {
     trace: Vec<String>,
 }
 
-/// Takes a life's writes, until [`end`], to where its device meets the store's thread.
+/// Hands a life's writes to the queues until [`end`]. They run whenever the store's thread uses the
+/// device.
 pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     let seed = life.trace.len() as u64 ^ life.announcements << 32;
     let queues = Arc::new(Mutex::new(Queues {
@@ -44,7 +45,7 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
         device: Arc::clone(&life.device),
         mailbox: Arc::clone(&life.mailbox),
         random: ChaCha8Rng::seed_from_u64(seed),
-        afloat: std::mem::take(&mut life.afloat),
+        in_flight: std::mem::take(&mut life.in_flight),
         announcements: life.announcements,
         writes: std::mem::take(&mut life.writes),
         ended: Vec::new(),
@@ -53,17 +54,17 @@ pub fn begin(life: &mut Life<Ivs>) -> Arc<Mutex<Queues>> {
     }));
     let beside = Arc::clone(&queues);
     life.device.set_beside(Some(Box::new(move || beside.lock().expect("queues").go_on())));
-    // Not each wait of the store's thread is at the device: pages of nothing but the others' are
-    // waited for, too.
+    // The store's thread also waits outside the device: for pages of the log that only others
+    // write.
     let device = Arc::clone(&life.device);
-    life.map.afloat.set_others(Some(Box::new(move || device.let_others())));
+    life.map.log_in_flight.set_others(Some(Box::new(move || device.let_others())));
     queues
 }
 
-/// Gives them back, as far as they are.
+/// Takes the writes back in their current state.
 pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation> {
     life.device.set_beside(None);
-    life.map.afloat.set_others(None);
+    life.map.log_in_flight.set_others(None);
     let mut queues = queues.lock().expect("queues");
     for (name, result) in life.mailbox.take() {
         queues.over(name, result);
@@ -71,31 +72,31 @@ pub fn end(life: &mut Life<Ivs>, queues: &Mutex<Queues>) -> Result<(), Violation
     life.beside += queues.ended.len() as u64;
     life.trace.append(&mut queues.trace);
     life.announcements = queues.announcements;
-    life.afloat = std::mem::take(&mut queues.afloat);
+    life.in_flight = std::mem::take(&mut queues.in_flight);
     life.writes = std::mem::take(&mut queues.writes);
     let ended = std::mem::take(&mut queues.ended);
     for write in &ended {
         life.acknowledged(write);
     }
     for error in std::mem::take(&mut queues.refused) {
-        life.accept::<()>("something beside the store's thread", Err(error))?;
+        life.accept::<()>("concurrent work of a queue", Err(error))?;
     }
-    // What the store's thread is at comes to its end first.
+    // The store's thread completes its work first.
     life.owes_flush |= ended.iter().any(|write| write.is_durable);
     Ok(())
 }
 
 impl Queues {
     fn go_on(&mut self) {
-        // The thread may be about to wait for those that are afloat.
+        // The thread may be about to wait for announcements in flight.
         self.land_all();
         if chance(&mut self.random, 50) {
             return;
         }
         for _ in 0..=pick(&mut self.random, STEPS_MAX) {
-            if !self.afloat.is_empty() && chance(&mut self.random, 50) {
-                let index = pick(&mut self.random, self.afloat.len());
-                let announcement = self.afloat.swap_remove(index);
+            if !self.in_flight.is_empty() && chance(&mut self.random, 50) {
+                let index = pick(&mut self.random, self.in_flight.len());
+                let announcement = self.in_flight.swap_remove(index);
                 self.land(announcement);
             } else if chance(&mut self.random, 30) {
                 self.announce();
@@ -107,9 +108,9 @@ impl Queues {
     }
 
     fn land_all(&mut self) {
-        while !self.afloat.is_empty() {
-            let index = pick(&mut self.random, self.afloat.len());
-            let announcement = self.afloat.swap_remove(index);
+        while !self.in_flight.is_empty() {
+            let index = pick(&mut self.random, self.in_flight.len());
+            let announcement = self.in_flight.swap_remove(index);
             self.land(announcement);
         }
     }
@@ -122,17 +123,17 @@ impl Queues {
         }
     }
 
-    /// An announcement is over.
+    /// Handles a completed announcement.
     fn over(&mut self, name: u64, result: io::Result<()>) {
-        self.trace.push(format!("announcement {name} is over: {result:?}"));
+        self.trace.push(format!("announcement {name} has completed: {result:?}"));
         let Self { writes, map, .. } = self;
         match result {
             Ok(()) => {
-                let own = writes.iter_mut().filter(|write| write.stage == InPlace::Afloat(name));
+                let own = writes.iter_mut().filter(|write| write.stage == InPlace::InFlight(name));
                 own.for_each(|write| write.stage = InPlace::Announced);
             }
             Err(error) => {
-                let own = writes.extract_if(.., |write| write.stage == InPlace::Afloat(name));
+                let own = writes.extract_if(.., |write| write.stage == InPlace::InFlight(name));
                 own.for_each(|write| map.give_up(write.lba));
                 self.refused.push(error);
             }
@@ -155,10 +156,10 @@ impl Queues {
             Err(error) => return self.refused.push(error),
             Ok(Begun::Busy) => return,
             Ok(Begun::Nothing) => InPlace::Announced,
-            Ok(Begun::Waiting) => InPlace::Afloat(name),
-            Ok(Begun::Afloat(announcement)) => {
-                self.afloat.push(announcement);
-                InPlace::Afloat(name)
+            Ok(Begun::Waiting) => InPlace::InFlight(name),
+            Ok(Begun::InFlight(announcement)) => {
+                self.in_flight.push(announcement);
+                InPlace::InFlight(name)
             }
         };
         self.trace.push(format!("beside: announcement {name} of {chosen:?}: {stage:?}"));
@@ -166,12 +167,12 @@ impl Queues {
         own.for_each(|write| write.stage = stage);
     }
 
-    /// Brings a write a step on that may be made.
+    /// Advances a write that is announced or made by one step.
     fn step(&mut self, index: usize) {
         let write = &mut self.writes[index];
         let blocks = write.lba..write.lba + write.blocks;
         match write.stage {
-            InPlace::Intended | InPlace::Afloat(_) => {}
+            InPlace::Intended | InPlace::InFlight(_) => {}
             InPlace::Announced => {
                 write.stage = InPlace::Made;
                 let version = write.version;

@@ -1,60 +1,61 @@
-//! What each block may read as, seen through one life of a store (`docs/understand/crash-consistency.md` §2, §3).
+//! The versions that each block may have during one life of a store
+//! (`docs/understand/crash-consistency.md` §2, §3).
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// A version of a block; each write has its own, [`UNWRITTEN`] is shared by all that unwrite.
+/// A version of a block. Each write has its own; all deallocations share [`UNWRITTEN`].
 pub type Version = u64;
 /// Never written, or deallocated.
 pub const UNWRITTEN: Version = 0;
 
-/// A version, and when it was made: what was made later is newer.
+/// A version and its time: later ones are newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Made {
     when: u64,
     version: Version,
 }
 
-/// One block.
+/// The history of one block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Block {
-    /// What it may be while it isn't changed in this life. A read leaves one of them.
+    /// Its possible versions until it is changed in this life. A read reduces them to one.
     base: Vec<Version>,
-    /// Given to the device in this life, and no flush vouches for it.
+    /// Versions given to the device in this life that no flush covers.
     since: Vec<Made>,
     latest: Option<Made>,
     flushed: Option<Made>,
-    /// The last change that was acknowledged, and its mark.
+    /// The last acknowledged change, and its mark.
     marked: Option<(Made, u64)>,
-    /// Made by writes that were told to have failed: one of them may be there.
+    /// Versions of failed writes: one of them may have reached the device.
     failed: Vec<Version>,
 }
 
-/// A write that a gateway keeps, to send it again as it is.
+/// A write that a gateway keeps so that it can send it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
     /// First block.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What it makes of them.
+    /// Their new version.
     pub version: Version,
 }
 
-/// How many of them gateways keep.
+/// Most writes that gateways keep.
 const SENT_MAX: usize = 24;
 
-/// All blocks.
+/// The histories of all blocks.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     blocks: BTreeMap<u64, Block>,
     clock: u64,
-    /// Writes of this life and those before that may be sent again, latest last.
+    /// Writes of this and earlier lives that may be sent again, latest last.
     pub sent: VecDeque<Sent>,
-    /// The store's opening that this life has.
+    /// The opening of the store in this life.
     pub opening: [u8; 16],
-    /// The greatest mark of a change that a flush vouches for.
+    /// The highest mark of a change that a flush covers.
     flushed_mark: u64,
-    /// Blocks that a growth was told to have ended with; 0: none was.
+    /// Number of blocks after an acknowledged growth; 0 if there was none.
     pub block_count: u64,
 }
 
@@ -76,7 +77,7 @@ impl History {
         self.blocks.entry(lba).or_insert_with(Block::unwritten)
     }
 
-    /// A gateway sends a write, whatever comes of it.
+    /// Records that a gateway sends a write.
     pub fn sent(&mut self, sent: Sent) {
         if self.sent.len() == SENT_MAX {
             self.sent.pop_front();
@@ -84,19 +85,20 @@ impl History {
         self.sent.push_back(sent);
     }
 
-    /// The device is given a version.
+    /// Records that the device is given a version.
     pub fn issued(&mut self, lba: u64, version: Version) {
         self.clock += 1;
         let when = self.clock;
         self.block(lba).since.push(Made { when, version });
     }
 
-    /// A change was acknowledged with this mark: the last of that version that was issued.
+    /// Records that a change was acknowledged with this mark; it is the last one issued with that
+    /// version.
     pub fn acknowledged(&mut self, lba: u64, version: Version, mark: u64) {
         self.clock += 1;
         let when = self.clock;
         let block = self.block(lba);
-        // It may have been issued before others that ended first: it is the newest now.
+        // Others that were issued later may have completed first: this one is the newest now.
         block.since.retain(|made| made.version != version || version == UNWRITTEN);
         block.since.push(Made { when, version });
         block.latest = Some(Made { when, version });
@@ -104,28 +106,28 @@ impl History {
         block.failed.clear();
     }
 
-    /// A write failed when all of it was on the device.
+    /// Records that a write failed after all of it had reached the device.
     pub fn failed(&mut self, lba: u64, version: Version) {
         self.block(lba).failed.push(version);
     }
 
-    /// Whether a block's last change that was acknowledged in this life made this version.
+    /// Whether the last acknowledged change of a block in this life has this version.
     pub fn is_latest(&self, lba: u64, version: Version) -> bool {
         let latest = self.blocks.get(&lba).and_then(|block| block.latest);
         latest.is_some_and(|latest| latest.version == version)
     }
 
-    /// What a flush that begins now vouches for.
+    /// The current time: a flush that begins now covers all changes up to it.
     pub fn now(&self) -> u64 {
         self.clock
     }
 
-    /// Whether something was acknowledged after that time.
+    /// Whether a change was acknowledged after that time.
     pub fn has_changed_since(&self, when: u64) -> bool {
         self.blocks.values().any(|block| block.latest.is_some_and(|latest| latest.when > when))
     }
 
-    /// A flush that began then was acknowledged.
+    /// Records that a flush that began at that time was acknowledged.
     pub fn flushed(&mut self, began: u64) {
         for block in self.blocks.values_mut() {
             let latest = block.latest.filter(|latest| latest.when <= began);
@@ -135,8 +137,8 @@ impl History {
         }
     }
 
-    /// An opening found the log of this life up to there: changes with smaller marks are contained, or
-    /// something newer of their blocks is. False: it should have found more.
+    /// Records that an opening found this life's log up to that mark: changes with smaller marks,
+    /// or newer changes of their blocks, are contained. Returns false if it should have found more.
     pub fn found(&mut self, log_flushed: Option<u64>) -> bool {
         let found = log_flushed.unwrap_or(0);
         for block in self.blocks.values_mut() {
@@ -150,7 +152,7 @@ impl History {
         found >= self.flushed_mark
     }
 
-    /// From now on nothing older than what was flushed may come back.
+    /// From now on, blocks must not return to versions older than the flushed ones.
     pub fn settle(&mut self) {
         for block in self.blocks.values_mut() {
             if let Some(flushed) = block.flushed {
@@ -160,7 +162,7 @@ impl History {
         }
     }
 
-    /// A read returned a version.
+    /// Records that a read returned a version. Fails if that isn't allowed.
     pub fn returned(&mut self, lba: u64, version: Version) -> Result<(), String> {
         let block = self.block(lba);
         let allowed = block.allowed();
@@ -180,7 +182,7 @@ impl History {
         self.blocks.keys().copied().collect()
     }
 
-    /// The history of a life after this one, which ends now.
+    /// Ends this life. Returns the history for the next one.
     pub fn next(&self) -> Self {
         let left = |block: &Block| {
             let since = block.since.iter().map(|made| made.version);

@@ -1,5 +1,5 @@
-//! Tests 17, 19, 21 and 28 of the reference's list on blocks in place: what their owner makes of the
-//! fast path, and of writes that were on their way.
+//! Tests 17, 19, 21 and 28 of the reference's list, for blocks in place: attacks on the fast path,
+//! and on writes in progress.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Store {
     }
 }
 
-/// The block with a MAC that somebody makes who has all that is public: the superblock's seed.
+/// The block with a MAC made from public data only: the superblock's seed.
 fn forged(block: &Block, lba: u64) -> Block {
     let mut block = *block;
     let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &Authority::Device);
@@ -73,7 +73,7 @@ fn forged(block: &Block, lba: u64) -> Block {
 }
 
 #[test]
-fn test_17_a_fast_path_mac_made_of_public_data_or_moved_vouches_for_nothing() {
+fn test_17_a_forged_or_moved_fast_path_mac_is_not_accepted() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     let old = store.held(LBA);
@@ -94,7 +94,7 @@ fn test_17_a_fast_path_mac_made_of_public_data_or_moved_vouches_for_nothing() {
 }
 
 #[test]
-fn test_19_an_older_mac_is_worth_nothing_when_a_sibling_changed_and_an_honest_block_still_reads() {
+fn test_19_an_older_mac_is_not_accepted_after_a_sibling_changed_and_an_honest_block_still_reads() {
     let mut store = Store::new();
     store.merged(LBA, 1);
     assert!(refresh(&mut store.life, LBA, 1).expect("refresh"));
@@ -108,7 +108,8 @@ fn test_19_an_older_mac_is_worth_nothing_when_a_sibling_changed_and_an_honest_bl
 }
 
 #[test]
-fn test_21_a_refresh_launders_nothing_and_afterwards_every_block_takes_the_fast_path() {
+fn test_21_a_refresh_issues_no_mac_for_a_stale_block_and_afterwards_every_block_takes_the_fast_path()
+ {
     let mut store = Store::new();
     for lba in 0..20 {
         store.merged(lba, lba + 1);
@@ -116,7 +117,7 @@ fn test_21_a_refresh_launders_nothing_and_afterwards_every_block_takes_the_fast_
     let old = store.held(LBA);
     store.merged(LBA, 50);
     store.put(LBA, &old);
-    assert!(refresh(&mut store.life, 0, 20).expect("refresh"), "the others have theirs");
+    assert!(refresh(&mut store.life, 0, 20).expect("refresh"), "the other blocks get MACs");
     assert_eq!(store.held(LBA), old, "nothing was issued for it");
     assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)));
     store.world.device.repent();
@@ -149,7 +150,7 @@ fn test_28_an_announced_write_may_be_there_or_not_and_the_flushed_one_may_not_be
         assert_eq!(life.look(LBA + 1).expect("block"), Some(UNWRITTEN));
         store.put(LBA, &oldest);
         assert!(matches!(
-            Refusal::of(&life.look(LBA).expect_err("put back")),
+            Refusal::of(&life.look(LBA).expect_err("rolled back")),
             Some(Refusal::Stale(LBA))
         ));
     }

@@ -23,28 +23,28 @@ use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
 use super::{Violation, chance, grown, pick};
 
-/// Blocks of a write.
+/// Most blocks of a write.
 const WRITE_BLOCKS_MAX: u64 = 6;
-/// Writes, and reads, under way at once.
+/// Most writes, and most reads, in progress at a time.
 const AT_ONCE_MAX: usize = 4;
 
-/// A write that has not ended.
+/// A write in progress.
 pub struct Write<S> {
     pub lba: u64,
     pub blocks: u64,
     pub version: Version,
-    /// Whether it is answered behind a flush only.
+    /// Whether it is acknowledged only after a flush.
     pub is_durable: bool,
     pub stage: S,
 }
 
-/// A read that has looked what is known without reading, and goes on later.
+/// A read that has looked up what is known without reading, and continues later.
 struct Read<E> {
     lba: u64,
     known: Known<E>,
 }
 
-/// One life.
+/// One life of a store.
 pub struct Life<F: Workload> {
     pub map: Arc<Map<F>>,
     pub history: History,
@@ -53,35 +53,37 @@ pub struct Life<F: Workload> {
     is_honest: bool,
     pub writes: Vec<Write<F::Stage>>,
     slow_reads: Vec<Read<F::Entry>>,
-    /// Blocks of failed writes that the device may still get.
+    /// Blocks of failed writes that may still arrive at the device.
     pub late: Vec<(u64, Version)>,
     /// Blocks whose last write failed: reads may be refused.
     pub doubtful: BTreeSet<u64>,
-    /// Announcements that a queue writes by itself and that have not ended; how many there were.
-    pub afloat: Vec<Announcement>,
+    /// Announcements in flight that a queue writes by itself, and the number of announcements so
+    /// far.
+    pub in_flight: Vec<Announcement>,
     pub announcements: u64,
     pub mailbox: Arc<Mailbox>,
-    /// Writes that ended beside the store's thread.
+    /// Number of writes completed concurrently with the store's thread.
     pub beside: u64,
-    /// Writes that were sent again as they were, and those of them that were current already.
+    /// Numbers of writes that were sent again: those not current, and those already current.
     pub sent_again: [u64; 2],
-    /// Durable writes that were answered.
+    /// Number of acknowledged durable writes.
     pub durable: u64,
-    /// Whether a durable write that ended beside the store's thread waits for its flush.
+    /// Whether a durable write that completed concurrently with the store's thread waits for its
+    /// flush.
     pub owes_flush: bool,
-    /// Reads that a fast-path MAC answered.
+    /// Number of reads verified by a fast-path MAC.
     pub vouched: Cell<u64>,
-    /// What scrubs found wrong.
+    /// Number of errors found by scrubs.
     pub found_by_scrubs: u64,
-    /// Growths that have ended.
+    /// Number of completed growths.
     pub growths: u64,
-    /// Reads that were answered, and refused.
+    /// Numbers of reads that were answered, and that were refused.
     pub reads: [u64; 2],
-    /// What a living gateway was told with its last flush, or when it connected.
+    /// The milestone that a living gateway got with its last flush, or when it connected.
     pub told: Milestone,
-    /// Whether that is of this life, and nothing was flushed since.
+    /// Whether that milestone is from this life and still current.
     pub is_told_anew: bool,
-    /// What happened, for who looks at one world.
+    /// A log of events, shown for single worlds.
     pub trace: Vec<String>,
 }
 
@@ -107,7 +109,7 @@ impl<F: Workload> Life<F> {
             slow_reads: Vec::new(),
             late: Vec::new(),
             doubtful: BTreeSet::new(),
-            afloat: Vec::new(),
+            in_flight: Vec::new(),
             announcements: 0,
             mailbox: Arc::new(Mailbox::new(event().expect("event"))),
             beside: 0,
@@ -126,7 +128,8 @@ impl<F: Workload> Life<F> {
         self.map.geometry().block_count
     }
 
-    /// The outcome of something that an honest device never refuses: None, if it was refused.
+    /// Checks the result of an operation that an honest device never refuses. `None` if it was
+    /// refused.
     pub fn accept<T>(
         &mut self,
         what: &str,
@@ -135,7 +138,7 @@ impl<F: Workload> Life<F> {
         self.accept_where(!self.is_honest, what, outcome)
     }
 
-    /// The same of something that is about one block, whose last write may have failed.
+    /// Checks the result of an operation on one block, whose last write may have failed.
     pub fn accept_of<T>(
         &mut self,
         lba: u64,
@@ -173,7 +176,7 @@ impl<F: Workload> Life<F> {
         writes.chain(reads).any(|(other, count)| lba < other + count && other < lba + blocks)
     }
 
-    /// A range that is written often, or any.
+    /// A random range, often from those that are written frequently.
     pub fn range(&self, random: &mut ChaCha8Rng) -> (u64, u64) {
         let blocks = 1 + random.next_u64() % WRITE_BLOCKS_MAX;
         let (start, span) =
@@ -181,7 +184,7 @@ impl<F: Workload> Life<F> {
         (start + random.next_u64() % (span - blocks + 1), blocks)
     }
 
-    /// One step. False: the store takes nothing any more.
+    /// Performs a step. Returns false if the store has stopped accepting changes.
     pub fn step(
         &mut self,
         random: &mut ChaCha8Rng,
@@ -202,7 +205,7 @@ impl<F: Workload> Life<F> {
             }
             11..=17 if !self.writes.is_empty() => F::go_on(self, pick(random, self.writes.len())),
             18 if is_free => {
-                // Now and then whole sets.
+                // Occasionally all blocks.
                 let is_all = chance(random, 20) && !self.is_busy(0, self.blocks());
                 let (lba, blocks) = if is_all { (0, self.blocks()) } else { (lba, blocks) };
                 self.deallocate(lba, blocks)
@@ -210,7 +213,7 @@ impl<F: Workload> Life<F> {
             19 | 20 => self.flush(),
             21 => self.lose_an_answer(random),
             22 | 23 if self.map.is_merging() => self.persist("merge step", Map::merge_step),
-            22 if chance(random, 30) => self.persist("begin of a merge", Map::begin_merge),
+            22 if chance(random, 30) => self.persist("beginning of a merge", Map::begin_merge),
             23 if chance(random, 10) => self.persist("merge", Map::merge),
             24 => {
                 self.map.leaves().forget_pages();
@@ -242,7 +245,7 @@ impl<F: Workload> Life<F> {
         }
     }
 
-    /// Sends a write, some of them durable.
+    /// Sends a write; some are durable.
     fn send(&mut self, random: &mut ChaCha8Rng, sent: Sent) -> Result<bool, Violation> {
         let before = self.writes.len();
         let goes_on = F::begin(self, sent.lba, sent.blocks, sent.version)?;
@@ -255,8 +258,8 @@ impl<F: Workload> Life<F> {
         Ok(goes_on)
     }
 
-    /// Sends a write once more as it was, or a part of it: whoever had no answer does so, and whoever
-    /// finds the store in another life. It may be current, older, or have failed.
+    /// Sends a write, or part of it, again unchanged, as a gateway does that got no answer or finds
+    /// the store in another life. The write may be current, outdated, or have failed.
     fn send_again(&mut self, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
         let sent = &self.history.sent;
         if sent.is_empty() {
@@ -276,7 +279,7 @@ impl<F: Workload> Life<F> {
         self.send(random, again)
     }
 
-    /// Has all looked at but the blocks, also as far as memory knows it, and repaired what is known.
+    /// Checks everything except blocks, including cached leaves, and repairs what is known.
     fn scrub(&mut self, repairs: bool) -> Result<bool, Violation> {
         if !F::quiesce(self)? {
             return Ok(false);
@@ -317,20 +320,20 @@ impl<F: Workload> Life<F> {
         Ok(())
     }
 
-    /// Notes a write that has ended well, and has a durable one flushed before it is answered.
+    /// Records a completed write, and flushes before acknowledging a durable one.
     pub fn ended(&mut self, write: &Write<F::Stage>) -> Result<bool, Violation> {
         self.acknowledged(write);
         if write.is_durable { self.flush_durable() } else { Ok(true) }
     }
 
-    /// The flush that a durable write waits for.
+    /// Flushes for a durable write.
     pub fn flush_durable(&mut self) -> Result<bool, Violation> {
         let is_flushed = self.flush()?;
         self.durable += u64::from(is_flushed);
         Ok(is_flushed)
     }
 
-    /// Acknowledges the writes that are under way.
+    /// Completes the writes in progress.
     pub fn end_all(&mut self) -> Result<(), Violation> {
         while !self.writes.is_empty() {
             F::go_on(self, 0)?;
@@ -338,12 +341,12 @@ impl<F: Workload> Life<F> {
         Ok(())
     }
 
-    /// Notes the beginning of a write.
+    /// Records the beginning of a write.
     pub fn begun(&mut self, lba: u64, blocks: u64, version: Version) {
         self.trace.push(format!("version {version}: blocks {lba} to {}", lba + blocks - 1));
     }
 
-    /// Notes a write that has ended well.
+    /// Records an acknowledged write.
     pub fn acknowledged(&mut self, write: &Write<F::Stage>) {
         self.trace.push(format!("version {} is acknowledged", write.version));
         let mark = self.map.mark();
@@ -375,7 +378,7 @@ impl<F: Workload> Life<F> {
         }
     }
 
-    /// Has the store's thread do something, beside what queues do meanwhile.
+    /// Runs work of the store's thread, concurrently with that of the queues.
     pub fn persist(
         &mut self,
         what: &str,
@@ -391,7 +394,7 @@ impl<F: Workload> Life<F> {
         self.persisted(what, outcome)
     }
 
-    /// After something that may have advanced the anchor.
+    /// Handles the result of work that may have advanced the anchor.
     fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
         let is_done = self.accept(what, outcome)?.is_some();
         if is_done {
@@ -400,7 +403,7 @@ impl<F: Workload> Life<F> {
         Ok(is_done)
     }
 
-    /// A flush that is acknowledged counts: at once, or when the anchor knows of it.
+    /// An acknowledged flush counts immediately, or once it is anchored if anchors are rare.
     pub fn flush(&mut self) -> Result<bool, Violation> {
         let began = self.history.now();
         let advances = |life: &Self| life.anchor.as_ref().map_or(0, |anchor| anchor.advances());
@@ -422,7 +425,7 @@ impl<F: Workload> Life<F> {
         Ok(true)
     }
 
-    /// An orderly end, which the anchor always hears of.
+    /// An orderly end, which is always anchored.
     pub fn finish(&mut self) -> Result<(), Violation> {
         self.end_all()?;
         let began = self.history.now();
@@ -434,7 +437,7 @@ impl<F: Workload> Life<F> {
         Ok(())
     }
 
-    /// The store grows, if it still can.
+    /// Grows the store, if possible.
     fn grow(&mut self) -> Result<bool, Violation> {
         let Some(geometry) = grown(self.map.geometry()) else { return Ok(true) };
         if !F::quiesce(self)? {
@@ -442,13 +445,13 @@ impl<F: Workload> Life<F> {
         }
         let began = self.history.now();
         let block_count = geometry.block_count;
-        let map = Arc::get_mut(&mut self.map).expect("no scrub is under way");
+        let map = Arc::get_mut(&mut self.map).expect("no scrub is running");
         let outcome = map.grow(geometry);
         if !self.persisted("growth", outcome)? {
             return Ok(false);
         }
         self.growths += 1;
-        // The target answers for its size, and nobody is told of a milestone.
+        // The target is trusted for its size, and no gateway gets a milestone.
         self.is_told_anew = false;
         self.history.block_count = block_count;
         self.history.flushed(began);
@@ -456,7 +459,7 @@ impl<F: Workload> Life<F> {
         Ok(true)
     }
 
-    /// The anchor doesn't answer for once; then the store goes on, or settles it first.
+    /// Loses one of the anchor's answers; then the store continues, or flushes first.
     fn lose_an_answer(&mut self, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
         let Some(anchor) = self.anchor.clone() else { return Ok(true) };
         anchor.lose_an_answer(chance(random, 50));
@@ -467,7 +470,7 @@ impl<F: Workload> Life<F> {
         if chance(random, 50) { self.flush() } else { Ok(true) }
     }
 
-    /// The version of a block, all the way from the device; None: it is of no one version.
+    /// The version of a block, read from the device; `None` if it is no complete version.
     pub fn look(&self, lba: u64) -> io::Result<Option<Version>> {
         self.finish_read(lba, self.map.current(lba, 1)[0])
     }
@@ -476,7 +479,7 @@ impl<F: Workload> Life<F> {
         F::read(self, lba, known)
     }
 
-    /// Has leaf pages tell of blocks of which nothing in memory does.
+    /// Looks up absent blocks in leaf pages.
     pub fn resolve(&self, known: &mut [Known<F::Entry>], lba: u64) -> io::Result<()> {
         for set in lba / F::ENTRIES_PER_LEAF..=(lba + known.len() as u64 - 1) / F::ENTRIES_PER_LEAF
         {
@@ -496,11 +499,11 @@ impl<F: Workload> Life<F> {
         match self.accept_of(lba, &format!("read of block {lba}"), found)? {
             Some(Some(version)) => self.returned(lba, version),
             Some(None) if F::IS_IN_PLACE && !self.is_honest => {
-                // Its seal doesn't fit: the gateway refuses it.
+                // Its seal doesn't match: the gateway refuses it.
                 self.reads[1] += 1;
                 Ok(())
             }
-            Some(None) => Err(Violation(format!("mixed: block {lba} is of no one version"))),
+            Some(None) => Err(Violation(format!("mixed: block {lba} is no complete version"))),
             None => {
                 self.reads[1] += 1;
                 Ok(())

@@ -1,5 +1,5 @@
-//! A device and an anchor that lose power together, at a chosen write, sync or advance; and a device
-//! whose owner answers with what he likes.
+//! A device and an anchor that lose power together, at a chosen write, sync or advance. The
+//! device's owner may choose its answers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,19 +12,19 @@ use super::super::super::pages::{BlockFile, Page};
 use super::super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored, MemoryAnchor};
 use super::{chance, pick};
 
-/// Bytes that a device without metadata writes whole or not at all.
+/// Bytes that a device without metadata writes entirely or not at all.
 const SECTOR_BYTES: usize = 512;
 const ZEROS: Block = [0; BLOCK_BYTES];
 
-/// Contents of a device by page, each with its metadata; None: zeros.
+/// Contents of a device by page, with metadata; `None` means zeros.
 pub type Image = Vec<Option<Arc<Block>>>;
 
 /// How a life ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crash {
-    /// The process ends, the device goes on.
+    /// The process ends; the device continues.
     Kill,
-    /// Of what was not synced any part may be lost, and writes torn.
+    /// Any part of what wasn't synced may be lost, and writes may be torn.
     PowerCut,
 }
 
@@ -33,25 +33,24 @@ struct Contents {
     durable: Image,
     /// Written since the last sync.
     cached: Vec<(u64, Arc<Block>)>,
-    /// What an honest device answers.
+    /// The answers of an honest device.
     now: Image,
-    /// Everything that was ever written, by page; kept of hostile devices only.
+    /// Everything ever written, by page; kept only for hostile devices.
     past: Option<BTreeMap<u64, Vec<Arc<Block>>>>,
-    /// Answers that aren't what was written last, and whether they outlast a write.
+    /// Dishonest answers, and whether they stay after a write.
     lies: BTreeMap<u64, (Option<Arc<Block>>, bool)>,
-    /// Writes, syncs and advances that are still made.
+    /// Number of writes, syncs and advances before power fails.
     points_left: Option<u64>,
     is_off: bool,
 }
 
-/// What others do whenever the store's thread is at the device or its anchor.
+/// What other threads do whenever the store's thread uses the device or its anchor.
 pub type Beside = Box<dyn FnMut() + Send>;
 
-/// The device.
 pub struct Device {
     contents: Mutex<Contents>,
     beside: Mutex<Option<Beside>>,
-    /// Whether blocks can be torn: a drive whose blocks have metadata writes each whole.
+    /// Whether blocks can be torn. Drives with metadata write each block as a whole.
     tears: bool,
 }
 
@@ -71,12 +70,12 @@ impl Device {
         Self { contents: Mutex::new(contents), beside: Mutex::default(), tears }
     }
 
-    /// Has others do something from now on.
+    /// Sets what other threads do from now on.
     pub fn set_beside(&self, beside: Option<Beside>) {
         *self.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
     }
 
-    /// Lets them. What they do at the device lets nobody else.
+    /// Runs the other threads' work. Their own use of the device doesn't run it again.
     pub fn let_others(&self) {
         let taken = || self.beside.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut beside) = taken() {
@@ -89,7 +88,7 @@ impl Device {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has power fail after so many writes, syncs and advances; None: never.
+    /// Makes power fail after `points` writes, syncs and advances; `None`: never.
     pub fn fail_after(&self, points: Option<u64>) {
         self.contents().points_left = points;
     }
@@ -99,12 +98,12 @@ impl Device {
         self.contents().is_off
     }
 
-    /// An instant at which power may fail.
+    /// Marks an instant at which power may fail.
     fn point(&self) -> io::Result<()> {
         self.contents().point()
     }
 
-    /// The device as it is after a crash, with power.
+    /// Crashes the device, and restores power.
     pub fn crash(&self, crash: Crash, random: &mut ChaCha8Rng) {
         let mut contents = self.contents();
         let Contents { durable, cached, now, .. } = &mut *contents;
@@ -134,14 +133,14 @@ impl Device {
         contents.is_off = false;
     }
 
-    // What a hostile owner does.
+    // Attacks.
 
-    /// What the device would answer were it honest.
+    /// The contents of the device if it were honest.
     pub fn image(&self) -> Image {
         self.contents().now.clone()
     }
 
-    /// What was ever written to a page.
+    /// Everything ever written to a page.
     pub fn past(&self, page: u64) -> Vec<Arc<Block>> {
         let contents = self.contents();
         contents.past.as_ref().and_then(|past| past.get(&page)).cloned().unwrap_or_default()
@@ -154,17 +153,17 @@ impl Device {
         past.map(|(page, _)| *page).collect()
     }
 
-    /// Answers with this page from now on; whether also when the page is written.
+    /// Sets the answer for a page, until the page is written or, if lasting, beyond that.
     pub fn lie(&self, page: u64, answer: Option<Arc<Block>>, is_lasting: bool) {
         self.contents().lies.insert(page, (answer, is_lasting));
     }
 
-    /// What it answers now.
+    /// The current answer for a page.
     pub fn answer(&self, page: u64) -> Option<Arc<Block>> {
         self.contents().answer(page)
     }
 
-    /// Is honest again.
+    /// Ends all lies.
     pub fn repent(&self) {
         self.contents().lies.clear();
     }
@@ -199,7 +198,7 @@ impl Contents {
 }
 
 impl Device {
-    /// A block with its metadata.
+    /// Reads a block with its metadata.
     pub fn read_block(&self, page: u64) -> io::Result<Block> {
         let contents = self.contents();
         contents.check()?;
@@ -278,18 +277,18 @@ pub struct PoweredAnchor {
 }
 
 impl PoweredAnchor {
-    /// One that was never advanced.
+    /// An anchor that was never advanced.
     pub fn new(device: &Arc<Device>, policy: AnchorPolicy) -> Self {
         let memory = MemoryAnchor::new(policy);
         Self { device: Arc::clone(device), memory, advances: Mutex::default() }
     }
 
-    /// Advances so far that were answered.
+    /// Number of acknowledged advances.
     pub fn advances(&self) -> u64 {
         *self.advances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the next advance without an answer, made or not.
+    /// Leaves the next advance unanswered; `is_made` says whether it takes effect.
     pub fn lose_an_answer(&self, is_made: bool) {
         self.memory.fail_next(is_made);
     }

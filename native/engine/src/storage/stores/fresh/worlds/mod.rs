@@ -1,6 +1,7 @@
 //! Worlds: seeded workloads of a store on a device that crashes at any instant, or belongs to an
-//! adversary; every read is held against the history of its block. `docs/understand/crash-consistency.md` is what
-//! they check; `make freshness-worlds` runs 100,000 of them, `SEED=n make freshness-world` shows one.
+//! adversary. Every read is checked against the history of its block.
+//! `docs/understand/crash-consistency.md` describes the checked properties. `make freshness-worlds`
+//! runs 100,000 worlds, `SEED=n make freshness-world` shows one.
 
 mod adversary;
 mod attacks;
@@ -39,14 +40,14 @@ use workload::Workload;
 
 const SUPERBLOCK_UUID: [u8; 16] = [1; 16];
 const SUPERBLOCK_SEED: [u8; 32] = [2; 32];
-/// Lives of a world.
+/// Most lives of a world.
 const LIVES_MAX: usize = 5;
-/// Steps of a life.
+/// Most steps of a life.
 const STEPS_MAX: u64 = 80;
-/// Openings in a row that may be cut off or refused.
+/// Most consecutive openings that may be interrupted or refused.
 const OPENINGS_MAX: u32 = 4;
 
-/// What must not be.
+/// A violation of a checked property.
 #[derive(Debug)]
 pub struct Violation(String);
 
@@ -58,10 +59,10 @@ fn chance(random: &mut ChaCha8Rng, percent: u32) -> bool {
     random.next_u32() % 100 < percent
 }
 
-/// How often a store grows at most.
+/// Most growths of a store.
 const GROWTHS_MAX: usize = 2;
 
-/// A store that grows by half a set, or by some: the next sizes.
+/// The next sizes of a growing store: by half a set, or by one and a half.
 fn grown(geometry: &Geometry) -> Option<Geometry> {
     let sizes = geometry.sizes();
     let more = geometry.leaf_entries * [3, 1][geometry.earlier.len() % 2] / 2;
@@ -71,7 +72,7 @@ fn grown(geometry: &Geometry) -> Option<Geometry> {
     geometry.with_extent(next).filter(|next| next.earlier.len() <= GROWTHS_MAX)
 }
 
-/// Pages of a device that a store of these sizes may grow on.
+/// Pages of a device that the store and all its growths fit on.
 fn device_pages(geometry: &Geometry) -> u64 {
     let mut largest = geometry.clone();
     while let Some(next) = grown(&largest) {
@@ -80,7 +81,7 @@ fn device_pages(geometry: &Geometry) -> u64 {
     largest.device_pages()
 }
 
-/// Counts over worlds, so that a run shows what it tried.
+/// Counters over worlds, which show what a run has covered.
 #[derive(Debug, Default, Clone)]
 struct Tally {
     worlds: u64,
@@ -90,7 +91,8 @@ struct Tally {
     power_cuts: u64,
     growths: u64,
     writes_beside: u64,
-    /// Sent again as they were: those that another version had followed, and those that none had.
+    /// Writes that were sent again: those that another version had followed, and those already
+    /// current.
     sent_again: [u64; 2],
     durable_writes: u64,
     openings_cut_off: u64,
@@ -134,7 +136,7 @@ impl Tally {
     }
 }
 
-/// What kind of world a seed makes.
+/// The kind of world that a seed makes.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     is_honest: bool,
@@ -207,7 +209,7 @@ impl<F: Workload> World<F> {
     fn run(&mut self) -> Result<(), Violation> {
         let mut life = self.create().map_err(|error| Violation(format!("create: {error}")))?;
         if chance(&mut self.random, 30) {
-            // Few slots are free then, and each is soon used again.
+            // With few free slots, slots are soon reused.
             life.fill(&mut self.version)?;
         }
         for _ in 0..=pick(&mut self.random, LIVES_MAX) {
@@ -231,7 +233,7 @@ impl<F: Workload> World<F> {
                 None => return Ok(()),
             }
         }
-        // What was left alone comes out too.
+        // Finally also read the blocks that were not read before.
         self.device.fail_after(None);
         let read = life.read_all();
         self.trace.append(&mut life.trace);
@@ -258,7 +260,8 @@ impl<F: Workload> World<F> {
         if chance(&mut self.random, 20) { life.finish() } else { Ok(()) }
     }
 
-    /// A second process opens the store beside the first, which from then on makes nothing durable.
+    /// A second process opens the store; from then on, the first one must not make anything
+    /// durable.
     fn fork(
         &mut self,
         life: &mut Life<F>,
@@ -280,7 +283,7 @@ impl<F: Workload> World<F> {
                 }
                 Ok(())
             }
-            // What was overtaken goes on for a while.
+            // The overtaken process continues for a while.
             Some((old, when)) if chance(&mut self.random, 30) => {
                 let outcome = old.step(&mut self.random, &mut self.version);
                 let outcome = outcome.and_then(|_| old.flush());
@@ -297,7 +300,7 @@ impl<F: Workload> World<F> {
         }
     }
 
-    /// The adversary does something, or nothing.
+    /// Lets the adversary act; often it does nothing.
     fn meddle(&mut self, is_online: bool) {
         let Self { adversary, device, random, trace, .. } = self;
         if chance(random, 10) {
@@ -333,8 +336,8 @@ impl<F: Workload> World<F> {
         Map::open(self.file(), &self.superblock, keys, self.anchor())
     }
 
-    /// What a life may find that a gateway sees which was told so far by the one before, if it goes
-    /// on with it. None: it doesn't, and without an anchor nothing more can be said.
+    /// Determines what the next life may find, given the milestone of a gateway that continues with
+    /// this store. `None` if it doesn't continue and, without an anchor, nothing is guaranteed.
     fn meet(
         &mut self,
         map: &Map<F>,
@@ -349,7 +352,7 @@ impl<F: Workload> World<F> {
         }
         if map.contains(&told) {
             self.tally.gateways_assured += 1;
-            // Whatever the anchor knew: what was flushed stays.
+            // Flushed changes stay, whatever the anchor's record.
             history.settle();
         } else if self.kind.is_honest {
             return Err(Violation("false alarm: a living gateway refuses the store".into()));
@@ -357,14 +360,14 @@ impl<F: Workload> World<F> {
             self.trace.push("a living gateway refuses the store".into());
             self.tally.gateways_refused += 1;
         }
-        // Without an anchor the device may be put back to before the last opening, as long as
-        // nobody was told of it.
-        let may_be_put_back = !self.kind.is_honest && self.kind.policy.is_none();
-        let is_known = !may_be_put_back || is_told_anew && map.contains(&told);
+        // Without an anchor, an adversary may roll the device back to before the last opening,
+        // unless a gateway has a milestone of that opening.
+        let may_be_rolled_back = !self.kind.is_honest && self.kind.policy.is_none();
+        let is_known = !may_be_rolled_back || is_told_anew && map.contains(&told);
         Ok(is_known.then(|| history.next()))
     }
 
-    /// Opens the store, also where openings are cut off; None: it is refused.
+    /// Opens the store, possibly after interrupted openings. `None` if it is refused.
     fn open(
         &mut self,
         history: History,
@@ -378,11 +381,12 @@ impl<F: Workload> World<F> {
             match self.map() {
                 Ok(map) => {
                     self.trace.push("opened".into());
-                    // Without an anchor nothing is said of a device of an adversary's.
+                    // Without an anchor, nothing is guaranteed on a hostile device.
                     let is_known = self.kind.is_honest || self.kind.policy.is_some();
                     let (found, promised) = (map.geometry().block_count, history.block_count);
                     if is_known && found < promised {
-                        let shrunk = format!("shrunk: {found} blocks, {promised} were told");
+                        let shrunk =
+                            format!("shrunk: {found} blocks, {promised} were acknowledged");
                         return Err(Violation(shrunk));
                     }
                     self.device.fail_after(None);
@@ -409,7 +413,7 @@ impl<F: Workload> World<F> {
     }
 }
 
-/// Lives a world through. Even seeds place blocks, odd ones write them in place.
+/// Runs a world. Even seeds use blocks out of place, odd ones blocks in place.
 fn run(seed: u64) -> Result<Tally, String> {
     named(
         seed,
@@ -417,7 +421,7 @@ fn run(seed: u64) -> Result<Tally, String> {
     )
 }
 
-/// The outcome of a world; if it panics, which one that was.
+/// Runs a world. If it panics, the error names the seed.
 fn named(seed: u64, world: impl FnOnce() -> Result<Tally, String>) -> Result<Tally, String> {
     let outcome = catch_unwind(AssertUnwindSafe(world));
     outcome.unwrap_or_else(|panic| {
@@ -440,7 +444,7 @@ fn run_of<F: Workload>(seed: u64) -> Result<Tally, String> {
     })
 }
 
-/// Worlds on all cores; what they tried, and what went wrong in the first few.
+/// Runs worlds on all cores. Returns the counters, and the first few violations.
 fn run_all(seeds: std::ops::Range<u64>) -> (Tally, Vec<String>) {
     let next = AtomicU64::new(seeds.start);
     let watch = Arc::new(Watch::default());
@@ -476,7 +480,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// A slice of the worlds: each thing that they try is tried in it.
+/// A sample of the worlds, which must cover everything that they can try.
 #[test]
 fn no_world_is_stale_refused_or_mixed() {
     let (tally, wrong) = run_all(0..1500);

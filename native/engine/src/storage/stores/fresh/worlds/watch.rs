@@ -1,23 +1,23 @@
-//! A bound on how long a world takes: one that hangs is named, and ends the run as a failure.
+//! Bounds the duration of a world: one that hangs is reported and fails the run.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No world takes longer, on any machine: they take milliseconds.
+/// No world takes this long on any machine: they take milliseconds.
 const WORLD_MAX: Duration = Duration::from_mins(2);
-/// How often somebody looks.
+/// How often the durations are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Which worlds are under way, and since when.
+/// The running worlds and their start times.
 #[derive(Debug, Default)]
 pub struct Watch {
     under_way: Mutex<BTreeMap<u64, Instant>>,
 }
 
 impl Watch {
-    /// Runs a world of that seed under watch.
+    /// Runs the world of this seed under watch.
     pub fn watched<T>(&self, seed: u64, world: impl FnOnce() -> T) -> T {
         self.with(|under_way| under_way.insert(seed, Instant::now()));
         let outcome = world();
@@ -25,8 +25,8 @@ impl Watch {
         outcome
     }
 
-    /// Looks on until what is returned is dropped. A thread that hangs can't be ended, so the process
-    /// is, after it has said which world it was.
+    /// Watches until the returned value is dropped. A hanging thread can't be stopped, so the
+    /// process exits after reporting which world hangs.
     pub fn begin(self: &Arc<Self>) -> Sender<()> {
         let (watching, is_over) = channel();
         let watch = Arc::clone(self);

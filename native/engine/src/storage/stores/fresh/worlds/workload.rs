@@ -1,4 +1,4 @@
-//! How worlds write and read the blocks of a layout: what the channels of its store do, one step at
+//! Writes and reads blocks of a layout in worlds, the way the channels of its store do, one step at
 //! a time.
 
 use std::io;
@@ -22,23 +22,24 @@ use super::history::{UNWRITTEN, Version};
 use super::life::{Life, Write};
 use super::{Violation, chance, pick};
 
-/// Blocks that a refresh looks at.
+/// Most blocks of a refresh.
 const REFRESH_BLOCKS: u64 = 4;
 
-/// A layout in worlds.
+/// A layout, as used in worlds.
 pub trait Workload: Layout + Sized {
-    /// How far a write is.
+    /// The progress of a write.
     type Stage;
-    /// The layout.
+    /// Name of the layout.
     const NAME: &'static str;
 
-    /// Few sets, a short log and a small table, so that all of them turn over.
+    /// Few sets, a short log and a small table, so that all of them are reused.
     fn geometry(random: &mut ChaCha8Rng) -> Geometry;
 
-    /// A block near which many writes meet.
+    /// The start of a range that is written often.
     fn spot(random: &mut ChaCha8Rng) -> u64;
 
-    /// Begins a write of blocks that nobody else writes. False: the store takes nothing any more.
+    /// Begins a write of blocks that aren't being written. Returns false if the store has stopped
+    /// accepting changes.
     fn begin(
         life: &mut Life<Self>,
         lba: u64,
@@ -46,33 +47,35 @@ pub trait Workload: Layout + Sized {
         version: Version,
     ) -> Result<bool, Violation>;
 
-    /// Brings a write a step on; an acknowledged one is gone.
+    /// Advances a write by one step, and removes it once it is acknowledged.
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation>;
 
-    /// Ends what a scrub or a growth waits for. False: the store takes nothing any more.
+    /// Completes everything that a scrub or a growth waits for. Returns false if the store has
+    /// stopped accepting changes.
     fn quiesce(_life: &mut Life<Self>) -> Result<bool, Violation> {
         Ok(true)
     }
 
-    /// Lets queues go on with their writes beside the store's thread, until [`Workload::end_beside`].
+    /// Lets queues continue their writes concurrently with the store's thread until
+    /// [`Workload::end_beside`].
     fn begin_beside(_life: &mut Life<Self>) -> Option<Arc<Mutex<Queues>>> {
         None
     }
 
-    /// Takes their writes back.
+    /// Takes the writes back from the queues.
     fn end_beside(_life: &mut Life<Self>, _queues: &Mutex<Queues>) -> Result<(), Violation> {
         Ok(())
     }
 
-    /// What happens in this layout only.
+    /// Performs a step specific to this layout.
     fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation>;
 
-    /// Reads a block as the device has it, and takes its version for what is known of it. None: it
-    /// is of no one version.
+    /// Reads a block from the device and checks it against what is known about it. Returns its
+    /// version, or `None` if it is no complete version.
     fn read(life: &Life<Self>, lba: u64, known: Known<Self::Entry>) -> io::Result<Option<Version>>;
 }
 
-/// The version of a block that came from the device.
+/// The version of a block that was read from the device.
 fn version_in(lba: u64, block: &Block) -> Option<Version> {
     let mut page = Page::ZERO;
     page.0.copy_from_slice(&block[..DATA_BYTES]);
@@ -90,7 +93,7 @@ impl Workload for Placed {
         Geometry {
             block_count,
             leaf_entries: Self::ENTRIES_PER_LEAF,
-            // Few of them are spare.
+            // Few spare slots.
             slot_count: block_count + pending_max + pending_max / 2,
             log_pages: 5 + random.next_u64() % 8,
             pending_max,
@@ -102,7 +105,7 @@ impl Workload for Placed {
         0
     }
 
-    /// Gives the write's data to the device.
+    /// Places a write and gives its data to the device.
     fn begin(
         life: &mut Life<Self>,
         lba: u64,
@@ -158,13 +161,13 @@ impl Workload for Placed {
     }
 }
 
-/// How far a write in place is.
+/// The progress of a write in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InPlace {
-    /// Its announcement waits.
+    /// It waits to be announced.
     Intended,
-    /// Its announcement of this name is afloat.
-    Afloat(u64),
+    /// Its announcement, with this id, is in flight.
+    InFlight(u64),
     /// It may be made.
     Announced,
     /// The device has it.
@@ -186,7 +189,7 @@ impl Workload for Ivs {
         }
     }
 
-    /// On the border of two sets, or at the beginning.
+    /// At the boundary of two sets, or at the beginning.
     fn spot(random: &mut ChaCha8Rng) -> u64 {
         [0, Self::ENTRIES_PER_LEAF - 8, 2 * Self::ENTRIES_PER_LEAF - 8][pick(random, 3)]
     }
@@ -199,7 +202,7 @@ impl Workload for Ivs {
     ) -> Result<bool, Violation> {
         let intents_max = life.map.geometry().intents_max();
         if life.map.state().intents.doubts() as u64 + blocks > intents_max {
-            // So many writes failed that the store takes no more.
+            // The store refuses further writes after too many failures.
             return Ok(true);
         }
         let data: Vec<_> = (lba..lba + blocks).flat_map(|lba| block(lba, version)).collect();
@@ -209,8 +212,8 @@ impl Workload for Ivs {
             Some(None) => life.make_room(),
             Some(Some(_)) => {
                 life.begun(lba, blocks, version);
-                // Any flush may announce it. From then on an adversary who has it from the network
-                // may put it there.
+                // Any flush may announce it. From then on, an adversary who has it from the network
+                // may store it.
                 (lba..lba + blocks).for_each(|lba| life.history.issued(lba, version));
                 life.late.retain(|(late, _)| !(lba..lba + blocks).contains(late));
                 let (is_durable, stage) = (false, InPlace::Intended);
@@ -223,7 +226,7 @@ impl Workload for Ivs {
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
         match life.writes[index].stage {
             InPlace::Intended => announce(life),
-            InPlace::Afloat(_) => land(life, 0),
+            InPlace::InFlight(_) => land(life, 0),
             InPlace::Announced => {
                 let write = &mut life.writes[index];
                 write.stage = InPlace::Made;
@@ -255,9 +258,9 @@ impl Workload for Ivs {
     fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
         match pick(random, 12) {
             0 => announce(life),
-            1..=3 => float(life, random),
-            4..=6 if !life.afloat.is_empty() => {
-                let index = pick(random, life.afloat.len());
+            1..=3 => begin_announcement(life, random),
+            4..=6 if !life.in_flight.is_empty() => {
+                let index = pick(random, life.in_flight.len());
                 land(life, index)
             }
             7 if !life.writes.is_empty() => {
@@ -278,7 +281,7 @@ impl Workload for Ivs {
 
     fn quiesce(life: &mut Life<Self>) -> Result<bool, Violation> {
         let mut is_going_on = true;
-        while !life.afloat.is_empty() {
+        while !life.in_flight.is_empty() {
             is_going_on &= land(life, 0)?;
         }
         Ok(is_going_on)
@@ -311,9 +314,9 @@ impl Workload for Ivs {
     }
 }
 
-/// Announces what was intended; if that fails, none of it is made.
+/// Announces intended writes; if that fails, they are abandoned.
 fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
-    // With nothing left to write, the thread would wait for these alone.
+    // With no other work, the thread would wait for these forever.
     if !Ivs::quiesce(life)? {
         return Ok(false);
     }
@@ -330,8 +333,8 @@ fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
     Ok(is_announced)
 }
 
-/// Begins to announce some of what was intended, as a queue does that writes to the log by itself.
-fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+/// Begins to announce some intended writes, the way a queue writes to the log by itself.
+fn begin_announcement(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
     let intended = life.writes.iter().filter(|write| write.stage == InPlace::Intended);
     let chosen: Vec<u64> = intended.map(|write| write.lba).filter(|_| chance(random, 60)).collect();
     life.announcements += 1;
@@ -341,11 +344,11 @@ fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violatio
         None => return Ok(false),
         Some(Begun::Busy) => return announce(life),
         Some(Begun::Nothing) => InPlace::Announced,
-        Some(Begun::Waiting) => InPlace::Afloat(name),
-        Some(Begun::Afloat(announcement)) => {
-            life.trace.push(format!("announcement {name} is afloat"));
-            life.afloat.push(announcement);
-            InPlace::Afloat(name)
+        Some(Begun::Waiting) => InPlace::InFlight(name),
+        Some(Begun::InFlight(announcement)) => {
+            life.trace.push(format!("announcement {name} is in flight"));
+            life.in_flight.push(announcement);
+            InPlace::InFlight(name)
         }
     };
     let chosen_ones = life.writes.iter_mut().filter(|write| chosen.contains(&write.lba));
@@ -353,20 +356,20 @@ fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violatio
     Ok(true)
 }
 
-/// The device gets the pages of an announcement, whatever comes of those before.
+/// Writes the pages of an announcement to the device, in any order relative to earlier ones.
 fn land(life: &mut Life<Ivs>, index: usize) -> Result<bool, Violation> {
-    let Announcement { number, place, pages, .. } = life.afloat.remove(index);
+    let Announcement { number, place, pages, .. } = life.in_flight.remove(index);
     let written = life.device.write_durably(place, &pages);
     let is_written = written.is_ok();
     for (_, name, result) in life.map.end_announcement(number, written) {
-        life.trace.push(format!("announcement {name} is over"));
+        life.trace.push(format!("announcement {name} has completed"));
         let is_announced = life.accept("announcement", result)?.is_some();
         for write in &mut life.writes {
-            if write.stage == InPlace::Afloat(name) && is_announced {
+            if write.stage == InPlace::InFlight(name) && is_announced {
                 write.stage = InPlace::Announced;
             }
         }
-        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Afloat(name));
+        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::InFlight(name));
         given_up.for_each(|write| life.map.give_up(write.lba));
     }
     Ok(is_written)
@@ -388,9 +391,9 @@ fn make(
     Ok(true)
 }
 
-/// A write fails: each of its blocks is there, or comes later, or never.
+/// Makes a write fail: each of its blocks arrives now, later, or never.
 fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
-    if matches!(life.writes[index].stage, InPlace::Afloat(_)) {
+    if matches!(life.writes[index].stage, InPlace::InFlight(_)) {
         return Ok(true);
     }
     let write = life.writes.swap_remove(index);
@@ -411,7 +414,7 @@ fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<b
     Ok(true)
 }
 
-/// Gives blocks fast-path MACs.
+/// Issues fast-path MACs for blocks.
 pub fn refresh(life: &mut Life<Ivs>, lba: u64, blocks: u64) -> Result<bool, Violation> {
     for lba in (lba..lba + blocks).filter(|lba| !life.is_busy(*lba, 1)).collect::<Vec<_>>() {
         let place = life.map.geometry().in_place_block(lba);
