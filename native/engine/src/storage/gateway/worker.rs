@@ -30,7 +30,7 @@ pub(super) fn run(
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let ended = serve(&mut queue, &mut front, mailbox, stop);
     queue.abandon();
-    front.farewell(queue.front.transmit());
+    front.shut_down(queue.front.transmit());
     // The host must see the end now: it may reconnect while the rest drains.
     drop(front);
     drain(&mut queue, mailbox);

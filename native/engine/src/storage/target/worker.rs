@@ -146,7 +146,7 @@ impl Worker {
                 self.receive(message);
             }
             if let Some(ended) = self.execute_some() {
-                connection.farewell(self.queue.transmit());
+                connection.shut_down(self.queue.transmit());
                 return Some(ended);
             }
             let progressed = self.collect();
