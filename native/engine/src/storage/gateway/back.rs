@@ -19,7 +19,7 @@ pub(super) struct Back {
     /// Maximum blocks of one command.
     pub(super) blocks_max: u32,
     /// Whether the target has answered which openings its store had, and how far they had come.
-    pub(super) is_told: bool,
+    pub(super) has_openings_answer: bool,
     /// Its answer; None if the store keeps no marks.
     pub(super) openings: Option<Openings>,
     /// Whether a change was sent on it.
@@ -43,7 +43,7 @@ impl Back {
             epoch,
             incarnation,
             blocks_max,
-            is_told: false,
+            has_openings_answer: false,
             openings: None,
             has_sent: false,
             commands: 0,

@@ -15,7 +15,7 @@ use sealane_proto::nvme::operation::RANGES_MAX;
 use sealane_proto::sector::BLOCK_BYTES;
 
 use super::journal_pool::JournalPool;
-use super::ranges::{BlockRanges, Cover};
+use super::ranges::{BlockRanges, BlockSet};
 use super::request::Sent;
 
 /// Bytes counted for an entry in addition to its sectors.
@@ -287,7 +287,7 @@ impl Journal {
     /// Replaces each change by entries for those of its blocks that have no newer version. A flush
     /// that was submitted earlier drops none of these entries.
     fn leave_newest(&mut self) {
-        let mut newer = Cover::default();
+        let mut newer = BlockSet::default();
         self.first += self.entries.len() as u64;
         for entry in std::mem::take(&mut self.entries).into_iter().rev() {
             let left: Vec<Range<u64>> =
