@@ -43,7 +43,7 @@ pub enum Reason {
     StoreFailed,
     /// A page that the store's next opening needs isn't the latest one written.
     StoreDamaged,
-    /// The store was rolled back to an older state, or belongs to another device.
+    /// The store was rolled back to an older state, or isn't the one that its anchor records.
     StoreRolledBack,
     /// The store's anchor didn't answer: the flush or durable write may be tried again.
     AnchorUnreachable,
