@@ -1,11 +1,11 @@
 """Unix sockets that jobs can reach: each connection has a thread of its own.
 
-What arrives over a Unix socket may carry descriptors. Those that nobody takes are closed by the
-kernel in the thread that receives, or that closes a socket with something unread in it. If one of
-them is the last descriptor of a TCP socket that lingers (SO_LINGER), that thread is blocked for as
-long as the socket's owner chose. So no thread that others depend on receives from a job or closes
-its connection: the connection's own thread does both, and is interrupted when that takes longer
-than `BLOCKED_SECONDS`.
+Messages over a Unix socket may carry descriptors. The kernel closes those that the receiver doesn't
+take, in the thread that receives or that closes a socket with unread messages. If one of them is
+the last descriptor of a TCP socket that lingers (SO_LINGER), that thread is blocked for as long as
+the socket's owner chose. So no thread that others depend on receives from a job or closes its
+connection: the connection's own thread does both, and is interrupted if it takes longer than
+`BLOCKED_SECONDS`.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 
 CONNECTIONS_MAX: Final = 64
-"""Connections of one socket, unless it says more; for one more, an older one has to go."""
+"""Default limit of connections of one socket; beyond it, an older connection is closed."""
 BACKLOG: Final = 64
 BLOCKED_SECONDS: Final = 0.5
-"""After this a thread that is blocked by what it received is interrupted, until it goes on."""
+"""A thread blocked for longer than this is interrupted, repeatedly until it continues."""
 INTERRUPT_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 5.0
 ACCEPT_PAUSE_SECONDS: Final = 0.1
 PATH_BYTES_MAX: Final = 107
 RELAY_BYTES: Final = 64 << 10
 _INTERRUPT: Final = signal.SIGURG
-"""Ignored by default, and of no use to anybody else here."""
+"""Ignored by default, and not used for anything else here."""
 _PEER_CREDENTIALS: Final = struct.Struct("iII")
 
 Key = TypeVar("Key")
 
 
 class Caller:
-    """One connection of a process, as its own thread sees it."""
+    """A connection of a process, used by its own thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.socket = connection
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.process, self.user, _ = _PEER_CREDENTIALS.unpack(packed)
-        """Who connected, as numbers of process and user."""
-        self.has_to_go = False
-        """Set by `send_away`."""
+        """Process id and user id of the peer."""
+        self.must_close = False
+        """Set by `disconnect`."""
         self.was_interrupted = False
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -64,16 +64,19 @@ class Caller:
     def receive(self, limit: int) -> bytes:
         """Return up to `limit` bytes that have arrived; empty at the end of the stream.
 
-        Raises BlockingIOError if nothing has arrived, OSError if the connection is broken or has
-        to go: what it has sent before may take long to receive.
+        Raises BlockingIOError if nothing has arrived, OSError if the connection is broken or being
+        closed: receiving what the peer sent before could take long.
         """
-        if self.has_to_go:
+        if self.must_close:
             raise ConnectionAbortedError
         with self._risky():
             return self.socket.recv(limit)
 
     def receive_exactly(self, count: int, *, timeout_seconds: float) -> bytes:
-        """Wait for `count` bytes. Raises TimeoutError, and ConnectionResetError at the end."""
+        """Wait for `count` bytes.
+
+        Raises TimeoutError, and ConnectionResetError at the end of the stream.
+        """
         deadline = time.monotonic() + timeout_seconds
         poller = select.poll()
         poller.register(self.socket, select.POLLIN)
@@ -90,24 +93,24 @@ class Caller:
         return received
 
     def close(self) -> None:
-        """Close the connection, with what is unread in it."""
+        """Close the connection, including unread messages."""
         with self._risky():
             self.socket.close()
 
-    def send_away(self) -> None:
-        """End the connection: its thread receives nothing more."""
-        self.has_to_go = True
+    def disconnect(self) -> None:
+        """End the connection: its thread receives nothing more and closes it."""
+        self.must_close = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def interrupt(self) -> bool:
-        """Interrupt the thread if it is blocked; whether it was."""
-        # While the lock is held the thread can't end, so its identifier is still its own.
+        """Interrupt the thread if it is blocked; return whether it was."""
+        # The thread can't end while the lock is held, so its identifier is still valid.
         with self._lock:
             since, thread = self._risky_since, self._thread
             if since is None or thread is None:
                 return False
-            if not self.has_to_go and time.monotonic() - since < BLOCKED_SECONDS:
+            if not self.must_close and time.monotonic() - since < BLOCKED_SECONDS:
                 return False
             signal.pthread_kill(thread, _INTERRUPT)
             return True
@@ -134,27 +137,27 @@ async def door(
     connections_max: int = CONNECTIONS_MAX,
     admits_root: bool = False,
 ) -> AsyncIterator[None]:
-    """Have `serve` answer each connection at `path`, in a thread, until the block is left.
+    """Serve each connection at `path` by `serve`, in its own thread, until the block is left.
 
-    Only processes of the daemon's own user are answered, and root's if `admits_root`. Runs in the
-    main thread's event loop, as its signal handler can't be set elsewhere.
+    Only processes of the daemon's own user are served, and root's if `admits_root`. Must run in the
+    main thread's event loop, as a signal handler can't be set elsewhere.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
     listener = listen(path)
-    guests = _Guests(serve, connections_max, admits_root=admits_root)
+    connections = _Connections(serve, connections_max, admits_root=admits_root)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
-                tasks.create_task(guests.accept(listener), name=f"accept {path.name}"),
-                tasks.create_task(guests.keep_going(), name=f"interrupt {path.name}"),
+                tasks.create_task(connections.accept(listener), name=f"accept {path.name}"),
+                tasks.create_task(connections.interrupt_blocked(), name=f"interrupt {path.name}"),
             )
             try:
                 yield
             finally:
                 working[0].cancel()
-                await guests.send_away()
+                await connections.disconnect()
                 working[1].cancel()
     finally:
         _end(path, listener)
@@ -162,16 +165,16 @@ async def door(
 
 def _end(path: Path, listener: socket.socket) -> None:
     path.unlink(missing_ok=True)
-    # Connections that were never accepted end with it, and may hold descriptors, too.
+    # Connections not accepted yet are closed with it, and may hold descriptors, too.
     closing = threading.Thread(target=listener.close, name="close a listener", daemon=True)
     try:
         closing.start()
-    except RuntimeError:  # no more threads: it is closed with the process, which waits for nothing
+    except RuntimeError:  # no more threads: the end of the process closes it without waiting
         listener.detach()
 
 
-class _Guests:
-    """The connections of one door."""
+class _Connections:
+    """The connections of one socket."""
 
     def __init__(self, serve: Serve, connections_max: int, *, admits_root: bool) -> None:
         self._serve = serve
@@ -179,13 +182,13 @@ class _Guests:
         self._admits_root = admits_root
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
-        self._someone_left = asyncio.Event()
+        self._one_ended = asyncio.Event()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Take connections, each into a thread."""
+        """Accept connections, each in a thread of its own."""
         while True:
             await self._arrival(listener)
-            # The thread comes first. A connection that is taken and has none would end here.
+            # Start the thread first: a connection without one would have to be closed here.
             given: queue.SimpleQueue[Caller | None] = queue.SimpleQueue()
             thread = threading.Thread(target=self._run, args=(given,), name="caller", daemon=True)
             try:
@@ -196,7 +199,7 @@ class _Guests:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                # Out of descriptors, or the job is gone already: neither may end the daemon.
+                # Out of descriptors, or the job is gone: neither may end the daemon.
                 given.put(None)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
@@ -204,7 +207,7 @@ class _Guests:
             self._callers.append(caller)
             given.put(caller)
             await self._make_room()
-            # Whoever connects and connects takes turns with everything else.
+            # A process that connects repeatedly must not keep the loop from other work.
             await asyncio.sleep(0)
 
     async def _arrival(self, listener: socket.socket) -> None:
@@ -215,8 +218,8 @@ class _Guests:
         finally:
             self._loop.remove_reader(listener)
 
-    async def keep_going(self) -> None:
-        """Interrupt each thread that what it received blocks."""
+    async def interrupt_blocked(self) -> None:
+        """Interrupt each thread that is blocked by a message or by closing."""
         while True:
             await asyncio.sleep(INTERRUPT_SECONDS)
             for caller in self._callers:
@@ -224,50 +227,50 @@ class _Guests:
                     caller.was_interrupted = True
                     get_logger().warning("caller_interrupted", process=caller.process)
 
-    async def send_away(self) -> None:
-        """End all connections; returns when they have ended, after `STOP_SECONDS` at the latest."""
+    async def disconnect(self) -> None:
+        """End all connections; return when they have ended, after `STOP_SECONDS` at the latest."""
         for caller in self._callers:
-            caller.send_away()
+            caller.disconnect()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 while self._callers:
-                    await self._leaving()
+                    await self._end_of_one()
 
     async def _make_room(self) -> None:
         while len(self._callers) > self._connections_max:
-            staying = {one: one.process for one in self._callers if not one.has_to_go}
+            staying = {one: one.process for one in self._callers if not one.must_close}
             if len(staying) > self._connections_max:
-                first_to_go(staying).send_away()
-            await self._leaving()
+                next_to_close(staying).disconnect()
+            await self._end_of_one()
 
-    async def _leaving(self) -> None:
-        self._someone_left.clear()
-        await self._someone_left.wait()
+    async def _end_of_one(self) -> None:
+        self._one_ended.clear()
+        await self._one_ended.wait()
 
     def _run(self, given: queue.SimpleQueue[Caller | None]) -> None:
         caller = given.get()
         if caller is None:
             return
-        # A job that goes away, or is silent or wrong, harms only itself.
+        # A job that disconnects, is silent or sends wrong data harms only itself.
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 if caller.user == geteuid() or (self._admits_root and caller.user == 0):
                     self._serve(caller)
         finally:
             caller.close()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
-                self._loop.call_soon_threadsafe(self._left, caller)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended, caller)
 
-    def _left(self, caller: Caller) -> None:
+    def _ended(self, caller: Caller) -> None:
         self._callers.remove(caller)
-        self._someone_left.set()
+        self._one_ended.set()
 
 
-def first_to_go(open_ones: Mapping[Key, int]) -> Key:
-    """Choose who makes room: the oldest connection of the process that has most of them.
+def next_to_close(open_ones: Mapping[Key, int]) -> Key:
+    """Choose the connection to close: the oldest one of the process that has most of them.
 
-    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
-    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
+    `open_ones` maps connections, oldest first, to process ids. So a job that holds many connections
+    open doesn't displace those of other processes.
     """
     counts = Counter(open_ones.values())
     most = max(counts.values())
@@ -275,7 +278,7 @@ def first_to_go(open_ones: Mapping[Key, int]) -> Key:
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a Unix socket that only this user may open, listening at `path`.
+    """Return a listening Unix socket at `path` that only this user may open.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
@@ -307,7 +310,7 @@ def listen(path: Path) -> socket.socket:
 def relay(caller: Caller, address: str) -> None:
     """Pass bytes between `caller` and the Unix socket at `address` until either closes.
 
-    Raises OSError if nobody listens there.
+    Raises OSError if no process listens there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(address)
@@ -337,11 +340,11 @@ def relay(caller: Caller, address: str) -> None:
 
 
 def _ready(*wanted: tuple[socket.socket, bool, bool]) -> set[socket.socket]:
-    """Wait for any of these sockets, each to be read, or to be written to."""
+    """Wait for any of these sockets, each for reading or writing or both; return those ready."""
     poller = select.poll()
     by_number = {}
     for one, reads, writes in wanted:
-        # A socket of which nothing is wanted would still report that its other end is closed.
+        # A socket registered for nothing would still report that its other end is closed.
         if events := (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0):
             poller.register(one, events)
             by_number[one.fileno()] = one

@@ -185,8 +185,8 @@ async def test_silent_connections_keep_nobody_from_the_fabric(
 
 
 def test_room_is_made_by_the_process_that_has_most() -> None:
-    assert door.first_to_go({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
-    assert door.first_to_go({"a": 1, "b": 2}) == "a"
+    assert door.next_to_close({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
+    assert door.next_to_close({"a": 1, "b": 2}) == "a"
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ async def test_calls_pass_and_what_blocks_their_receiver_stops_none(tmp_path: Pa
         assert os.listdir(tmp_path) == ["door"], "gRPC's own has no name"  # noqa: PTH208
 
 
-async def test_who_has_to_go_is_not_heard_out(
+async def test_nothing_is_received_from_a_connection_being_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "LOCAL_CONNECTIONS_MAX", 2)

@@ -1,8 +1,8 @@
 //! Authentication of one I/O queue between gateway and target (`docs/formats/secure-queue.md` §2).
 //!
-//! Both sides count commands from 1, in the order of the TCP stream: [`CommandCounter::take`] is
-//! the only place where the number moves. Every MAC has its own key per purpose and direction, and
-//! its nonce is (command number, index), so no (key, nonce) pair authenticates two messages.
+//! Both sides count commands from 1, in the order of the TCP stream; only [`CommandCounter::take`]
+//! advances the number. There is a separate key for each purpose and direction, and a MAC's nonce
+//! is (command number, index), so no (key, nonce) pair authenticates two messages.
 
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use zerocopy::IntoBytes;
@@ -12,7 +12,7 @@ use crate::nvme::command::{DATASET_MANAGEMENT, SUBMISSION_BYTES, SubmissionEntry
 use crate::nvme::status::Status;
 use crate::sector::{Block, field, metadata_mut};
 
-/// What a queue's keys are bound to, besides its secret.
+/// Context to which a queue's keys are bound, in addition to its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueContext {
     /// Volume UUID.
@@ -21,7 +21,7 @@ pub struct QueueContext {
     pub host_nqn: String,
     /// Queue id, 1 and up.
     pub queue_id: u16,
-    /// Association epoch: grows with each association of this gateway and volume.
+    /// Association epoch: increases with each association of this gateway and volume.
     pub association_epoch: u64,
     /// Incarnation of the target: changes with each start of its process.
     pub incarnation: u64,
@@ -39,25 +39,25 @@ impl QueueContext {
     }
 }
 
-/// Number of the command on its connection. One per side and connection.
+/// Counts the commands of a connection. Each side has one for each connection.
 #[derive(Debug, Default)]
 pub struct CommandCounter(u64);
 
 impl CommandCounter {
-    /// The next command's number, from 1. The only place where it moves.
+    /// The next command's number, from 1. No other function advances it.
     pub fn take(&mut self) -> u64 {
         self.0 += 1;
         self.0
     }
 
-    /// The number taken last; 0: none was.
+    /// The number taken last; 0 if there was none.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.0
     }
 }
 
-/// Way a sector travels.
+/// Direction in which a sector is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the gateway to the target.
@@ -66,7 +66,7 @@ pub enum Direction {
     Read,
 }
 
-/// What a completion says, for its MAC.
+/// The contents of a completion that its MAC authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
     /// Opcode of the command.
@@ -75,11 +75,11 @@ pub struct Outcome {
     pub flags: u8,
     /// First LBA of the command.
     pub start_lba: u64,
-    /// Blocks as executed: 0 unless the command succeeded.
+    /// Number of blocks executed; 0 unless the command succeeded.
     pub block_count: u32,
     /// Status.
     pub status: Status,
-    /// Of a change that succeeded: its mark, where the store keeps marks. Else 0.
+    /// The mark of a successful change, if the store keeps marks; otherwise 0.
     pub mark: u64,
 }
 
@@ -112,7 +112,7 @@ impl SecureQueue {
     pub fn new(secret: &Secret, context: &QueueContext) -> Self {
         let bytes = context.encode();
         let key = |label: &str| MacKey::new(&secret.derive(label, &bytes));
-        // As many bytes as CDW10-11 hold, of what a key of its own makes of nothing.
+        // The MAC of an empty message under a separate key, truncated to the size of CDW10-11.
         let [n0, n1, n2, n3, n4, n5, n6, n7, ..] =
             key("sealane secure queue v2 name").mac(nonce(0, 0), &[]);
         let name = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
@@ -128,7 +128,7 @@ impl SecureQueue {
         }
     }
 
-    /// What both sides call this queue: no other has this name, and it isn't secret.
+    /// The name of this queue on both sides: unique and not secret.
     #[must_use]
     pub fn name(&self) -> u64 {
         self.name
@@ -162,8 +162,8 @@ impl SecureQueue {
         message
     }
 
-    /// Writes the MAC of command `number` into the entry. Once per number. `list` is the range
-    /// list of a dataset management command; it is ignored for every other command.
+    /// Writes the MAC of command `number` into the entry. Call it once for each number. `list` is
+    /// the range list of a dataset management command; it is ignored for every other command.
     pub fn seal_command(&self, number: u64, entry: &mut SubmissionEntry, list: &[u8]) {
         let mac = self.command.mac(nonce(number, 0), &self.command_message(entry, list));
         entry.cdw2_3.copy_from_slice(&mac[..8]);
@@ -188,7 +188,8 @@ impl SecureQueue {
         }
     }
 
-    /// Writes the sector MAC of block `index` of command `number`. Once per (number, index).
+    /// Writes the sector MAC of block `index` of command `number`. Call it once for each (number,
+    /// index).
     pub fn stamp_sector(
         &self,
         direction: Direction,
@@ -202,8 +203,8 @@ impl SecureQueue {
         metadata_mut(block, field::MAC).copy_from_slice(&mac);
     }
 
-    /// Verifies the sector MAC of block `index` of command `number` and leaves the field zero,
-    /// as it is on disk.
+    /// Verifies the sector MAC of block `index` of command `number` and zeroes the field, as it is
+    /// on disk.
     pub fn verify_sector(
         &self,
         direction: Direction,
@@ -233,7 +234,7 @@ impl SecureQueue {
         message
     }
 
-    /// MAC of the completion of command `number`. Once per number.
+    /// MAC of the completion of command `number`. Call it once for each number.
     #[must_use]
     pub fn completion_mac(&self, number: u64, outcome: &Outcome) -> [u8; TRUNCATED_MAC_BYTES] {
         let mac = self.completion.mac(nonce(number, 0), &self.completion_message(number, outcome));
@@ -242,7 +243,7 @@ impl SecureQueue {
         short
     }
 
-    /// Verifies that command `number` ended like this.
+    /// Verifies that command `number` ended with this outcome.
     pub fn verify_completion(
         &self,
         number: u64,
@@ -317,13 +318,13 @@ mod tests {
             change(&mut other);
             let other = queue(&other);
             other.verify_command(1, &entry, &[]).unwrap_err();
-            // Unlike a command's, nothing of the context is in a sector MAC but by its key.
+            // Unlike a command's MAC, a sector's depends on the context only through its key.
             other.verify_sector(Direction::Write, 1, 0, 77, &mut block.clone()).unwrap_err();
         }
     }
 
     #[test]
-    fn a_sector_mac_holds_for_one_place_one_command_and_one_direction() {
+    fn a_sector_mac_is_valid_for_one_lba_one_command_and_one_direction() {
         let queue = queue(&context());
         let mut block = [0; BLOCK_BYTES];
         set_unwritten(&mut block);

@@ -8,7 +8,7 @@ use sealane_proto::link::Loss;
 use sealane_proto::session::Reliability;
 use sealane_sim::{Scenario, run};
 
-/// The system's allocator, with the highest number of bytes allocated at any time.
+/// The system's allocator, which also records the highest number of bytes allocated at any time.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -38,7 +38,7 @@ const RATE: u64 = 2_500_000_000;
 const IN_FLIGHT_BYTES: u64 = RATE / 8 / 40;
 const UNIT_BYTES: u64 = 4096;
 
-/// Most bytes held at any time by a world with one such message.
+/// Most bytes held at any time by a world with one message of `message_bytes`.
 fn most_held(message_bytes: u64, reliability: Reliability) -> usize {
     let fast = Scenario::fast(16);
     let mut link = fast.forward;
@@ -63,9 +63,9 @@ fn most_held(message_bytes: u64, reliability: Reliability) -> usize {
 }
 
 #[test]
-fn memory_is_that_of_what_is_in_flight() {
+fn memory_is_bounded_by_the_data_in_flight() {
     let coded = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
-    // Bytes per unit kept by the checkers: blocks, and what has arrived.
+    // Bytes for each unit kept by the checkers: blocks and arrived units.
     for (reliability, checkers) in [(Reliability::SelectiveRepeat, 14), (coded, 3)] {
         let [short, long] = [8, 24].map(|times| most_held(times * IN_FLIGHT_BYTES, reliability));
         let units = (24 - 8) * IN_FLIGHT_BYTES / UNIT_BYTES;

@@ -1,7 +1,7 @@
 //! Compares the stack with the completion-time model of SDR-RDMA (arXiv:2505.05366, appendix A) at
 //! 400 Gbit/s, 25 ms and 4 KiB units. While M · T_INJ is below the time-out, means agree within 5
-//! %. For longer messages, repetitions take the place of new units: the model is a lower bound, and
-//! 10 % more an upper bound.
+//! %. For longer messages, retransmissions delay new units: the model is a lower bound, and 10 %
+//! above it an upper bound.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
@@ -101,7 +101,7 @@ fn assert_close(case: &str, stack: f64, model: f64) {
 }
 
 #[test]
-fn selective_repeat_takes_what_the_model_says() {
+fn selective_repeat_takes_as_long_as_in_the_model() {
     let cases = [
         (1, 1_000_000, 2000),
         (8, 100_000, 1000),
@@ -122,7 +122,7 @@ fn selective_repeat_takes_what_the_model_says() {
 }
 
 #[test]
-fn a_message_longer_than_a_time_out_takes_what_the_model_says_or_little_more() {
+fn a_message_longer_than_a_time_out_takes_at_most_a_tenth_longer_than_in_the_model() {
     for loss in [100_000, 1_000_000, 10_000_000] {
         for (detection, timeout) in [(Detection::Timeout, RTO), (Detection::Reports, RTT)] {
             let fast = Scenario::fast(27);
@@ -143,7 +143,7 @@ fn a_message_longer_than_a_time_out_takes_what_the_model_says_or_little_more() {
                 "32 MiB, loss {loss} ppb, {detection:?}: {:+.2} %",
                 (stack / model - 1.0) * 1e2
             );
-            // Two percent for chance.
+            // Two percent tolerance for random variation.
             assert!(
                 (0.98..=1.1).contains(&(stack / model)),
                 "{loss} {detection:?}: {stack} {model}"
@@ -153,7 +153,7 @@ fn a_message_longer_than_a_time_out_takes_what_the_model_says_or_little_more() {
 }
 
 #[test]
-fn erasure_coding_takes_what_the_model_says() {
+fn erasure_coding_takes_as_long_as_in_the_model() {
     let reliability = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
     for (megabytes, loss, count) in
         [(1, 10_000_000, 200), (8, 1_000_000, 60), (8, 10_000_000, 60), (128, 10_000_000, 6)]

@@ -1,11 +1,12 @@
-//! How a job's process and a session's thread wake each other (docs/formats/ring-abi.md, "Doorbell").
+//! The doorbells by which a job's process and a session's thread wake each other
+//! (docs/formats/ring-abi.md, "Doorbell").
 //!
-//! The thread never receives anything from the job. What a job sends over a Unix socket may carry
-//! descriptors, and closing one that the receiver doesn't want can block it: a TCP socket that
-//! lingers (SO_LINGER) does so as long as its owner likes. So the job wakes the thread through an
-//! eventfd, which carries a number only, and which the thread watches and never reads: the job could
-//! make that block, too, by clearing O_NONBLOCK. The other way is a socket whose end here was shut
-//! down for reading before the job got its own.
+//! The thread never receives anything from the job. Messages over a Unix socket may carry
+//! descriptors, and closing an unwanted one can block the receiver: a TCP socket that lingers
+//! (SO_LINGER) blocks for as long as its owner chose. So the job wakes the thread through an
+//! eventfd, which carries only a number. The thread watches it but never reads it, as the job could
+//! make a read block by clearing O_NONBLOCK. In the other direction there is a socket, whose end on
+//! this side was shut down for reading before the job got the other.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,13 +23,14 @@ const QUIET: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 /// The daemon's end.
 #[derive(Debug)]
 pub struct DaemonBell {
-    /// Bytes to the job; nothing can be sent to it.
+    /// Sends bytes to the job; the job can't send anything to it.
     to_job: OwnedFd,
-    /// Watches the job's eventfd, edge-triggered: a write is seen once and nothing has to be read.
+    /// Watches the job's eventfd, edge-triggered: each write is reported once, and nothing has to
+    /// be read.
     calls: OwnedFd,
 }
 
-/// The job's end: the two descriptors that it gets.
+/// The job's end: two descriptors.
 #[derive(Debug)]
 pub struct JobBell {
     /// Stream socket: readable when the daemon has rung; ends with the session.
@@ -37,7 +39,7 @@ pub struct JobBell {
     pub call: OwnedFd,
 }
 
-/// Makes both ends.
+/// Creates both ends.
 pub fn pair() -> io::Result<(DaemonBell, JobBell)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (to_job, doorbell) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -50,23 +52,23 @@ pub fn pair() -> io::Result<(DaemonBell, JobBell)> {
 }
 
 impl DaemonBell {
-    /// What a thread that sleeps watches: calls, and the end of the job's socket.
+    /// Descriptors for a sleeping thread to poll: the job's calls, and the closing of its socket.
     pub fn poll_fds(&self) -> [PollFd<'_>; 2] {
         [
             PollFd::from_borrowed_fd(self.calls.as_fd(), PollFlags::IN),
-            // Only its end, which is reported unasked.
+            // Only for its closing, which is always reported.
             PollFd::from_borrowed_fd(self.to_job.as_fd(), PollFlags::empty()),
         ]
     }
 
-    /// Takes the job's calls, however many there were.
+    /// Clears the job's calls, however many there were.
     pub fn take_calls(&self) {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
-        // An interrupted or failed look leaves the call to be seen again.
+        // After an interruption or failure the call is reported again.
         let _ = epoll::wait(&self.calls, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     }
 
-    /// Wakes the job. A full socket is a wake-up that the job has not looked at.
+    /// Wakes the job. If the socket is full, wake-ups are pending already.
     pub fn ring(&self) {
         let _ = send(&self.to_job, &[1], QUIET);
     }
@@ -75,11 +77,12 @@ impl DaemonBell {
 impl JobBell {
     /// Wakes the daemon.
     pub fn ring(&self) {
-        // A full counter can't be: 2^64 calls. A daemon that is gone shows at the next `take_rings`.
+        // The counter can't be full, as that would take 2^64 calls. If the daemon is gone, the next
+        // `take_rings` notices.
         let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the daemon's bytes without waiting. True if the daemon closed its end.
+    /// Takes the daemon's bytes without blocking. True if the daemon has closed its end.
     pub fn take_rings(&self) -> bool {
         let mut rings = [0; 256];
         loop {
@@ -114,9 +117,9 @@ mod tests {
         job.ring();
         assert_eq!(seen(&daemon), (true, false));
         daemon.take_calls();
-        assert_eq!(seen(&daemon), (false, false), "both were taken");
+        assert_eq!(seen(&daemon), (false, false), "both calls were cleared");
         job.ring();
-        assert_eq!(seen(&daemon), (true, false), "though nobody reads the counter");
+        assert_eq!(seen(&daemon), (true, false), "although the counter is never read");
         daemon.ring();
         assert!(!job.take_rings());
         drop(daemon);
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_end_of_the_job_is_seen() {
+    fn closing_the_jobs_end_is_noticed() {
         let (daemon, job) = pair().unwrap();
         drop(job);
         assert!(seen(&daemon).1);
@@ -138,13 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_changes_the_eventfd_blocks_nobody() {
+    fn a_job_that_changes_the_eventfd_does_not_block_the_daemon() {
         let (daemon, job) = pair().unwrap();
         rustix::fs::fcntl_setfl(&job.call, rustix::fs::OFlags::empty()).unwrap();
         job.ring();
         let mut count = [0; 8];
         rustix::io::read(&job.call, &mut count).unwrap();
-        // The call was seen as an edge, or is gone with the count; taking it waits for nothing.
+        // The call is either still reported as an edge or gone with the count; clearing it doesn't
+        // block.
         daemon.take_calls();
         assert_eq!(seen(&daemon), (false, false));
     }

@@ -12,43 +12,43 @@ use rustix::net::{
 use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::transmit::TransmitQueue;
 
-/// Receive buffer: headers and small commands, as many as a deep queue has of them. Long data go
-/// straight to their place.
+/// Receive buffer for headers and small commands, enough for a deep queue. Long data are received
+/// directly into their place.
 const RECEIVE_BYTES: usize = 128 * 1024;
-/// What of it is offered while the stream carries long data: the next headers, and little of the
-/// next data, which have to be copied from here to their own place.
+/// Part of the receive buffer used while the stream carries long data: room for the next headers,
+/// but for little of the next data, which would have to be copied to their place.
 const BEHIND_BYTES: usize = 8 * 1024;
-/// Data are long from here on. Shorter ones are taken all at once with what is behind them: that
-/// saves more calls than the copies cost.
+/// Data of at least this length are long. Shorter data are received together with the bytes behind
+/// them, as the saved calls outweigh the copies.
 const LONG_BYTES: usize = 16 * 1024;
-/// Pieces per gathered send.
+/// Maximum number of slices in one send.
 const GATHER: usize = 64;
-/// How long the last bytes of a queue that ends may take to leave.
-const FAREWELL: Duration = Duration::from_millis(500);
-/// What a peer that broke the rules may still send meanwhile.
+/// Time limit for sending the last bytes of a queue that ends.
+const SHUTDOWN_TIME: Duration = Duration::from_millis(500);
+/// Bytes read and dropped meanwhile from a peer that is still sending.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
-/// The peer is gone, or the socket failed.
+/// The peer closed the connection, or the socket failed.
 #[derive(Debug)]
 pub struct Gone(pub String);
 
-/// A connected stream socket, used without ever blocking in a send or receive.
+/// A connected stream socket on which sends and receives never block.
 #[derive(Debug)]
 pub struct Connection {
     fd: OwnedFd,
     buffer: Vec<u8>,
-    /// The data that were waited for last were long.
+    /// Whether the data last waited for were long.
     is_long: bool,
 }
 
 impl Connection {
-    /// Takes a connected socket.
+    /// Uses a connected socket.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, buffer: vec![0; RECEIVE_BYTES], is_long: false }
     }
 
-    /// Receives what is there, at most one buffer, into `queue`.
+    /// Receives available bytes into `queue`, at most one buffer beyond the data it waits for.
     pub fn receive(&mut self, queue: &mut impl StreamSink) -> Result<(), Gone> {
         let place = queue.place();
         let offered = place.len();
@@ -76,7 +76,7 @@ impl Connection {
         }
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much as the socket accepts.
     pub fn send(&self, queue: &mut TransmitQueue) -> Result<(), Gone> {
         while queue.pending_bytes() > 0 {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER);
@@ -93,14 +93,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what is left of a queue that ends, and takes what the peer still sends until it
-    /// closes, both within bounds: closing with bytes unread would reset the connection, and the
-    /// peer lose the last words.
-    pub fn farewell(&mut self, queue: &mut TransmitQueue) {
+    /// Sends the remaining bytes of a queue that ends; then reads and drops what the peer sends
+    /// until it closes. Both are bounded. Closing with unread bytes would reset the connection, and
+    /// the peer would lose the last bytes sent.
+    pub fn shut_down(&mut self, queue: &mut TransmitQueue) {
         if queue.pending_bytes() == 0 {
             return;
         }
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + SHUTDOWN_TIME;
         while queue.pending_bytes() > 0 {
             if self.send(queue).is_err() || !self.is_ready(PollFlags::OUT, deadline) {
                 return;
@@ -122,11 +122,11 @@ impl Connection {
     fn is_ready(&self, interest: PollFlags, deadline: Instant) -> bool {
         let mut fds = [PollFd::new(&self.fd, interest)];
         let left = deadline.saturating_duration_since(Instant::now());
-        // An interruption ends the wait early, and the peer hears less: it is gone soon anyway.
+        // An interruption ends the wait early; the peer may then miss the last bytes.
         poll(&mut fds, Timespec::try_from(left).ok().as_ref()).is_ok_and(|ready| ready > 0)
     }
 
-    /// What to poll for: always input while `wants_input`, output while bytes wait.
+    /// The events to poll for: input if `wants_input`, output if bytes are pending.
     #[must_use]
     pub fn interest(wants_input: bool, pending: usize) -> PollFlags {
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };
@@ -140,7 +140,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Waits until one of the descriptors is ready; returns what each is ready for.
+/// Waits until one of the descriptors is ready; returns each one's ready events.
 pub fn wait<const N: usize>(
     descriptors: [(BorrowedFd<'_>, PollFlags); N],
     timeout: Option<Duration>,
@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits for so many bytes of data, then for headers.
+    /// Expects the data of `place`, then headers.
     #[derive(Default)]
     struct Sink {
         place: Vec<u8>,
@@ -185,8 +185,8 @@ mod tests {
         }
     }
 
-    /// What one receive hands over behind a place of `waited` bytes, with plenty there, and what
-    /// the next one does.
+    /// The bytes that two receives pass on when plenty have arrived: one behind a place of `waited`
+    /// bytes, and one after it without a place.
     fn behind(waited: usize) -> [usize; 2] {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();

@@ -1,4 +1,4 @@
-//! What operators want to know, in a bounded list that control takes whenever it likes.
+//! Events for operators, in a bounded list that the control plane empties at its own pace.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Most events kept; when more happen the oldest are dropped and counted.
+/// Maximum number of events kept; beyond it, the oldest are dropped and counted.
 pub const EVENTS_MAX: usize = 1024;
 
 /// One event of a volume.
@@ -15,15 +15,15 @@ pub const EVENTS_MAX: usize = 1024;
 pub struct StorageEvent {
     /// `refused`, `found`, `repaired`, `reservation`, `queue_opened` or `queue_closed`.
     pub kind: &'static str,
-    /// Stable reason id; empty for an orderly change.
+    /// Stable reason id; empty if nothing is wrong.
     pub reason: &'static str,
-    /// The sector it is about.
+    /// The sector concerned.
     pub lba: Option<u64>,
-    /// Association the queue belongs to, as given when it was started.
+    /// The association given when the queue was started.
     pub association: u64,
     /// Queue id.
     pub queue_id: u16,
-    /// In words; no secrets.
+    /// Description, without secrets.
     pub detail: String,
 }
 
@@ -35,7 +35,7 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new() -> io::Result<Self> {
         let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { events: Mutex::default(), signal })
@@ -49,20 +49,20 @@ impl EventLog {
             events.1 += 1;
         }
         events.0.push_back(event);
-        // It fails only when the counter is full, and then the descriptor is readable anyway.
+        // Fails only if the counter is full; then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
     }
 
-    /// Takes all events; the descriptor is no longer readable.
+    /// Takes all events and clears the descriptor.
     pub fn take(&self) -> Vec<StorageEvent> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = [0; 8];
-        // It fails only when nothing was signalled.
+        // Fails only if nothing was signalled.
         let _ = rustix::io::read(&self.signal, &mut count);
         events.0.drain(..).collect()
     }
 
-    /// Events that were dropped because nobody took them.
+    /// Number of events dropped because the list was full.
     pub fn dropped(&self) -> u64 {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).1
     }

@@ -1,6 +1,6 @@
-//! A closed-loop load: as many commands outstanding as asked for, all the time, each one's latency
-//! counted. On plain I/O queues it measures any NVMe/TCP controller from the host's side; a gateway
-//! runs it on a queue of its own ([`super::gateway::GatewayVolume::run_load`]).
+//! A closed-loop load generator: keeps a fixed number of commands outstanding and records each
+//! one's latency. On plain I/O queues it measures any NVMe/TCP controller from the host's side; a
+//! gateway runs it on a queue of its own ([`super::gateway::GatewayVolume::run_load`]).
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,42 +16,42 @@ use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 use super::connection::{Connection, Gone, wait};
 use super::initiator::{TransferError, closed};
 
-/// Longest latency told apart from longer ones.
+/// Maximum latency recorded; longer ones are counted as this.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
-/// Significant digits of a latency.
+/// Significant digits of recorded latencies.
 const LATENCY_DIGITS: u8 = 3;
-/// Different buffers' worth of bytes that writes take their data from.
+/// Number of different buffers among which writes choose their data.
 const PATTERN_BUFFERS: usize = 8;
 
-/// What to do to the namespace.
+/// The load to run on a namespace.
 #[derive(Debug, Clone)]
 pub struct LoadPlan {
-    /// Writes instead of reads.
+    /// Whether to write; otherwise read.
     pub is_write: bool,
-    /// Random places instead of ascending ones.
+    /// Whether addresses are random; otherwise ascending.
     pub is_random: bool,
     /// Blocks per command.
     pub io_blocks: u32,
     /// Commands outstanding per queue.
     pub depth: usize,
-    /// Blocks of the namespace to touch; the queues share them out.
+    /// Blocks of the namespace to access; divided among the queues.
     pub span: Range<u64>,
-    /// Time in which commands are submitted; those outstanding at its end are counted too.
+    /// How long commands are submitted; those outstanding at the end are counted, too.
     pub duration: Duration,
-    /// How long nothing may be heard.
+    /// Maximum time without any answer.
     pub timeout: Duration,
-    /// Seed of places and data.
+    /// Seed of addresses and data.
     pub seed: u64,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug)]
 pub struct LoadResult {
-    /// Commands that ended.
+    /// Number of completed commands.
     pub commands: u64,
     /// Bytes they moved.
     pub bytes: u64,
-    /// From the first command's submission to the last one's end.
+    /// From the submission of the first command to the end of the last.
     pub elapsed: Duration,
     /// Processor time of the load's own threads.
     pub cpu: Duration,
@@ -59,17 +59,17 @@ pub struct LoadResult {
     pub latency: Histogram<u64>,
 }
 
-/// Where a load's commands go.
+/// The queue that a load runs on.
 pub(super) trait Port {
-    /// Submits a read or write; `tag` comes back with its end.
+    /// Submits a read or write; [`Port::next_end`] returns `tag` when it ends.
     fn submit(&mut self, tag: u64, command: HostCommand) -> Result<(), TransferError>;
     /// A buffer for a write, reused if there is one.
     fn buffer(&mut self, bytes: usize) -> Vec<u8>;
-    /// Sends what was submitted and waits until something comes, not for ever.
+    /// Sends submitted commands and waits for an answer, for a limited time.
     fn exchange(&mut self) -> Result<(), TransferError>;
-    /// The tag of the next command that ended, or how the load fails.
+    /// The tag of the next command that ended, or the error that ends the load.
     fn next_end(&mut self) -> Result<Option<u64>, TransferError>;
-    /// Commands without an end.
+    /// Number of commands that haven't ended.
     fn outstanding(&self) -> usize;
 }
 
@@ -80,7 +80,7 @@ struct QueuePort {
     timeout: Duration,
 }
 
-/// Runs the load on all queues at once, one thread each, until its time is over.
+/// Runs the load on all queues concurrently, one thread each, for the plan's duration.
 pub fn run_load(
     queues: Vec<(OwnedFd, HostLimits)>,
     plan: &LoadPlan,
@@ -139,9 +139,9 @@ pub(super) struct Load<'a, P> {
     plan: &'a LoadPlan,
     span: Range<u64>,
     io_bytes: usize,
-    /// When each outstanding command was submitted, by tag.
+    /// Submission time of each outstanding command, by tag.
     submitted: Vec<Instant>,
-    /// Tags that are free.
+    /// Free tags.
     free: Vec<u64>,
     next_lba: u64,
     random: u64,
@@ -169,7 +169,7 @@ impl<'a, P: Port> Load<'a, P> {
             pattern: Vec::new(),
         };
         if plan.is_write {
-            // Random, so that no store or link can make it smaller.
+            // Random, so that no store or link can compress it.
             load.pattern = (0..io_bytes * PATTERN_BUFFERS / 8)
                 .flat_map(|_| load.draw().to_le_bytes())
                 .collect();
@@ -177,7 +177,7 @@ impl<'a, P: Port> Load<'a, P> {
         load
     }
 
-    /// The next number of SplitMix64: places and data need to be spread, not secret.
+    /// The next number of SplitMix64; addresses and data must be spread evenly, not secret.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;

@@ -1,7 +1,8 @@
 //! Storage data path: queue threads of target, gateway and initiator, sector stores, freshness.
 //!
-//! One thread per I/O queue owns its socket. Control is asynchronous and elsewhere: it hands a
-//! connected socket over, reads statistics and events, and stops queues synchronously.
+//! One thread per I/O queue owns its socket. The control plane is elsewhere and asynchronous: it
+//! hands over connected sockets, reads statistics and events, and stops queues, waiting until they
+//! have ended.
 
 pub mod connection;
 pub mod events;

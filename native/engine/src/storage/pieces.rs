@@ -1,4 +1,4 @@
-//! Search of a file for known pieces: the proof that a store holds no plaintext.
+//! Search of a file for known pieces, used to show that a store holds no plaintext.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,14 +9,14 @@ use aho_corasick::AhoCorasick;
 /// Bytes searched at a time.
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// Finds where in a file each piece occurs first, as (index of the piece, byte offset), in the
-/// order of the indices. Pieces that don't occur are left out; pieces may overlap.
+/// Finds the first occurrence of each piece in a file, as (index of the piece, byte offset), in
+/// ascending order of index. Omits pieces that don't occur. Pieces may overlap.
 pub fn find_pieces(path: &Path, pieces: &[Vec<u8>]) -> io::Result<Vec<(usize, u64)>> {
     if pieces.iter().any(Vec::is_empty) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a piece must not be empty"));
     }
     let automaton = AhoCorasick::new(pieces).map_err(io::Error::other)?;
-    // What a piece may begin with at the end of one window is searched again in the next.
+    // A piece may begin at the end of one window: those bytes are searched again with the next.
     let overlap = pieces.iter().map(Vec::len).max().unwrap_or(1) - 1;
     let mut first: Vec<Option<u64>> = vec![None; pieces.len()];
     let mut missing = pieces.len();

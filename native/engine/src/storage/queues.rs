@@ -1,4 +1,4 @@
-//! The running queue threads of one volume: started, counted, stopped and waited for.
+//! Starts, counts and stops the queue threads of one volume.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,8 +13,8 @@ use crate::clock::sharpen_timers;
 struct Running {
     association: u64,
     stop: Arc<OwnedFd>,
-    /// Emptied by whoever waits for the thread, who holds the lock until it ended: so everybody
-    /// who stops a queue waits, not only the first.
+    /// Taken by the first caller that waits for the thread; it holds the lock until the thread has
+    /// ended, so every other caller that stops the queue waits, too.
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -34,7 +34,7 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Starts a thread; `body` is given a descriptor that becomes readable when it must stop.
+    /// Starts a thread. `body` gets a descriptor that becomes readable when it must stop.
     pub fn start(
         &self,
         name: String,
@@ -55,26 +55,26 @@ impl Queues {
         Ok(())
     }
 
-    /// Stops the queues of one association, or all, and waits until they are drained, also those
-    /// that another caller is stopping already.
+    /// Stops the queues of one association, or all, and waits until they are drained, including
+    /// those that another caller is already stopping.
     pub fn stop(&self, association: Option<u64>) {
         let mut stopping = self.lock().clone();
         stopping.retain(|queue| association.is_none_or(|wanted| wanted == queue.association));
         for queue in &stopping {
-            // It fails only when the counter is full, and then the thread is told already.
+            // Fails only if the counter is full; then the thread is already signalled.
             let _ = rustix::io::write(&*queue.stop, &1u64.to_ne_bytes());
         }
         for queue in stopping {
             let mut thread = queue.thread.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(thread) = thread.take() {
-                // A thread that panicked is as stopped as one that ended.
+                // A thread that panicked has stopped, too.
                 let _ = thread.join();
             }
         }
         self.lock().retain(|queue| !queue.has_ended());
     }
 
-    /// Queues whose thread still runs.
+    /// Number of queues whose thread is still running.
     pub fn running(&self) -> usize {
         self.lock().iter().filter(|queue| !queue.has_ended()).count()
     }

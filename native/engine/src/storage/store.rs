@@ -1,4 +1,4 @@
-//! Where a target keeps its blocks: what every store offers to the queue threads.
+//! The interface of block stores to the queue threads of a target.
 
 use std::fmt::Debug;
 use std::io;
@@ -15,99 +15,103 @@ pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 use super::events::EventLog;
 use super::upkeep::Upkeep;
 
-/// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
+/// Storage of a namespace's blocks. Every queue thread opens its own channel.
 ///
-/// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
-/// at any power cut. A completed flush makes every write durable that had completed before it was
-/// submitted, on whatever channel; a durable write is durable itself when it ends. Operations in
-/// flight together on the same block are the caller's to order. Blocks never written, or
-/// deallocated, read as zeros.
+/// A sealed store (4160-byte blocks) changes the data and metadata of a block atomically, even at a
+/// power cut. A flush makes durable every write, on any channel, that had completed before the
+/// flush was submitted; a durable write is durable when it completes. The caller must order
+/// operations on the same block. Blocks never written, or deallocated, read as zeros.
 ///
-/// The store itself knows which version of a sealed block is the current one: a read returns that
-/// one or an error. Only those that volumes of mode `off` lie on bare return what their device has.
+/// The store knows which version of a sealed block is current: a read returns that version or an
+/// error. Only stores of volumes of mode `off` return whatever their device has.
 pub trait BlockStore: Debug + Send + Sync {
     /// Bytes of a block: 4096 (plain), or 4160 (sealed: data, then 64 bytes of metadata).
     fn block_bytes(&self) -> usize;
-    /// Blocks of the store.
+    /// Number of blocks.
     fn block_count(&self) -> u64;
-    /// A channel to submit operations on.
+    /// Opens a channel to submit operations on.
     fn open(&self) -> io::Result<Box<dyn StoreChannel>>;
-    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    /// Name of the block layout of a store that keeps freshness; empty if it keeps none.
     fn layout(&self) -> &'static str {
         ""
     }
-    /// Has the store tell what it finds wrong unasked, from now on.
+    /// Makes the store report faults to `events` that it finds in the background.
     fn tell_events(&self, _events: &Arc<EventLog>) {}
-    /// How far a store that keeps freshness has come: what it tells with the end of a flush has all
-    /// of that flush. None: it keeps none.
+    /// The milestone of a store that keeps freshness; if read when a flush has completed, it covers
+    /// that flush. None if the store keeps no freshness.
     fn milestone(&self) -> Option<Milestone> {
         None
     }
-    /// Whether the store, as it was opened, has everything that was flushed when this was told.
+    /// Whether the store, as it was opened, contains everything that was flushed at this milestone.
     fn contains(&self, _told: &Milestone) -> bool {
         false
     }
-    /// The mark of a change that has ended and whose blocks nobody changes now: behind all that it
-    /// wrote to the log. A store keeps it for what [`BlockStore::openings`] tells later. 0: it keeps
-    /// none.
+    /// The mark of a change that has completed and whose blocks aren't being changed now: a
+    /// position behind everything that the change wrote to the log. [`BlockStore::openings`]
+    /// compares with it later. 0 if the store keeps no marks.
     fn mark(&self) -> u64 {
         0
     }
-    /// This opening, and how far those before it had come, in marks: what was made with a mark up to
-    /// that is contained. What a flush has that began when the mark was known is found always. None:
-    /// the store keeps no freshness, so there is nothing that marks could order.
+    /// This opening, and how far earlier ones had come, in marks: a change with a mark up to that
+    /// is contained in the store. A change whose mark was known when a flush began is always
+    /// contained once that flush has succeeded. None if the store keeps no freshness and so no
+    /// marks.
     fn openings(&self) -> Option<Openings> {
         None
     }
-    /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
-    /// that could be checked.
+    /// Checks and refreshes the store's contents for one background job. None if the store has
+    /// nothing to check.
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
         Ok(None)
     }
-    /// Has the device keep room for these blocks, so that writing them never fails for want of it;
-    /// `StorageFull` if it has none. Nothing where each block has its room, or where it can't.
+    /// Reserves space on the device for these blocks, so that writing them can't fail for lack of
+    /// it; `StorageFull` if there isn't enough. Does nothing if every block has its space already,
+    /// or if the device can't reserve any.
     fn reserve(&self, _blocks: Range<u64>) -> io::Result<()> {
         Ok(())
     }
-    /// Gives the store `block_count` blocks at least, those that it gains unwritten; it has its old
-    /// size or the new one after a power cut. Of a store that has them, makes sure that it keeps
-    /// them. `ResourceBusy` while a channel or an upkeep is open, `InvalidInput` for a size that it
-    /// can't take, `StorageFull` if its device has no room, `Unsupported` if it never grows.
+    /// Extends the store to at least `block_count` blocks; new blocks are unwritten. After a power
+    /// cut it has either its old or its new size. If the store is large enough already, makes sure
+    /// that its size is durable. `ResourceBusy` while a channel or an upkeep is open,
+    /// `InvalidInput` for an impossible size, `StorageFull` if its device has no space,
+    /// `Unsupported` if this kind of store can't grow.
     fn extend(&mut self, block_count: u64) -> io::Result<()> {
         let detail = format!("a store of this kind doesn't grow to {block_count} blocks");
         Err(io::Error::new(io::ErrorKind::Unsupported, detail))
     }
-    /// Counters by name; those of [`StoreCounters`] at least.
+    /// Counters by name, including those of [`StoreCounters`].
     fn statistics(&self) -> Vec<(&'static str, u64)>;
 }
 
-/// Operations of one queue thread on a store.
+/// A queue thread's access to a store.
 pub trait StoreChannel: Send {
-    /// Starts an operation, which may end at once. Failures, out-of-range ones too, are told by
-    /// `poll` like every other end.
+    /// Starts an operation, which may complete at once. `poll` reports its end, including failures
+    /// and requests out of range.
     fn submit(&mut self, ticket: u64, request: StoreRequest);
-    /// Hands what was submitted to the device and moves finished operations into `done`, in the
-    /// order in which they ended. Never blocks. Call it once after a batch of submissions.
+    /// Passes submitted operations to the device and moves completed ones into `done`, in order of
+    /// completion. Never blocks. Call it once after a batch of submissions.
     fn poll(&mut self, done: &mut Vec<StoreDone>);
-    /// Operations submitted whose end `poll` has not told yet.
+    /// Number of submitted operations whose end `poll` has not reported yet.
     fn in_flight(&self) -> usize;
-    /// Readable when `poll` would find something; None if `due` says when it would, or if every
-    /// operation ends inside `submit`.
+    /// Readable when `poll` has something to report; None if `due` gives that time, or if every
+    /// operation completes within `submit`.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
-    /// When the next operation ends, on the engine's clock, if that is known and nothing else tells.
+    /// When the next operation completes, on the engine's clock, if that is known and `as_fd`
+    /// doesn't signal it.
     fn due(&self) -> Option<Nanos> {
         None
     }
 }
 
-/// One operation on a store. Buffers are whole blocks; they come back with the operation's end.
+/// One operation on a store. Buffers consist of whole blocks and are returned when the operation
+/// ends.
 #[derive(Debug)]
 pub enum StoreRequest {
     /// Fills `buffer` with blocks from `lba`.
     Read {
         /// First block.
         lba: u64,
-        /// Where the blocks go; its length says how many.
+        /// Receives the blocks; its length determines how many.
         buffer: Vec<u8>,
     },
     /// Writes the blocks in `buffer`.
@@ -116,16 +120,16 @@ pub enum StoreRequest {
         lba: u64,
         /// The blocks.
         buffer: Vec<u8>,
-        /// Whether it must be durable when it ends.
+        /// Whether it must be durable when it completes.
         durable: bool,
     },
-    /// Makes all writes and deallocations that have ended durable.
+    /// Makes all completed writes and deallocations durable.
     Flush,
-    /// Makes blocks read as zeros, each of them at once.
+    /// Makes blocks read as zeros; atomic for each block.
     Deallocate {
         /// First block.
         lba: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
     },
 }
@@ -138,7 +142,7 @@ impl StoreRequest {
             Self::Deallocate { lba, blocks } => (*lba, *blocks),
             Self::Read { lba, buffer } | Self::Write { lba, buffer, .. } => {
                 if buffer.is_empty() || !buffer.len().is_multiple_of(block_bytes) {
-                    let detail = format!("{} bytes are no whole blocks", buffer.len());
+                    let detail = format!("{} bytes aren't whole blocks", buffer.len());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
                 }
                 (*lba, (buffer.len() / block_bytes) as u64)
@@ -153,7 +157,7 @@ impl StoreRequest {
         }
     }
 
-    /// The blocks that it names.
+    /// The blocks of this operation; none for a flush.
     #[must_use]
     pub fn blocks(&self, block_bytes: usize) -> Range<u64> {
         match self {
@@ -165,11 +169,11 @@ impl StoreRequest {
         }
     }
 
-    /// The same change of some of its blocks.
+    /// The same change, restricted to some of its blocks.
     ///
     /// # Panics
     ///
-    /// If it isn't a change, or doesn't have all of these blocks.
+    /// If it isn't a change, or doesn't include all of these blocks.
     #[must_use]
     pub fn part(&self, range: Range<u64>, block_bytes: usize) -> Self {
         let blocks = range.end - range.start;
@@ -184,7 +188,7 @@ impl StoreRequest {
         }
     }
 
-    /// The buffer, to give back.
+    /// The buffer; empty if there is none.
     #[must_use]
     pub fn into_buffer(self) -> Vec<u8> {
         match self {
@@ -194,18 +198,19 @@ impl StoreRequest {
     }
 }
 
-/// How an operation ended.
+/// The end of an operation.
 #[derive(Debug)]
 pub struct StoreDone {
-    /// What the operation was submitted with.
+    /// The ticket given to `submit`.
     pub ticket: u64,
-    /// An error leaves blocks being written old or new, each as a whole in a sealed store.
+    /// The outcome. After a failed write each block is old or new; in a sealed store never a
+    /// mixture.
     pub result: io::Result<()>,
-    /// The operation's buffer; empty for those without.
+    /// The operation's buffer; empty if it has none.
     pub buffer: Vec<u8>,
 }
 
-/// Operations that a store has executed, over all channels.
+/// Counts the operations of a store, over all channels.
 #[derive(Debug, Default)]
 pub struct StoreCounters {
     reads: AtomicU64,
@@ -222,19 +227,19 @@ fn add(counter: &AtomicU64, value: u64) {
 }
 
 impl StoreCounters {
-    /// Counts the end of a read of so many bytes.
+    /// Counts a completed read of `bytes`.
     pub fn read(&self, bytes: usize) {
         add(&self.reads, 1);
         add(&self.bytes_read, bytes as u64);
     }
 
-    /// Counts the end of a write of so many bytes.
+    /// Counts a completed write of `bytes`.
     pub fn written(&self, bytes: usize) {
         add(&self.writes, 1);
         add(&self.bytes_written, bytes as u64);
     }
 
-    /// Counts a flush that a host asked for or that durable writes shared.
+    /// Counts a flush, requested by a host or shared by durable writes.
     pub fn flushed(&self) {
         add(&self.flushes, 1);
     }
@@ -244,12 +249,12 @@ impl StoreCounters {
         add(&self.deallocations, 1);
     }
 
-    /// Counts an operation that failed.
+    /// Counts a failed operation.
     pub fn failed(&self) {
         add(&self.failures, 1);
     }
 
-    /// Counts the end of an operation, its buffer back in the request.
+    /// Counts the end of an operation; its buffer must be back in the request.
     pub fn ended(&self, request: &StoreRequest, result: &io::Result<()>) {
         match (request, result) {
             (_, Err(_)) => self.failed(),

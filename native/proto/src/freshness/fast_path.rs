@@ -1,8 +1,8 @@
-//! The fast-path MAC in a sector's metadata: it says that this IV was current under this level-0
+//! The fast-path MAC in a sector's metadata: it shows that this IV was current under this level-0
 //! node, so that a read needs no leaf page (arXiv:2510.18756 §3.3.3).
 //!
-//! CBC-MAC with AES-256 over three blocks, always three: IV, LBA, node. Its outputs are on the
-//! device; forging one is telling AES from a random permutation.
+//! CBC-MAC with AES-256 over exactly three blocks: IV, LBA, node. Its outputs are stored on the
+//! device; forging one is as hard as distinguishing AES from a random permutation.
 
 use aes::cipher::BlockCipherEncrypt;
 use aes::{Aes256, Block};
@@ -14,14 +14,14 @@ use crate::aead::Secret;
 /// Bytes of the MAC.
 pub const FAST_PATH_MAC_BYTES: usize = 16;
 
-/// The field's value that says "none": look at the leaf page.
+/// The field's value for "none": the leaf page must be read.
 pub const NONE: FastPathMac = [0; FAST_PATH_MAC_BYTES];
 
-/// A fast-path MAC, as it is in a sector's metadata.
+/// A fast-path MAC, as stored in a sector's metadata.
 pub type FastPathMac = [u8; FAST_PATH_MAC_BYTES];
 
-/// A sector's IV and a level-0 node that includes it. Only a leaf, whose page and node belong
-/// together, gives one: no MAC is ever issued over a node that lacks the IV.
+/// A sector's IV and a level-0 node that includes it. Created only from a leaf, whose page and node
+/// match, so no MAC is ever issued for a node that doesn't include the IV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Included {
     lba: u64,
@@ -30,7 +30,7 @@ pub struct Included {
 }
 
 impl Included {
-    /// What a leaf says of the sector at `index` of its set; None: unwritten.
+    /// The leaf's IV and node for the sector at `index` of its set; None if it is unwritten.
     #[must_use]
     pub fn of(leaf: &Leaf, index: usize) -> Option<Self> {
         let (iv, node) = (leaf.entry::<Ivs>(index)?, leaf.node()?);
@@ -38,7 +38,7 @@ impl Included {
     }
 }
 
-/// The key of fast-path MACs of one store. Wiped when dropped.
+/// The key for fast-path MACs of one store. Wiped when dropped.
 pub struct FastPathKey(Aes256);
 
 impl core::fmt::Debug for FastPathKey {
@@ -48,20 +48,20 @@ impl core::fmt::Debug for FastPathKey {
 }
 
 impl FastPathKey {
-    /// Derives the key (HKDF-SHA256) from the secret of the tree.
+    /// Derives the key (HKDF-SHA256) from the tree's secret.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
         Self(cipher(secret, "sealane freshness fast path"))
     }
 
-    /// The MAC of a sector whose IV its node includes.
+    /// The MAC for an IV that its node includes.
     #[must_use]
     pub fn issue(&self, included: &Included) -> FastPathMac {
         self.mac(included.lba, &included.iv, included.node)
     }
 
-    /// Whether a sector that came from the device with this IV and MAC is current under its set's
-    /// current node. False says nothing but that the leaf page has to be asked.
+    /// Whether a sector read from the device with this IV and MAC is current under its set's
+    /// current node. False only means that the leaf page must be checked.
     #[must_use]
     pub fn is_current(&self, lba: u64, iv: &Iv, node: Option<Node>, mac: &FastPathMac) -> bool {
         let Some(node) = node.filter(|_| *mac != NONE) else { return false };
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sector_passes_under_its_node_and_no_other() {
+    fn a_sector_is_current_only_under_its_node() {
         let (key, nodes, mut leaf) = world();
         let mac = key.issue(&Included::of(&leaf, 3).expect("written"));
         let node = leaf.node();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn none_never_passes_and_unwritten_sectors_get_none() {
+    fn none_is_never_accepted_and_unwritten_sectors_get_no_mac() {
         let (key, _, leaf) = world();
         assert!(!key.is_current(683, &[1; 12], leaf.node(), &NONE));
         assert_eq!(Included::of(&leaf, 5), None);

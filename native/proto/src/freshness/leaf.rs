@@ -1,4 +1,4 @@
-//! Leaf pages: what is current of each sector of a set.
+//! Leaf pages: the current entry of each sector of a set.
 
 use std::fmt::Debug;
 
@@ -9,26 +9,26 @@ use crate::sector::IV_BYTES;
 /// Bytes of a leaf page: one metadata block on the device.
 pub const LEAF_BYTES: usize = 4096;
 
-/// A leaf page as it is on the device.
+/// A leaf page as stored on the device.
 pub type LeafPage = [u8; LEAF_BYTES];
 
-/// What a layout keeps of each sector in its leaf pages and its log. A page of zeros is void: no
-/// sector of its set is written.
+/// The entries that a layout keeps for sectors in its leaf pages and its log. A page of zeros is
+/// void: no sector of its set is written.
 pub trait LeafFormat: Debug + Send + Sync + 'static {
-    /// What is kept of a written sector. No two writes of a store have the same.
+    /// The entry of a written sector. Each write of a store has a different one.
     type Entry: Copy + PartialEq + Eq + Debug + Send + Sync + 'static;
-    /// Sectors of a set.
+    /// Number of sectors of a set.
     const ENTRIES_PER_LEAF: u64;
     /// Bytes of an entry in a log record.
     const ENTRY_BYTES: usize;
 
-    /// Stands for the entry of a sector of which nobody knows what is current. No write has it.
+    /// The entry of an orphaned sector, whose current version is unknown. No write has this entry.
     const ORPHAN: Self::Entry;
 
-    /// The entry of a sector by its index in the set, [`Self::ORPHAN`] too; None: unwritten, or no
-    /// such index.
+    /// The entry, possibly [`Self::ORPHAN`], of a sector by its index in the set; None if it is
+    /// unwritten or there is no such index.
     fn get(page: &LeafPage, index: usize) -> Option<Self::Entry>;
-    /// What the page says of a sector by its index in the set.
+    /// The state of a sector, by its index in the set, according to the page.
     fn known(page: &LeafPage, index: usize) -> Known<Self::Entry> {
         match Self::get(page, index) {
             None => Known::Void,
@@ -36,23 +36,24 @@ pub trait LeafFormat: Debug + Send + Sync + 'static {
             Some(entry) => Known::Entry(entry),
         }
     }
-    /// The page of a set of which nobody knows anything but that it has so many sectors.
+    /// The page of a set of `sectors` sectors that are all orphaned.
     fn orphaned(sectors: u64) -> LeafPage {
         let mut page = [0; LEAF_BYTES];
         (0..sectors as usize).for_each(|index| Self::set(&mut page, index, Some(&Self::ORPHAN)));
         page
     }
-    /// Changes it; None: unwritten. Nothing happens beyond the set.
+    /// Sets the entry of a sector; None makes it unwritten. Does nothing if the index is beyond the
+    /// set.
     fn set(page: &mut LeafPage, index: usize, entry: Option<&Self::Entry>);
     /// Writes an entry to [`Self::ENTRY_BYTES`] of a log record.
     fn encode(entry: &Self::Entry, bytes: &mut [u8]);
-    /// Reads it again. The bytes are authentic: they come from the log.
+    /// Decodes an entry. The bytes are authentic, as they come from the log.
     fn decode(bytes: &[u8]) -> Self::Entry;
 }
 
-/// The layout in which a sector keeps its place and its own metadata: 340 IVs a page, sector by
-/// sector, then 16 bytes of zeros (arXiv:2510.18756 §3.3). An IV of zeros is never granted: unwritten.
-/// Nor is one of ones, the last of all counters: orphaned.
+/// The layout in which a sector keeps its place and its own metadata: 340 IVs in a page, in order
+/// of sectors, then 16 bytes of zeros (arXiv:2510.18756 §3.3). An IV of all zeros means unwritten,
+/// and an IV of all ones (the last counter) orphaned; neither is ever granted.
 #[derive(Debug)]
 pub struct Ivs;
 
@@ -86,13 +87,12 @@ impl LeafFormat for Ivs {
     }
 }
 
-/// A leaf page isn't the one that its node stands for: older, of another set, or spoiled.
+/// A leaf page doesn't match its node: it is old, of another set, or damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("leaf page {0} is not the current one")]
 pub struct StaleLeaf(pub u64);
 
-/// A leaf page and the node that stands for it. There is no way to have one whose page and node
-/// don't belong together.
+/// A leaf page and its node. The type guarantees that page and node match.
 #[derive(Debug, Clone)]
 pub struct Leaf {
     index: u64,
@@ -114,7 +114,7 @@ impl Leaf {
         page: Box<LeafPage>,
         node: Option<Node>,
     ) -> Result<Self, StaleLeaf> {
-        // Nodes may be seen by anyone: nothing is to be learnt from how long it takes to compare.
+        // Nodes aren't secret, so the comparison need not take constant time.
         if key.leaf_node(index, &page) == node {
             Ok(Self { index, page, node })
         } else {
@@ -122,7 +122,7 @@ impl Leaf {
         }
     }
 
-    /// Makes entries current, by index in the set.
+    /// Sets entries, by index in the set.
     pub fn change<F: LeafFormat>(
         &mut self,
         key: &NodeKey,
@@ -135,7 +135,7 @@ impl Leaf {
         self.node = key.changed_leaf_node(self.index, self.node, &before, &self.page);
     }
 
-    /// Its place in the tree.
+    /// Its index in the tree.
     #[must_use]
     pub fn index(&self) -> u64 {
         self.index
@@ -147,13 +147,13 @@ impl Leaf {
         &self.page
     }
 
-    /// Its node; None: void.
+    /// Its node; None if it is void.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
         self.node
     }
 
-    /// What is current of a sector; None: unwritten, or nobody knows.
+    /// The current entry of a sector; None if it is unwritten or orphaned.
     #[must_use]
     pub fn entry<F: LeafFormat>(&self, index: usize) -> Option<F::Entry> {
         F::get(&self.page, index).filter(|entry| *entry != F::ORPHAN)
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_found_where_they_were_put_and_nowhere_else() {
+    fn entries_are_found_only_where_they_were_set() {
         let leaf = leaf(&key());
         let written: Vec<_> =
             (0..400).filter_map(|index| Some((index, leaf.entry::<Ivs>(index)?))).collect();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_current_page_of_the_set_passes() {
+    fn only_the_current_page_of_the_set_is_accepted() {
         let key = key();
         let current = leaf(&key);
         let check = |index, page: &LeafPage, node| Leaf::check(&key, index, Box::new(*page), node);

@@ -1,15 +1,15 @@
-//! How far a store had come when a flush ended, told to whoever waited for it: who remembers it can
-//! tell later whether a store that was opened again contains that flush (`docs/understand/crash-consistency.md`
-//! §4).
+//! How far a store had come when a flush ended. It is returned with the flush; a gateway that
+//! remembers it can later check whether the store, opened again, contains that flush
+//! (`docs/understand/crash-consistency.md` §4).
 
 /// Bytes of an encoded milestone.
 pub const MILESTONE_BYTES: usize = 32;
 
-/// How far a store had come. Everything that was flushed by then is in it.
+/// How far a store had come. It covers everything flushed by then.
 ///
-/// Checkpoints and log pages are counted over all openings of a store, so milestones of one history
-/// are ordered by them. Two histories may reach the same numbers: the nonce tells them apart, because
-/// each opening draws its own and writes each log page once.
+/// Checkpoints and log pages are counted over all openings of a store, so they order the milestones
+/// of one history. Two histories may reach the same numbers; the nonce distinguishes them, as each
+/// opening draws its own and writes each log page once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Milestone {
     /// Nonce of the opening that flushed; not zero.
@@ -21,7 +21,7 @@ pub struct Milestone {
 }
 
 impl Milestone {
-    /// As bytes: opening 16, checkpoint 8, log pages 8, little endian.
+    /// Encodes it: opening 16 bytes, checkpoint 8, log pages 8, little endian.
     #[must_use]
     pub fn encode(&self) -> [u8; MILESTONE_BYTES] {
         let mut bytes = [0; MILESTONE_BYTES];
@@ -31,7 +31,7 @@ impl Milestone {
         bytes
     }
 
-    /// From its bytes; None for those of no opening, which say that there is none.
+    /// Decodes it; None for an opening of zeros, which means that there is no milestone.
     #[must_use]
     pub fn decode(bytes: &[u8; MILESTONE_BYTES]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
@@ -42,7 +42,7 @@ impl Milestone {
         (opening != [0; 16]).then_some(Self { opening, checkpoint, log_flushed })
     }
 
-    /// Whether a store that has come this far has passed `other`.
+    /// Whether a store at this milestone contains everything covered by `other`.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.opening == other.opening
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_as_documented_and_come_back() {
+    fn bytes_are_as_documented_and_are_decoded() {
         let some = milestone(7, 0x0102, 0x0304);
         let bytes = some.encode();
         assert_eq!(bytes[..16], [7; 16]);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_opening_that_has_come_as_far_covers_it() {
+    fn only_the_same_opening_at_least_as_far_covers_it() {
         let told = milestone(1, 4, 9);
         for (reached, covers) in [
             (milestone(1, 4, 9), true),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn milestones_of_one_history_have_an_order_over_its_openings() {
+    fn milestones_of_one_history_are_ordered_over_its_openings() {
         assert!(milestone(1, 5, 9).is_after(&milestone(2, 4, 9)));
         assert!(milestone(1, 4, 10).is_after(&milestone(1, 4, 9)));
         assert!(!milestone(1, 4, 9).is_after(&milestone(1, 4, 9)));

@@ -1,12 +1,14 @@
-//! Keyed node functions: sums of encrypted blocks, so that a change costs what changed.
+//! Keyed node functions: sums of encrypted blocks, so that an update costs only as much as has
+//! changed.
 //!
-//! Level 0: node = AES(*seal*; Σ AES(*leaf*; block *i* ⊕ mask *i*) ⊕ AES(*leaf*; leaf number ⊕
-//! mask 256)), over the 256 blocks of a leaf page. The sum never leaves the process; the node is
-//! its encryption, so that nodes may be seen by anyone.
+//! Level 0: node = AES(*seal*; Σ AES(*leaf*; block *i* ⊕ mask *i*) ⊕ AES(*leaf*; leaf number ⊕ mask
+//! 256)), over the 256 blocks of a leaf page. The sum never leaves the process. The node is its
+//! encryption, so nodes need not be secret.
 //!
 //! Above: sum over 16 children of AES(*inner*; child ⊕ mask of level and place) ⊕ AES(*inner*; the
 //! same mask), which is zero if all children are void. Inner nodes never leave the process; of the
-//! root only a PRF does. `docs/decisions/0024-node-function.md` argues why this is sound.
+//! root, only the output of a PRF does. `docs/decisions/0024-node-function.md` argues why this is
+//! sound.
 
 use std::num::NonZeroU128;
 
@@ -17,34 +19,35 @@ use zeroize::Zeroizing;
 use super::leaf::{LEAF_BYTES, LeafPage};
 use crate::aead::{HmacKey, Secret};
 
-/// Children of an inner node.
+/// Number of children of an inner node.
 pub const ARITY: usize = 16;
 /// Bytes of a node.
 pub const NODE_BYTES: usize = 16;
-/// Levels that a tree can have.
+/// Maximum levels of a tree.
 pub const LEVELS_MAX: usize = 16;
 
-/// Blocks of a leaf page.
+/// Number of blocks of a leaf page.
 const LEAF_BLOCKS: usize = LEAF_BYTES / NODE_BYTES;
-/// Blocks that are encrypted at a time: enough to fill the units that do it, few enough to stay in
+/// Blocks encrypted at a time: enough to use the AES units fully, and few enough to stay in
 /// registers and first-level cache.
 const BATCH: usize = 64;
-/// From so many changed blocks on a page is summed anew: each costs two encryptions, and every
-/// block of a page one.
+/// Maximum changed blocks for an incremental update; with more, the whole page is summed. Each
+/// changed block costs two encryptions, a whole page one for each block.
 const CHANGED_MAX: usize = LEAF_BLOCKS / 2;
 
-/// A node of level 0. Void sets have none: `Option<Node>` has its size, and zero bytes mean void.
+/// A node of level 0. Void sets have none; `Option<Node>` has the same size, and zero bytes mean
+/// void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node(NonZeroU128);
 
 impl Node {
-    /// As it is stored; zeros: void.
+    /// Encodes a node for storage; zeros mean void.
     #[must_use]
     pub fn to_bytes(node: Option<Self>) -> [u8; NODE_BYTES] {
         Self::to_word(node).to_le_bytes()
     }
 
-    /// From what is stored; zeros: void.
+    /// Decodes a stored node; zeros mean void.
     #[must_use]
     pub fn from_bytes(bytes: [u8; NODE_BYTES]) -> Option<Self> {
         Self::from_word(u128::from_le_bytes(bytes))
@@ -75,7 +78,7 @@ impl core::fmt::Debug for NodeKey {
     }
 }
 
-/// The AES-256 key that HKDF gives for a label.
+/// The AES-256 key derived by HKDF for a label.
 pub(super) fn cipher(secret: &Secret, label: &str) -> Aes256 {
     Aes256::new(&Array::from(*Zeroizing::new(*secret.derive(label, b"").bytes())))
 }
@@ -93,8 +96,8 @@ fn add(sum: u128, blocks: &[Block]) -> u128 {
 }
 
 impl NodeKey {
-    /// Derives the keys (HKDF-SHA256) from a secret of this tree's own, which must be the same at
-    /// every opening.
+    /// Derives the keys (HKDF-SHA256) from this tree's own secret, which must be the same at every
+    /// opening.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
         let masks = cipher(secret, "sealane freshness masks");
@@ -114,7 +117,7 @@ impl NodeKey {
         }
     }
 
-    /// The node of a leaf page; None if the page is void, all zeros.
+    /// The node of a leaf page; None if the page is void (all zeros).
     #[must_use]
     pub fn leaf_node(&self, leaf: u64, page: &LeafPage) -> Option<Node> {
         if *page == [0; LEAF_BYTES] {
@@ -133,7 +136,7 @@ impl NodeKey {
         Some(self.sealed(sum))
     }
 
-    /// The node of a leaf page that was `before` with `node` and is `after` now.
+    /// The node of a leaf page that changed from `before`, with `node`, to `after`.
     #[must_use]
     pub fn changed_leaf_node(
         &self,
@@ -165,9 +168,9 @@ impl NodeKey {
         Some(self.sealed(add(self.opened(node), changed)))
     }
 
-    /// What the change of children changes in the sums of their parents on `level`, the children
-    /// being one below: for each child its place among 16, and the words that it had and has.
-    /// At most [`Self::CHILDREN_MAX`] at a time.
+    /// Appends the differences that changed children make in the sums of their parents on `level`.
+    /// Each child, one level below, is given by its place among 16 siblings and its old and new
+    /// words. At most [`Self::CHILDREN_MAX`] at a time.
     pub(super) fn child_changes(
         &self,
         level: usize,
@@ -185,10 +188,10 @@ impl NodeKey {
         changes.extend(blocks.as_chunks::<2>().0.iter().map(|[old, new]| word(old) ^ word(new)));
     }
 
-    /// How many children `child_changes` takes at a time.
+    /// Maximum children that `child_changes` takes at a time.
     pub(super) const CHILDREN_MAX: usize = BATCH / 2;
 
-    /// What may be seen of a root: nobody learns the node from it, and no other gives the same.
+    /// The public tag of a root: it doesn't reveal the node, and no other root has the same.
     pub(super) fn root_tag(&self, leaf_count: u64, top: u128) -> [u8; NODE_BYTES] {
         let mut message = [0; 24];
         message[..8].copy_from_slice(&leaf_count.to_le_bytes());
@@ -206,7 +209,7 @@ impl NodeKey {
     fn sealed(&self, sum: u128) -> Node {
         let mut node = block(sum);
         self.seal.encrypt_block(&mut node);
-        // One sum of 2^128 has no node of its own, and takes its neighbour's.
+        // One of the 2^128 sums encrypts to zero and takes another sum's node.
         Node(NonZeroU128::new(word(&node)).unwrap_or(NonZeroU128::MIN))
     }
 
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_page_has_the_node_it_would_have_had_anyway() {
+    fn an_incremental_update_gives_the_same_node_as_the_whole_page() {
         let (key, before) = (key(), page());
         let node = key.leaf_node(9, &before);
         for changed in [0, 1, 5, 127, 128, 129, 256] {
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_counts_by_level_and_place_and_not_at_all_when_void() {
+    fn a_child_contributes_by_level_and_place_and_not_at_all_if_void() {
         let key = key();
         let change = |level, place, old, new| {
             let mut changes = Vec::new();
@@ -298,8 +301,8 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_what_another_implementation_makes_of_the_same() {
-        // Nodes are stored: a change of the functions is a change of the stores' format.
+    fn nodes_equal_those_of_another_implementation() {
+        // Nodes are stored, so a change of the functions is a change of the stores' format.
         let key = key();
         let mut inner = Vec::new();
         key.child_changes(1, &[(2, 0, 77)], &mut inner);

@@ -1,47 +1,47 @@
-//! When a change was made, and how far the openings of a store had come: so that a gateway that sends a
-//! change again after a restart leaves out what the store has, or has something newer of
-//! (`docs/understand/crash-consistency.md` §4).
+//! The opening and mark of a change, and how far the openings of a store had come. With them, a
+//! gateway that sends changes again after a restart leaves out those that the store contains or has
+//! something newer of (`docs/understand/crash-consistency.md` §4).
 
 use super::milestone::{MILESTONE_BYTES, Milestone};
 
-/// Openings in an answer: the one that answers, and those before it.
+/// Number of openings in an answer: the current one and earlier ones.
 const OPENINGS: usize = 16;
 /// Bytes of an answer.
 pub const OPENINGS_BYTES: usize = OPENINGS * MILESTONE_BYTES;
 
-/// When a change was made.
+/// The opening and mark at which a change was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
     /// Nonce of the opening that made it.
     pub opening: [u8; 16],
-    /// Nonce of the opening before that one, if there was any.
+    /// Nonce of the previous opening, if there was one.
     pub before: Option<[u8; 16]>,
-    /// The change is in log pages before this one.
+    /// Number of the log page before which the log contains the change.
     pub mark: u64,
 }
 
-/// What an opening has of a change that an earlier one made.
+/// Whether an opening contains a change that an earlier one made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The change, or something newer of the same blocks.
+    /// It contains the change or something newer for the same blocks.
     Contained,
-    /// Not the change, and nothing newer of the same blocks.
+    /// It contains neither the change nor anything newer for the same blocks.
     Missing,
-    /// Nobody can tell: other gateways have changed something since.
+    /// Undecidable, as other gateways have changed something since.
     Unknown,
 }
 
-/// An opening of a store, and how far those before it had come when the next one began.
+/// An opening of a store, and how far each earlier one had come when the next one began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Openings {
-    /// The opening itself; the log page is its mark as of now.
+    /// The opening itself; its log page is the current mark.
     pub now: Milestone,
-    /// Those before it that wrote to the log, latest first, at most 15.
+    /// Earlier openings that wrote to the log, latest first, at most 15.
     pub earlier: Vec<Milestone>,
 }
 
 impl Openings {
-    /// As bytes: one milestone after the other, then zeros.
+    /// Encodes them: one milestone after the other, then zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; OPENINGS_BYTES] {
         let mut bytes = [0; OPENINGS_BYTES];
@@ -51,7 +51,7 @@ impl Openings {
         bytes
     }
 
-    /// From the beginning of these bytes; None: the store keeps no freshness.
+    /// Decodes them from the beginning of these bytes; None if the store keeps no freshness.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (places, _) = bytes.get(..OPENINGS_BYTES)?.as_chunks::<MILESTONE_BYTES>();
@@ -59,15 +59,16 @@ impl Openings {
         Some(Self { now: all.next()?, earlier: all.collect() })
     }
 
-    /// When a change with this mark was made, in this opening.
+    /// This opening with the mark of a change.
     #[must_use]
     pub fn made(&self, mark: u64) -> Made {
         let before = self.earlier.first().map(|before| before.opening);
         Made { opening: self.now.opening, before, mark }
     }
 
-    /// What this opening has of a change. `was_absent`: in no opening since has its gateway changed
-    /// anything, so that whatever these wrote to the log is other gateways'.
+    /// Whether this opening contains a change. `was_absent` says that its gateway has changed
+    /// nothing in any later opening, so that everything these wrote to the log is from other
+    /// gateways.
     #[must_use]
     pub fn judge(&self, made: &Made, was_absent: bool) -> Verdict {
         if made.opening == self.now.opening {
@@ -80,7 +81,7 @@ impl Openings {
             }
             own
         } else if let Some(before) = made.before.and_then(place) {
-            // Openings that wrote nothing to the log aren't in the list: the change is lost.
+            // An opening that wrote nothing to the log isn't in the list: the change is lost.
             before
         } else {
             return Verdict::Unknown;
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_back_from_their_bytes() {
+    fn openings_are_decoded_from_their_bytes() {
         let mut openings = openings();
         for count in [0, 2, 15] {
             openings.earlier.resize(count, milestone(7, 8));
@@ -125,20 +126,24 @@ mod tests {
             assert_eq!(judge(made(5, Some(3), 20)), Verdict::Contained);
             assert_eq!(judge(made(5, Some(3), 21)), Verdict::Missing);
             assert_eq!(judge(made(3, None, 10)), Verdict::Contained);
-            assert_eq!(judge(made(9, Some(5), 99)), Verdict::Contained, "it never lost it");
+            assert_eq!(
+                judge(made(9, Some(5), 99)),
+                Verdict::Contained,
+                "the same opening has lost nothing"
+            );
         }
         assert_eq!(openings.made(30), made(9, Some(5), 30));
     }
 
     #[test]
-    fn a_gateway_that_was_absent_while_others_changed_something_cannot_tell() {
+    fn the_order_is_unknown_to_a_gateway_that_was_absent_while_others_changed_something() {
         let openings = openings();
         assert_eq!(openings.judge(&made(3, None, 11), true), Verdict::Unknown);
         assert_eq!(openings.judge(&made(3, None, 11), false), Verdict::Missing);
     }
 
     #[test]
-    fn an_opening_that_wrote_nothing_is_known_by_the_one_before() {
+    fn an_opening_that_wrote_nothing_is_identified_by_the_previous_one() {
         let openings = openings();
         assert_eq!(openings.judge(&made(6, Some(5), 21), true), Verdict::Missing);
         assert_eq!(openings.judge(&made(4, Some(3), 11), true), Verdict::Unknown);

@@ -1,33 +1,33 @@
 //! The table of pending changes: entries and void ranges that are newer than their leaf pages.
 //!
-//! In order of sectors, so that a merge goes through it set by set, and a run of sectors is looked
-//! up by one descent. A B-tree: no insertion ever waits for the table to be built anew. The caller
-//! bounds it: an insertion adds one entry at most, a void range one range. Most sectors that are
-//! looked up aren't in it; a filter says so without a descent.
+//! It is ordered by sector, so a merge processes it set by set, and a run of sectors is looked up
+//! in one descent. It is a B-tree, so no insertion has to wait until the table is rebuilt. The
+//! caller bounds its size: an insertion adds at most one entry, and a void range one range. Most
+//! sectors that are looked up aren't in the table; a filter finds that out without a descent.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What the table knows of a sector.
+/// The state of a sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known<E> {
-    /// Written, and this is current.
+    /// Written; this is the current entry.
     Entry(E),
     /// Unwritten.
     Void,
-    /// Nothing: what the leaf page says is current.
+    /// Not in the table: the leaf page has the current entry.
     Absent,
-    /// Nobody knows, as the leaf page that knew was wrong when it was to be changed: an error until
-    /// it is written or made unwritten again. Only leaf pages say so.
+    /// Orphaned: unknown, as its leaf page was wrong when a merge needed it. Reads fail until the
+    /// sector is written or made unwritten again. Only leaf pages have this state.
     Orphaned,
 }
 
-/// What a merge does next, in order of sets.
+/// A step of a merge, in order of sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step<E> {
-    /// These sets are void as a whole: their leaf pages needn't be read.
+    /// These sets are completely void: their leaf pages needn't be read.
     Void(Range<u64>),
-    /// One set changes: sectors that become unwritten, and then entries, by index in the set.
+    /// One set changes: first sectors become unwritten, then entries are set, by index in the set.
     Change {
         /// The set.
         set: u64,
@@ -38,18 +38,18 @@ pub enum Step<E> {
     },
 }
 
-/// Bits of the filter, as a power of two: a megabyte, and one group in eight looks taken when a
-/// million entries are scattered.
+/// Logarithm (base 2) of the filter's bits. The filter takes a megabyte; with a million scattered
+/// entries, one group in eight is a false positive.
 const FILTER_BITS_LOG: u32 = 23;
-/// Sectors of a group, which has one bit: a run of sectors needs few.
+/// Sectors of a group, which has one bit, so that a run of sectors needs few bits.
 const GROUP_SECTORS: u64 = 32;
 
-/// Groups of sectors that have entries, and some that haven't. Allocated by the first entry.
+/// Set of groups that may have entries; it includes all that do. Allocated with the first entry.
 #[derive(Debug, Default)]
 struct Filter(Vec<u64>);
 
 impl Filter {
-    /// Where the bit of a group is. The multiplier is 2⁶⁴ over the golden ratio (Knuth, TAOCP §6.4).
+    /// Position of a group's bit. The multiplier is 2⁶⁴ over the golden ratio (Knuth, TAOCP §6.4).
     fn place(group: u64) -> (usize, u64) {
         let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS_LOG);
         ((hash / 64) as usize, 1 << (hash % 64))
@@ -74,7 +74,7 @@ impl Filter {
 pub struct Pending<E> {
     filter: Filter,
     entries: BTreeMap<u64, E>,
-    /// Start to end, disjoint. An entry inside a range is newer than the range.
+    /// Maps start to end; disjoint. An entry inside a range is newer than the range.
     voids: BTreeMap<u64, u64>,
 }
 
@@ -85,7 +85,7 @@ impl<E> Default for Pending<E> {
 }
 
 impl<E: Copy> Pending<E> {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -93,13 +93,13 @@ impl<E: Copy> Pending<E> {
 
     // Commands.
 
-    /// Makes an entry current. Returns what it replaced in this table.
+    /// Sets the current entry of a sector. Returns the entry that it replaced in this table.
     pub fn insert(&mut self, lba: u64, entry: E) -> Option<E> {
         self.filter.add(lba);
         self.entries.insert(lba, entry)
     }
 
-    /// Makes sectors unwritten and moves the entries that they had in this table to `removed`.
+    /// Makes sectors unwritten, and moves their entries in this table to `removed`.
     pub fn void(&mut self, sectors: Range<u64>, removed: &mut Vec<E>) {
         if sectors.is_empty() {
             return;
@@ -107,7 +107,7 @@ impl<E: Copy> Pending<E> {
         let covered: Vec<u64> = self.entries.range(sectors.clone()).map(|(lba, _)| *lba).collect();
         removed.extend(covered.iter().filter_map(|lba| self.entries.remove(lba)));
         let (mut start, mut end) = (sectors.start, sectors.end);
-        // Ranges that overlap or touch become one.
+        // Merge ranges that overlap or touch.
         while let Some((found, last)) =
             self.voids.range(..=end).next_back().map(|(start, end)| (*start, *end))
             && last >= start
@@ -120,7 +120,7 @@ impl<E: Copy> Pending<E> {
 
     // Questions.
 
-    /// What is known of a sector.
+    /// The state of a sector.
     #[must_use]
     pub fn get(&self, lba: u64) -> Known<E> {
         if self.filter.may_have(lba..lba.saturating_add(1))
@@ -131,7 +131,7 @@ impl<E: Copy> Pending<E> {
         if self.is_void(lba) { Known::Void } else { Known::Absent }
     }
 
-    /// What is known of a run of sectors, in order.
+    /// Passes the state of each sector of a run to `found`, in order.
     pub fn get_run(&self, sectors: Range<u64>, mut found: impl FnMut(u64, Known<E>)) {
         if self.voids.is_empty() && !self.filter.may_have(sectors.clone()) {
             sectors.for_each(|lba| found(lba, Known::Absent));
@@ -158,19 +158,19 @@ impl<E: Copy> Pending<E> {
         self.entries.range(lba..).next().map(|(lba, _)| *lba)
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// Void ranges.
+    /// Number of void ranges.
     #[must_use]
     pub fn voids(&self) -> usize {
         self.voids.len()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.voids.is_empty()
@@ -186,8 +186,8 @@ impl<E: Copy> Pending<E> {
         self.voids.iter().map(|(start, end)| *start..*end)
     }
 
-    /// What a merge has to do from set `set` on, one step; None: nothing is left. Sets have `size`
-    /// sectors, the last one of `sector_count` perhaps fewer.
+    /// The next step of a merge from set `set` on; None if nothing is left. Sets have `size`
+    /// sectors; the last one of `sector_count` sectors may have fewer.
     #[must_use]
     pub fn next_step(&self, set: u64, size: u64, sector_count: u64) -> Option<Step<E>> {
         let from = set.checked_mul(size)?;
@@ -198,7 +198,7 @@ impl<E: Copy> Pending<E> {
         let set_end = |set: u64| ((set + 1) * size).min(sector_count);
         if let Some(void) = void.filter(|void| void.start <= set * size && void.end >= set_end(set))
         {
-            // Up to the first set that has an entry or isn't covered as a whole.
+            // Up to the first set that has an entry or isn't covered completely.
             let covered = if void.end >= sector_count {
                 sector_count.div_ceil(size)
             } else {
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sectors of a set, and sectors, in these tests: the last set is short.
+    /// Sectors of a set, and in total, in these tests: the last set is shorter.
     const SIZE: u64 = 7;
     const SECTORS: u64 = 60;
 
@@ -262,7 +262,7 @@ mod tests {
         prop::collection::vec(operation, 0..80)
     }
 
-    /// Runs operations on the table and on what a child would write.
+    /// Runs operations on the table and on a simple model.
     fn run(operations: &[Operation]) -> (Pending<usize>, Vec<Known<usize>>) {
         let mut table = Pending::new();
         let mut naive = vec![Known::Absent; SECTORS as usize];
@@ -298,7 +298,7 @@ mod tests {
 
     proptest! {
             #[test]
-            fn knows_what_was_done_last(operations in operations(), start in 0..SECTORS) {
+            fn the_last_operation_on_each_sector_counts(operations in operations(), start in 0..SECTORS) {
                 let (table, naive) = run(&operations);
                 let found: Vec<_> = (0..SECTORS).map(|lba| table.get(lba)).collect();
                 prop_assert_eq!(&found, &naive);
@@ -314,7 +314,7 @@ mod tests {
             }
 
             #[test]
-            fn a_merge_step_by_step_makes_the_leaves_what_the_table_said(operations in operations()) {
+            fn the_steps_of_a_merge_bring_the_leaves_to_the_state_of_the_table(operations in operations()) {
                 let (table, naive) = run(&operations);
                 let mut leaves = vec![Known::Absent; SECTORS as usize];
                 let mut next = 0;
@@ -344,7 +344,7 @@ mod tests {
         }
 
     #[test]
-    fn sets_that_are_void_as_a_whole_are_one_step() {
+    fn completely_void_sets_are_one_step() {
         let mut table = Pending::new();
         table.void(3..SECTORS, &mut Vec::new());
         table.insert(30, 1);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_become_one() {
+    fn adjacent_ranges_are_merged() {
         let mut table: Pending<u8> = Pending::new();
         for range in [0..5, 10..15, 20..25, 15..20, 5..9, 30..30] {
             table.void(range, &mut Vec::new());

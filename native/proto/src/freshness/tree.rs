@@ -1,20 +1,21 @@
-//! The tree over level-0 nodes: all of it in memory, allocated where it isn't void, and changed by
+//! The tree over level-0 nodes. It is kept in memory, allocated where it isn't void, and updated by
 //! sorted batches.
 //!
-//! A batch climbs level by level. Below some level it falls apart into subtrees that share nothing,
-//! which any number of threads may hash at a time without a lock; what is above them is little and
-//! done at the end, by one. Sums don't depend on the order of their terms, so the root is the same
-//! however the batch was divided (`docs/decisions/0025-batched-tree.md`).
+//! A batch is applied level by level. Below some level it is divided into disjoint subtrees, which
+//! any number of threads can hash concurrently without a lock; the few nodes above them are updated
+//! at the end, by one thread. Sums don't depend on the order of their terms, so the root is the
+//! same however the batch is divided (`docs/decisions/0025-batched-tree.md`).
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::node::{ARITY, LEVELS_MAX, NODE_BYTES, Node, NodeKey};
 
-/// Nodes that are allocated together. A square of the arity: a region's parents are the children
-/// of one node, so that regions of every level have the same borders.
+/// Nodes that are allocated together: the square of the arity, so that a region's parents are the
+/// children of one node, and regions of all levels have the same boundaries.
 const REGION_NODES: usize = ARITY * ARITY;
-/// What a subtree may have beyond its even share of a batch before smaller ones are tried.
+/// A subtree may exceed its even share of a batch by one part in this number; beyond that, smaller
+/// subtrees are tried.
 const SHARE_EXCESS: usize = 4;
 
 type Region = Box<[u128; REGION_NODES]>;
@@ -22,17 +23,17 @@ type Region = Box<[u128; REGION_NODES]>;
 /// A change of a node: its index in its level, and the difference (XOR) to what it was.
 type Change = (u64, u128);
 
-/// What a tree comes to.
+/// The root of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
-    /// How many batches and ranges the tree has taken.
+    /// Number of batches and void ranges applied so far.
     pub commit: u64,
-    /// Tells this tree's leaves from any others; nobody learns a node from it.
+    /// Identifies this tree's leaves; it doesn't reveal any node.
     pub tag: [u8; NODE_BYTES],
 }
 
-/// Memory of regions that became void. Of a petabyte that was full it takes a second to be given
-/// back to the system: drop it where nobody waits.
+/// Memory of regions that became void. Freeing that of a full petabyte takes a second, so drop it
+/// where nothing waits for that.
 #[derive(Debug)]
 pub struct Freed(#[expect(dead_code, reason = "only dropped")] Vec<Region>);
 
@@ -42,25 +43,25 @@ struct Level {
     regions: Vec<Option<Region>>,
 }
 
-/// Regions of one level that one thread may change, and the index of the first.
+/// The regions of one level that one thread may change, and the index of the first.
 #[derive(Debug)]
 struct Regions<'a> {
     first: u64,
     regions: &'a mut [Option<Region>],
 }
 
-/// Part of a batch and of the tree, for one thread to hash.
+/// A part of a batch and of the tree that one thread hashes.
 #[derive(Debug)]
 pub struct Subtree<'a> {
     key: &'a NodeKey,
     /// From level 0 up.
     levels: Vec<Regions<'a>>,
     batch: &'a [(u64, Option<Node>)],
-    /// What is to be changed in the level above.
+    /// The changes to make in the level above.
     above: Vec<Change>,
 }
 
-/// The nodes of all leaves and everything above them.
+/// The nodes of all leaves and all nodes above them.
 #[derive(Debug)]
 pub struct Tree {
     key: Arc<NodeKey>,
@@ -69,10 +70,10 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A tree whose leaves are all void.
+    /// Creates a tree whose leaves are all void.
     ///
     /// # Panics
-    /// Without leaves, or with more than any device has blocks (2⁵⁶).
+    /// If there are no leaves, or more than any device has blocks (2⁵⁶).
     #[must_use]
     pub fn new(key: Arc<NodeKey>, leaf_count: u64) -> Self {
         assert!((1..=1 << 56).contains(&leaf_count), "leaves of a tree: {leaf_count}");
@@ -88,7 +89,7 @@ impl Tree {
 
     // Commands.
 
-    /// Gives leaves new nodes (None: void), in ascending order of leaves, each at most once, and
+    /// Sets the nodes of leaves (None: void), in ascending order of leaves, each at most once, and
     /// commits the root.
     ///
     /// # Panics
@@ -97,8 +98,8 @@ impl Tree {
         self.update_on(batch, 1, |subtrees| subtrees.iter_mut().for_each(Subtree::hash));
     }
 
-    /// The same with `run` calling [`Subtree::hash`] once on each of at most `hashers` subtrees,
-    /// on whatever threads.
+    /// As [`Tree::update`]; `run` must call [`Subtree::hash`] once on each of at most `hashers`
+    /// subtrees, on any threads.
     ///
     /// # Panics
     /// If a leaf is beyond the tree or out of order.
@@ -118,8 +119,8 @@ impl Tree {
         self.commit += 1;
     }
 
-    /// Makes a range of leaves void and commits the root. Takes time for the regions in the range,
-    /// not for its leaves, and hands out their memory.
+    /// Makes a range of leaves void and commits the root. Its time depends on the number of regions
+    /// in the range, not of leaves. Returns the regions' memory.
     ///
     /// # Panics
     /// If the range ends beyond the tree.
@@ -131,7 +132,7 @@ impl Tree {
         for height in 0..self.levels.len() {
             let level = &mut self.levels[height];
             let arity = ARITY as u64;
-            // Parents whose children all go; the last may have fewer than others.
+            // Parents whose children all become void; the last one may have fewer than others.
             let parent_end =
                 if end == level.node_count { end.div_ceil(arity) } else { end / arity };
             let parent_start = start.div_ceil(arity).min(parent_end.max(start / arity));
@@ -153,32 +154,32 @@ impl Tree {
 
     // Questions.
 
-    /// The key of its nodes.
+    /// The key for its nodes.
     #[must_use]
     pub fn key(&self) -> &Arc<NodeKey> {
         &self.key
     }
 
-    /// Leaves.
+    /// Number of leaves.
     #[must_use]
     pub fn leaf_count(&self) -> u64 {
         self.levels[0].node_count
     }
 
-    /// The node of a leaf; None: void, or no such leaf.
+    /// The node of a leaf; None if it is void or there is no such leaf.
     #[must_use]
     pub fn node(&self, leaf: u64) -> Option<Node> {
         Node::from_word(self.levels[0].node(leaf))
     }
 
-    /// What the tree comes to.
+    /// The current root.
     #[must_use]
     pub fn root(&self) -> Root {
         let top = self.levels.last().map_or(0, |level| level.node(0));
         Root { commit: self.commit, tag: self.key.root_tag(self.leaf_count(), top) }
     }
 
-    /// Bytes of memory that nodes, and the tables that find them, take.
+    /// Bytes of memory used by nodes and the tables of their regions.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         let bytes = |level: &Level| {
@@ -191,8 +192,9 @@ impl Tree {
 
     // A batch.
 
-    /// How high subtrees reach, and the regions of that level at which they are cut, ascending.
-    /// The higher, the less is left for one thread; too high, and one subtree has most of the batch.
+    /// The height of the subtrees, and the regions of that level at which they begin, ascending.
+    /// The higher the subtrees, the less is left for the last, single thread; if they are too high,
+    /// one subtree has most of the batch.
     fn divide(&self, batch: &[(u64, Option<Node>)], hashers: usize) -> (usize, Vec<u64>) {
         let top = self.levels.len() - 1;
         if hashers == 1 {
@@ -243,7 +245,7 @@ impl Tree {
         subtrees
     }
 
-    /// Applies changes to the level above `height` and goes on to the top.
+    /// Applies changes to the levels above `height`, up to the top.
     fn climb_from(&mut self, height: usize, mut changes: Vec<Change>) {
         for height in height + 1..self.levels.len() {
             let mut above = Vec::new();
@@ -254,7 +256,7 @@ impl Tree {
 }
 
 impl Subtree<'_> {
-    /// Hashes the part of the batch as far as nobody else's nodes are needed.
+    /// Hashes its part of the batch as far as no other subtree's nodes are needed.
     pub fn hash(&mut self) {
         let Some((leaves, inner)) = self.levels.split_first_mut() else { return };
         let leaves_changed = self.batch.iter().filter_map(|(leaf, node)| {
@@ -273,7 +275,7 @@ impl Subtree<'_> {
     }
 }
 
-/// By how much a leaf's number is shifted to give the region that it is under on a level.
+/// Shift by which a leaf's number gives the region above it on a level.
 fn region_shift(height: usize) -> usize {
     4 * height + REGION_NODES.trailing_zeros() as usize
 }
@@ -298,7 +300,7 @@ impl Level {
         region.map_or(0, |region| region[place])
     }
 
-    /// Makes nodes void and takes out regions that are void as a whole.
+    /// Makes nodes void and removes regions that are completely void.
     fn clear(&mut self, nodes: Range<u64>, freed: &mut Vec<Region>) {
         if nodes.is_empty() {
             return;
@@ -321,7 +323,7 @@ impl Level {
 }
 
 impl Regions<'_> {
-    /// Cuts off what is before region `end` of the level.
+    /// Splits off the regions before region `end` of the level.
     fn take_to(&mut self, end: u64) -> Self {
         let count = ((end - self.first) as usize).min(self.regions.len());
         let (taken, rest) = std::mem::take(&mut self.regions).split_at_mut(count);
@@ -336,7 +338,7 @@ impl Regions<'_> {
         region.map_or(0, |region| region[place])
     }
 
-    /// Changes a node and returns it as it was and as it is.
+    /// Changes a node; returns its old and new values.
     fn change(&mut self, (index, difference): Change) -> (u128, u128) {
         let (region, place) = place(index);
         let region = &mut self.regions[region - self.first as usize];
@@ -345,7 +347,7 @@ impl Regions<'_> {
         (old, *node)
     }
 
-    /// Changes nodes, in ascending order, and says what that changes on the level above.
+    /// Changes nodes, in ascending order, and appends the resulting changes of the level above.
     fn climb(
         &mut self,
         key: &NodeKey,

@@ -1,4 +1,4 @@
-//! The tree beside one that is computed from scratch, child by child, from all leaves.
+//! The tree compared with one computed from scratch, child by child, from all leaves.
 
 use std::sync::Arc;
 
@@ -48,13 +48,13 @@ fn hash_on_threads(subtrees: &mut [Subtree<'_>]) {
 
 #[derive(Debug, Clone)]
 enum Operation {
-    /// Leaves and their nodes' values (0: void), and how many hashers.
+    /// Leaves and their nodes' values (0: void), and the number of hashers.
     Update(Vec<(u64, u64)>, usize),
     Void(u64, u64),
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    // Both all over the tree and close together, so that hashers get uneven parts.
+    // Both scattered over the tree and close together, so that hashers get uneven parts.
     let leaf = prop_oneof![any::<u64>(), 0..40_u64, 4000..4400_u64];
     let update = prop::collection::vec((leaf, 0..5_u64), 0..60);
     prop_oneof![
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn is_what_it_would_be_from_scratch(
+    fn the_root_equals_one_computed_from_scratch(
         leaf_count in leaf_counts(),
         operations in prop::collection::vec(operation(), 0..12),
     ) {
@@ -107,7 +107,7 @@ leaves[*leaf as usize] = *node;
 }
 
 #[test]
-fn any_number_of_threads_comes_to_the_same_root() {
+fn any_number_of_threads_computes_the_same_root() {
     let key = key();
     let leaf_count = 70_001;
     let mut leaves = vec![None; leaf_count as usize];
@@ -129,7 +129,7 @@ fn any_number_of_threads_comes_to_the_same_root() {
 }
 
 #[test]
-fn a_batch_is_divided_evenly_wherever_it_lies() {
+fn a_batch_is_divided_evenly_wherever_its_leaves_are() {
     let all_over: Vec<_> = (0..8000).map(|index| (index * 8, node(index))).collect();
     let close_by: Vec<_> = (0..8000).map(|index| (index + 4096, node(index))).collect();
     for batch in [all_over, close_by] {
@@ -147,10 +147,10 @@ fn a_batch_is_divided_evenly_wherever_it_lies() {
 }
 
 #[test]
-fn memory_is_that_of_what_is_not_void() {
+fn only_regions_that_are_not_void_take_memory() {
     let mut tree = Tree::new(key(), 1 << 30);
     let empty = tree.memory_bytes();
-    // Tables alone: 8 bytes for 256 nodes, of nine levels.
+    // Only the tables: 8 bytes for 256 nodes, on nine levels.
     let tables = (1 << 22) + (1 << 18) + (1 << 14) + (1 << 10) + (1 << 6) + 4 + 1 + 1 + 1;
     assert_eq!(empty, 8 * tables);
     tree.update(&[(1 << 29, node(1))]);
@@ -160,7 +160,7 @@ fn memory_is_that_of_what_is_not_void() {
 }
 
 #[test]
-fn a_full_tree_takes_what_the_formula_says() {
+fn a_full_tree_takes_the_memory_of_the_formula() {
     let leaf_count = 100_000_u64;
     let mut tree = Tree::new(key(), leaf_count);
     let batch: Vec<_> = (0..leaf_count).map(|leaf| (leaf, node(leaf + 1))).collect();

@@ -33,17 +33,19 @@ pub const RESERVATION_ACQUIRE: u8 = 0x11;
 pub const RESERVATION_RELEASE: u8 = 0x15;
 /// Opcode, vendor specific, secure queues only: write if the current IV is the expected one.
 pub const WRITE_IF: u8 = 0x81;
-/// Opcode, vendor specific, secure queues only: flush, and tell how far the store has come.
+/// Opcode, vendor specific, secure queues only: flush, and return the store's milestone.
 pub const FLUSH_MILESTONE: u8 = 0x82;
-/// Opcode, vendor specific, secure queues only: tell how the changes of a queue ended that is over.
+/// Opcode, vendor specific, secure queues only: return the outcomes of the changes of a queue that
+/// has ended.
 pub const OUTCOMES: u8 = 0x86;
-/// Opcode, vendor specific, secure queues only: tell how far the store's openings have come.
+/// Opcode, vendor specific, secure queues only: return the store's openings and how far they had
+/// come.
 pub const OPENINGS: u8 = 0x8a;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// Bit of CDW13 of a write or deallocation on a secure queue, reserved by NVMe: a gateway sends a
-/// change again that it was answered in an earlier life of the target.
+/// Bit of CDW13 of a write or deallocation on a secure queue, reserved by NVMe: a gateway sends
+/// again a change that an earlier incarnation of the target acknowledged.
 pub const SENT_AGAIN: u32 = 1 << 8;
 /// Bits of CDW12: protection information (PRINFO).
 pub const PROTECTION_INFORMATION: u32 = 0xf << 26;
@@ -134,7 +136,7 @@ pub struct SubmissionEntry {
     pub cdw14_15: [u8; 8],
 }
 
-/// Way the data of a command moves: bits 1:0 of its opcode (NVMe Base 2.0 §3.3.3).
+/// Direction in which the data of a command move: bits 1:0 of its opcode (NVMe Base 2.0 §3.3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// None.
@@ -146,7 +148,7 @@ pub enum Transfer {
 }
 
 impl SubmissionEntry {
-    /// Way the data moves.
+    /// Direction in which the data move.
     #[must_use]
     pub fn transfer_direction(&self) -> Transfer {
         match self.opcode & 3 {
@@ -156,25 +158,25 @@ impl SubmissionEntry {
         }
     }
 
-    /// Whether CDW10-12 name a range of blocks.
+    /// Whether CDW10-12 are a range of blocks.
     #[must_use]
     pub fn has_block_range(&self) -> bool {
         matches!(self.opcode, READ | WRITE | COMPARE | WRITE_ZEROES | VERIFY | WRITE_IF)
     }
 
-    /// Whether it is answered with blocks.
+    /// Whether its answer has blocks.
     #[must_use]
     pub fn reads_blocks(&self) -> bool {
         matches!(self.opcode, READ | FLUSH_MILESTONE | OUTCOMES | OPENINGS)
     }
 
-    /// Whether it changes blocks, so that its completion on a secure queue says when it did.
+    /// Whether it changes blocks, so that its completion on a secure queue has a mark.
     #[must_use]
     pub fn changes_blocks(&self) -> bool {
         matches!(self.opcode, WRITE | WRITE_ZEROES | DATASET_MANAGEMENT | WRITE_IF)
     }
 
-    /// Blocks of a command with a range.
+    /// Number of blocks of a command with a range.
     #[must_use]
     pub fn block_count(&self) -> u32 {
         (self.cdw12.get() & 0xffff) + 1

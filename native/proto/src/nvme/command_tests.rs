@@ -1,5 +1,5 @@
-//! Every command of the set from a host to a controller: what is handed out, what is refused, and
-//! what the digests protect.
+//! Every command of the set from a host to a controller: those handed out, those refused, and the
+//! protection by digests.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ use super::*;
 use crate::nvme::controller_queue::ControllerEvent;
 use crate::sector::{BLOCK_BYTES, DATA_BYTES, field, metadata, set_expected_iv, take_expected_iv};
 
-/// Runs one command to the point where it is handed out.
+/// Passes bytes on until all submitted commands are handed out; returns them.
 fn handed_out(world: &mut World) -> Vec<Command> {
     let mut commands = Vec::new();
     loop {
@@ -50,7 +50,7 @@ fn ended(world: &mut World) -> Vec<(u64, Status)> {
     all
 }
 
-/// A host that says what it likes: one capsule, and the statuses of the answers by command id.
+/// A host that sends arbitrary capsules and reads the statuses of the answers by command id.
 struct Raw {
     world: World,
 }
@@ -192,7 +192,7 @@ fn every_command_arrives_as_it_was_submitted() {
 }
 
 #[test]
-fn a_fused_pair_ends_once_as_the_command_at_fault_did() {
+fn a_fused_pair_ends_once_with_the_status_of_the_command_at_fault() {
     let statuses = [
         Status::SUCCESS,
         Status::COMPARE_FAILURE.final_(),
@@ -335,7 +335,7 @@ fn bad_fields_of_every_command_get_their_own_status() {
 }
 
 #[test]
-fn commands_outside_the_namespaces_set_are_unknown() {
+fn commands_outside_the_namespaces_set_are_refused() {
     for (opcode, bytes) in [
         (COMPARE, DATA_BYTES),
         (WRITE_ZEROES, 0),
@@ -353,13 +353,13 @@ fn commands_outside_the_namespaces_set_are_unknown() {
 }
 
 #[test]
-fn a_plain_queue_knows_no_write_if_whatever_its_namespace_offers() {
+fn a_plain_queue_refuses_a_write_if_even_if_its_namespace_offers_it() {
     let status = Raw::refused(entry(WRITE_IF, 1, 0, 0, DATA_BYTES), &block(0));
     assert_eq!(status, Status::INVALID_OPCODE.final_());
 }
 
 #[test]
-fn a_plain_queue_knows_no_flush_with_milestone() {
+fn a_plain_queue_refuses_a_flush_with_milestone() {
     let status = Raw::refused(entry(FLUSH_MILESTONE, 1, 0, 0, DATA_BYTES), &[]);
     assert_eq!(status, Status::INVALID_OPCODE.final_());
 }
@@ -409,8 +409,8 @@ fn a_flush_with_milestone_is_answered_with_an_authentic_block() {
 }
 
 #[test]
-fn data_that_were_not_asked_for_yet_end_the_queue() {
-    // The first of a pair is asked for with the second.
+fn data_that_were_not_requested_yet_end_the_queue() {
+    // Data of the first command of a pair are requested together with the second's.
     let mut raw = Raw::plain();
     let first = entry(COMPARE, 1, 8, 0, DATA_BYTES);
     let sgl = Sgl { kind: SGL_TRANSPORT, ..first.sgl };
@@ -432,7 +432,7 @@ fn data_that_were_not_asked_for_yet_end_the_queue() {
 }
 
 #[test]
-fn range_lists_are_checked_and_may_lie_in_a_longer_buffer() {
+fn range_lists_are_checked_and_may_be_in_a_longer_buffer() {
     let list = |ranges: &[(u64, u32)], bytes: usize| {
         let mut list: Vec<u8> = ranges
             .iter()
@@ -460,7 +460,7 @@ fn range_lists_are_checked_and_may_lie_in_a_longer_buffer() {
 }
 
 #[test]
-fn reservation_commands_are_decoded_and_reports_have_the_length_asked_for() {
+fn reservation_commands_are_decoded_and_reports_have_the_requested_length() {
     let keys = [1u64.to_le_bytes(), 0xdead_beef_u64.to_le_bytes()].concat();
     let mut raw = Raw::plain();
     raw.send(entry(RESERVATION_REGISTER, 1, 2 | 8 | 3 << 30, 0, 16), &keys);
@@ -501,7 +501,7 @@ fn reservation_commands_are_decoded_and_reports_have_the_length_asked_for() {
 }
 
 #[test]
-fn access_is_checked_when_a_command_comes_and_when_its_data_are_here() {
+fn access_is_checked_when_a_command_arrives_and_when_its_data_are_complete() {
     let with = |access| {
         let mut namespaces = everything(DATA_BYTES);
         namespaces[0].access = access;
@@ -538,7 +538,7 @@ fn access_is_checked_when_a_command_comes_and_when_its_data_are_here() {
 }
 
 #[test]
-fn what_is_not_handed_out_can_be_aborted() {
+fn commands_that_are_not_handed_out_can_be_aborted() {
     let mut world = World::new(None, false);
     world.controller.set_namespaces(everything(DATA_BYTES));
     world.host.limits.transfer_max = BLOCKS as usize * DATA_BYTES;
@@ -552,10 +552,10 @@ fn what_is_not_handed_out_can_be_aborted() {
     world.host.submit(3, HostCommand::Read { lba: 0, blocks: 1 }).unwrap();
     let bytes = world.host.transmit().take();
     feed(&mut world.controller, &bytes);
-    assert!(world.controller.abort(2), "its data aren't asked for");
-    assert!(world.controller.abort(1), "its data are on their way");
+    assert!(world.controller.abort(2), "its data aren't requested");
+    assert!(world.controller.abort(1), "its data are in flight");
     assert!(!world.controller.abort(3), "it is handed out");
-    assert!(!world.controller.abort(9), "there is none");
+    assert!(!world.controller.abort(9), "there is no such command");
     assert_eq!(ended(&mut world), [(2, Status::ABORTED)]);
     let commands = handed_out(&mut world);
     let slots: Vec<u16> = commands.iter().map(|command| command.slot).collect();
@@ -634,7 +634,7 @@ proptest! {
 }
 
 #[test]
-fn damaged_data_fail_their_command_alone_and_a_damaged_header_the_connection() {
+fn damaged_data_fail_only_their_command_and_a_damaged_header_the_connection() {
     for blocks in [1, 4] {
         let mut world = with_digests();
         let data = block(5).repeat(blocks);
@@ -646,7 +646,7 @@ fn damaged_data_fail_their_command_alone_and_a_damaged_header_the_connection() {
             feed(&mut world.host, &request);
             bytes = world.host.transmit().take();
         }
-        bytes[100] ^= 1; // in the first of several PDUs: the others are still received
+        bytes[100] ^= 1; // in the first of several PDUs; the others are still received
         feed(&mut world.controller, &bytes);
         assert_eq!(world.controller.next_event(), None);
         assert_eq!(ended(&mut world), [(1, Status::TRANSIENT_TRANSPORT_ERROR)]);
@@ -658,7 +658,7 @@ fn damaged_data_fail_their_command_alone_and_a_damaged_header_the_connection() {
     let ranges = vec![LbaRange { lba: 3, blocks: 4 }];
     world.host.submit(1, HostCommand::Deallocate(ranges)).unwrap();
     let mut bytes = world.host.transmit().take();
-    *bytes.last_mut().unwrap() ^= 1; // the digest of a list whose MAC is right
+    *bytes.last_mut().unwrap() ^= 1; // the digest of a list with a correct MAC
     feed(&mut world.controller, &bytes);
     assert_eq!(world.controller.next_event(), None);
     assert_eq!(ended(&mut world), [(1, Status::TRANSIENT_TRANSPORT_ERROR)]);
@@ -670,7 +670,7 @@ fn damaged_data_fail_their_command_alone_and_a_damaged_header_the_connection() {
     let answer = world.controller.transmit().take();
     assert_eq!((answer[0], answer[8]), (kind::C2H_TERM, 3));
     assert_eq!(answer[10..14], bytes[72..76], "the digest received");
-    assert_eq!(answer[24..], bytes[..72], "the header it is about");
+    assert_eq!(answer[24..], bytes[..72], "the header at fault");
 }
 
 #[test]
@@ -706,7 +706,8 @@ fn a_range_list_on_a_secure_queue_is_authenticated_with_its_command() {
     feed(&mut world.controller, &bytes);
     let event = world.controller.next_event();
     assert!(matches!(event, Some(ControllerEvent::Failed { reason: Reason::CommandMac, .. })));
-    // Whoever has the key may not have the list fetched either: its MAC would be verified too late.
+    // Even a holder of the key may not have the list fetched, as its MAC would be verified too
+    // late.
     let (mut world, _) = submit();
     let mut entry = entry(DATASET_MANAGEMENT, 1, 1 << 34, 0, 0);
     entry.sgl.length = 16.into();
@@ -772,7 +773,7 @@ fn a_write_if_carries_the_iv_it_expects_under_its_sector_mac() {
             "{event:?}"
         );
     }
-    // A plain write may not carry one.
+    // An ordinary write must not carry an expected IV.
     let mut world = World::new(Some(1), false);
     let mut data = sealed(1, 5);
     let block = blocks_of(&mut data).next().unwrap();
@@ -783,7 +784,7 @@ fn a_write_if_carries_the_iv_it_expects_under_its_sector_mac() {
 }
 
 #[test]
-fn a_secure_queue_knows_no_reservations() {
+fn a_secure_queue_refuses_reservation_commands() {
     let mut world = World::new(Some(1), false);
     world.controller.set_namespaces(everything(BLOCK_BYTES));
     world.host.put(1, Entry { opcode: RESERVATION_REPORT, bytes: 4, ..Entry::default() });

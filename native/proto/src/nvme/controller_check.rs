@@ -1,5 +1,5 @@
-//! What a command's bytes tell about it: whether it may be executed, how much data it brings, and
-//! what it asks for (NVM Command Set 1.0 §3.2; NVMe Base 2.0 §7 for reservations).
+//! Checks and decodes a command's bytes: whether it may be executed, the length of its data, and
+//! its operation (NVM Command Set 1.0 §3.2; NVMe Base 2.0 §7 for reservations).
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLAGS_SGL, FLUSH,
@@ -18,14 +18,14 @@ use super::status::Status;
 const ALL_NAMESPACES: u32 = u32::MAX;
 /// Bits of CDW12: directive type of a write.
 const DIRECTIVE_TYPE: u32 = 0xf << 20;
-/// Reservation commands: the current key needn't match (IEKEY, bit 3 of CDW10).
+/// Reservation commands: the current key isn't checked (IEKEY, bit 3 of CDW10).
 const IGNORE_EXISTING_KEY: u32 = 1 << 3;
 /// Bytes of the data of a reservation register or acquire: two keys.
 const TWO_KEYS_BYTES: u64 = 16;
 /// Bytes of the data of a reservation release: one key.
 const ONE_KEY_BYTES: u64 = 8;
 
-/// What commands of a queue are checked against.
+/// Rules against which the commands of a queue are checked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules<'a> {
     pub(super) namespaces: &'a [NamespaceFormat],
@@ -34,8 +34,8 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Checks everything that a command's entry alone can tell; `carried` bytes of data follow in
-    /// its capsule. Returns the bytes that come from the host, in the capsule or by request.
+    /// Makes all checks that need only a command's entry; `carried` bytes of data follow in its
+    /// capsule. Returns the bytes to come from the host, in the capsule or on request.
     pub(super) fn check(&self, entry: &SubmissionEntry, carried: usize) -> Result<usize, Status> {
         let needed = self.needed(entry).ok_or(Status::INVALID_OPCODE.final_())?;
         let nsid = entry.nsid.get();
@@ -74,7 +74,8 @@ impl Rules<'_> {
         Ok(if from_host { entry.sgl.length.get() as usize } else { 0 })
     }
 
-    /// Optional commands a namespace must offer for this one; `None` if the queue knows it not.
+    /// Optional commands that a namespace must offer for this one; `None` if the queue doesn't
+    /// support it.
     fn needed(&self, entry: &SubmissionEntry) -> Option<CommandSet> {
         Some(match entry.opcode {
             FLUSH | READ | WRITE => CommandSet::NONE,
@@ -95,7 +96,7 @@ impl Rules<'_> {
     }
 
     fn check_range(&self, entry: &SubmissionEntry, of: &NamespaceFormat) -> Result<(), Status> {
-        // Neither protection information nor directives exist on these namespaces.
+        // These namespaces support neither protection information nor directives.
         let directive = matches!(entry.opcode, WRITE | WRITE_ZEROES | WRITE_IF)
             && entry.cdw12.get() & DIRECTIVE_TYPE != 0;
         if directive || entry.cdw12.get() & PROTECTION_INFORMATION != 0 {
@@ -113,7 +114,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// Least and most bytes that may move.
+    /// Minimum and maximum bytes that may move.
     fn data_bytes(
         &self,
         entry: &SubmissionEntry,
@@ -152,7 +153,8 @@ impl Rules<'_> {
         most: u64,
     ) -> Result<(), Status> {
         let length = u64::from(entry.sgl.length.get());
-        // A list is authenticated with its command, so on a secure queue it comes with it.
+        // A list is authenticated together with its command, so on a secure queue both are in one
+        // capsule.
         let in_capsule_only = self.is_secure && entry.opcode == DATASET_MANAGEMENT;
         match entry.sgl.kind {
             SGL_IN_CAPSULE if from_host => {
@@ -180,7 +182,7 @@ impl Rules<'_> {
         }
     }
 
-    /// What a checked command asks for, with all of its data; `None` for a dataset management
+    /// The operation of a checked command with all its data; `None` for a dataset management
     /// command without the deallocate attribute, which is only a hint.
     pub(super) fn operation(
         &self,
@@ -249,7 +251,8 @@ fn changes_blocks(entry: &SubmissionEntry) -> bool {
     matches!(entry.opcode, WRITE | WRITE_ZEROES | DATASET_MANAGEMENT | WRITE_IF)
 }
 
-/// Fused operations: Compare first, Write second, no more blocks than are written atomically.
+/// Checks a fused operation: Compare first, Write second, no more blocks than are written
+/// atomically.
 fn check_fused(entry: &SubmissionEntry, namespace: &NamespaceFormat) -> Result<(), Status> {
     use super::command::{FUSED_FIRST, FUSED_SECOND};
     let is_pair = match entry.flags & FUSED {

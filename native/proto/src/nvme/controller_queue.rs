@@ -1,8 +1,8 @@
-//! An I/O queue as the controller (target) sees it: capsules in, commands out to be executed,
-//! data and completions back. Plain, or secure when it holds a [`SecureQueue`].
+//! The controller's (target's) side of an I/O queue: takes capsules, hands out commands to execute,
+//! sends data and completions. Secure if it has a [`SecureQueue`], otherwise plain.
 //!
-//! Nothing is handed out for execution before all of its bytes are here and, on a secure queue,
-//! its command MAC and every sector MAC are verified. The first bad MAC ends the queue.
+//! A command is handed out only when all its bytes have arrived and, on a secure queue, its command
+//! MAC and every sector MAC are verified. The first wrong MAC ends the queue.
 
 use std::collections::VecDeque;
 
@@ -26,20 +26,20 @@ use crate::secure_queue::{CommandCounter, Direction, Outcome, SecureQueue};
 
 mod intake;
 
-/// Bytes of writes that were asked for and are not completed: what keeps the wire busy, and what
-/// stores have meanwhile. More would only hold memory.
+/// Maximum bytes of writes that were requested and aren't completed: enough to keep the wire and
+/// the stores busy. More would only take memory.
 pub const WRITE_WINDOW: usize = 4 << 20;
 
-/// What was negotiated for the queue.
+/// Limits negotiated for the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct ControllerLimits {
     /// Entries of the queue; one less may be outstanding.
     pub queue_depth: u16,
-    /// Most data bytes of one H2CData PDU.
+    /// Maximum data bytes of one H2CData PDU.
     pub h2c_data_max: usize,
-    /// Most data bytes of one command capsule.
+    /// Maximum data bytes of one command capsule.
     pub in_capsule_max: usize,
-    /// Most bytes of one command.
+    /// Maximum bytes of one command.
     pub transfer_max: usize,
     /// Whether a successful read may end without a response capsule (queue flow control is off).
     pub success_flag: bool,
@@ -47,32 +47,32 @@ pub struct ControllerLimits {
     pub digests: Digests,
 }
 
-/// What happened.
+/// An event of the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ControllerEvent {
     /// Execute this and complete it.
     Received(Command),
-    /// The queue is over: send what is left to transmit, then close the connection.
+    /// The queue has ended: send the remaining bytes, then close the connection.
     Failed {
-        /// Why.
+        /// The reason.
         reason: Reason,
         /// LBA of the command at fault, if one is known.
         lba: Option<u64>,
-        /// In words.
+        /// Description.
         detail: String,
     },
 }
 
-/// Where a command is on its way to being handed out.
+/// Stage of a command on its way to execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Its data come with its capsule.
+    /// Its data are arriving with its capsule.
     InCapsule,
-    /// Its data aren't asked for yet.
+    /// Its data haven't been requested.
     Unasked,
-    /// Its data were asked for (R2T).
+    /// Its data were requested (R2T).
     Receiving,
-    /// All of its data are here; it waits for the other command of its fused pair.
+    /// All its data have arrived; it waits for the other command of its fused pair.
     Ready,
     /// Handed out.
     Executing,
@@ -84,36 +84,36 @@ struct Slot {
     number: u64,
     buffer: Vec<u8>,
     received: usize,
-    /// Bytes of data from the host.
+    /// Bytes of data expected from the host.
     wanted: usize,
     stage: Stage,
-    /// How it ends once its data are here, if that is known already.
+    /// The status with which it ends once its data have arrived, if already determined.
     verdict: Option<Status>,
     /// The other command of a complete fused pair.
     partner: Option<u16>,
 }
 
-/// What is known of a fused pair whose second command is still to come.
+/// State of a fused pair whose second command hasn't arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pair {
     None,
-    /// The first command waits here.
+    /// The first command waits in this slot.
     First(u16),
     /// The first command failed.
     Failed,
 }
 
-/// Where the data of the current PDU belong.
+/// Destination of the data of the current PDU.
 #[derive(Debug, Clone, Copy)]
 enum Sink {
-    /// Data of a command that is already answered with an error, or of a termination request.
+    /// Dropped: data of a command already answered with an error, or of a termination request.
     Discard,
     Slot(u16),
-    /// The range list of the command whose MAC covers it.
+    /// The range list of a command, which its MAC covers.
     List,
 }
 
-/// A command whose MAC can be verified only with its list.
+/// A command whose MAC can be verified only together with its list.
 #[derive(Debug)]
 struct Unverified {
     entry: SubmissionEntry,
@@ -122,7 +122,7 @@ struct Unverified {
     received: usize,
 }
 
-/// Most answered errors kept for [`ControllerQueue::next_error`]; the oldest go first.
+/// Maximum errors kept for [`ControllerQueue::next_error`]; beyond it, the oldest are dropped.
 pub const ERRORS_MAX: usize = 64;
 
 /// A command that was answered with an error, for the error log.
@@ -130,7 +130,7 @@ pub const ERRORS_MAX: usize = 64;
 pub struct CommandError {
     /// Command id.
     pub cid: u16,
-    /// What it was answered with.
+    /// Status of the answer.
     pub status: Status,
     /// First LBA, or command dwords 10 and 11 of a command without.
     pub lba: u64,
@@ -147,12 +147,11 @@ pub struct ControllerQueue {
     counter: CommandCounter,
     reader: PduReader,
     slots: Slots<Slot>,
-    /// Command ids of the slots, close together: every new one is compared with all of them.
+    /// Command ids of the slots in one compact list, as every new id is compared with all of them.
     cids: Vec<Option<u16>>,
-    /// Commands whose data aren't asked for yet.
+    /// Commands whose data haven't been requested.
     unasked: VecDeque<u16>,
-    /// Bytes of the commands whose data were asked for and that aren't completed.
-    /// Bytes that may be asked for: [`WRITE_WINDOW`].
+    /// Maximum of `window_used`: [`WRITE_WINDOW`].
     pub(super) window: usize,
     window_used: usize,
     pair: Pair,
@@ -166,7 +165,8 @@ pub struct ControllerQueue {
 }
 
 impl ControllerQueue {
-    /// A queue whose Connect command is answered; the next bytes are the first I/O command.
+    /// Creates a queue whose Connect command has been answered; the next bytes are the first I/O
+    /// command.
     #[must_use]
     pub fn new(
         limits: ControllerLimits,
@@ -202,20 +202,21 @@ impl ControllerQueue {
 
     // Commands.
 
-    /// Changes the namespaces while the queue runs. Commands that wait for their data are checked
-    /// against the new ones; those handed out already are the caller's.
+    /// Changes the namespaces of a running queue. Commands that wait for their data are checked
+    /// against the new ones; those already handed out aren't affected.
     pub fn set_namespaces(&mut self, namespaces: Vec<NamespaceFormat>) {
         self.namespaces = namespaces;
     }
 
-    /// Ends a command with `status`; a buffer that isn't needed any more may be handed back. Both
-    /// entries of a fused pair are answered: the one at fault with `status`, the other with
-    /// Command Aborted due to Failed Fused Command.
+    /// Ends a command with `status`; `buffer` may be one that is no longer needed, for reuse. Both
+    /// entries of a fused pair are answered: the one at fault with `status`, the other with Command
+    /// Aborted due to Failed Fused Command.
     pub fn complete(&mut self, slot: u16, status: Status, buffer: Vec<u8>) {
         self.complete_change(slot, status, 0, buffer);
     }
 
-    /// The same; on a secure queue a change that succeeded has this mark.
+    /// As [`Self::complete`]; on a secure queue the completion of a successful change has this
+    /// mark.
     pub fn complete_change(&mut self, slot: u16, status: Status, mark: u64, buffer: Vec<u8>) {
         self.transmit.recycle(buffer);
         let Some(done) = self.take_executing(slot) else { return };
@@ -242,8 +243,8 @@ impl ControllerQueue {
         self.transmit.buffer(bytes)
     }
 
-    /// Ends a read with its blocks. On a secure queue they are sealed sectors or marked
-    /// unwritten, and are given their sector MACs here.
+    /// Ends a read with its blocks. On a secure queue they are sealed sectors or marked as
+    /// unwritten, and this sets their sector MACs.
     pub fn complete_read(&mut self, slot: u16, mut data: Vec<u8>) {
         let Some(done) = self.take_executing(slot) else { return };
         if let Some(secure) = &self.secure {
@@ -256,20 +257,20 @@ impl ControllerQueue {
         self.send_data(&done, data);
     }
 
-    /// Ends a command with data for the host that isn't blocks, cut or filled with zeros to the
-    /// length it asked for.
+    /// Ends a command with data for the host that aren't blocks, truncated or padded with zeros to
+    /// the requested length.
     pub fn complete_data(&mut self, slot: u16, mut data: Vec<u8>) {
         let Some(done) = self.take_executing(slot) else { return };
         data.resize(done.entry.sgl.length.get() as usize, 0);
         self.send_data(&done, data);
     }
 
-    /// Aborts a command that isn't handed out yet; says whether there was one. It is answered with
-    /// Command Abort Requested, at once or when the data that are on their way have arrived.
+    /// Aborts a command that hasn't been handed out; returns whether there was one. It is answered
+    /// with Command Abort Requested, at once or when its data in flight have arrived.
     pub fn abort(&mut self, cid: u16) -> bool {
         let waits = |slot: &Slot| slot.entry.cid.get() == cid && slot.stage != Stage::Executing;
         let Some(index) = self.slots.find(waits) else { return false };
-        self.doom(index, Status::ABORTED);
+        self.end_early(index, Status::ABORTED);
         true
     }
 
@@ -280,7 +281,7 @@ impl ControllerQueue {
         &mut self.transmit
     }
 
-    /// What happened next.
+    /// The next event.
     pub fn next_event(&mut self) -> Option<ControllerEvent> {
         self.events.pop_front()
     }
@@ -292,19 +293,19 @@ impl ControllerQueue {
 
     // Questions.
 
-    /// Whether something happened that [`Self::next_event`] hasn't told yet.
+    /// Whether [`Self::next_event`] would return an event.
     #[must_use]
     pub fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Commands that are received in part or being executed.
+    /// Number of commands that are partly received or being executed.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.slots.count()
     }
 
-    /// Whether the queue is over.
+    /// Whether the queue has ended.
     #[must_use]
     pub fn is_failed(&self) -> bool {
         self.is_failed
@@ -428,7 +429,7 @@ impl StreamSink for ControllerQueue {
         {
             self.reader.skip(data);
             slot.received += bytes;
-            // The end of the data may be due.
+            // This may complete the data.
             self.receive(&[]);
         }
     }
@@ -452,7 +453,7 @@ impl StreamSink for ControllerQueue {
     }
 }
 
-/// Whether a status of a fused pair is the Compare's.
+/// Whether the status of a fused pair belongs to its Compare.
 fn is_of_compare(status: Status) -> bool {
     [
         Status::COMPARE_FAILURE,
@@ -465,8 +466,8 @@ fn is_of_compare(status: Status) -> bool {
     .any(|of_compare| of_compare.code() == status.code())
 }
 
-/// What a completion of `entry` with `status` says; both sides compute it from what they know. Only
-/// that of a change that succeeded has a mark.
+/// The authenticated contents of the completion of `entry` with `status`, computed by both sides.
+/// Only the completion of a successful change has a mark.
 pub(super) fn outcome_of(entry: &SubmissionEntry, status: Status, mark: u64) -> Outcome {
     Outcome {
         opcode: entry.opcode,

@@ -1,4 +1,4 @@
-//! What a host asks of a controller, and how that becomes submission entries.
+//! Commands of a host, and their conversion to submission entries.
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE,
@@ -7,18 +7,18 @@ use super::command::{
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
-/// Most blocks of one command: its count has 16 bits, less one.
+/// Maximum blocks of one command: the 16-bit count is one less.
 pub const BLOCKS_MAX: u32 = 1 << 16;
 
-/// A command of a host. Data are whole blocks; on a secure queue they are sealed sectors, and are
-/// given their sector MACs when they are submitted.
+/// A command of a host. Data are whole blocks; on a secure queue they are sealed sectors, whose
+/// sector MACs are set on submission.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostCommand {
     /// Read blocks.
     Read {
         /// First LBA.
         lba: u64,
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
     },
     /// Write blocks.
@@ -27,11 +27,11 @@ pub enum HostCommand {
         lba: u64,
         /// The blocks.
         data: Vec<u8>,
-        /// Durable before it completes.
+        /// Whether it must be durable before it completes.
         is_forced: bool,
     },
-    /// Secure queues only: write blocks again that an earlier life of the target answered, except
-    /// those that were changed in this one.
+    /// Secure queues only: write blocks again whose write an earlier incarnation of the target
+    /// acknowledged, except those that were changed in the current one.
     WriteAgain {
         /// First LBA.
         lba: u64,
@@ -40,64 +40,64 @@ pub enum HostCommand {
     },
     /// Make completed writes durable.
     Flush,
-    /// Secure queues only: the same, answered with a block that begins with the store's milestone.
+    /// Secure queues only: flush; the answer is a block that begins with the store's milestone.
     FlushMilestone,
-    /// Secure queues only: ask for a block that lists how the changes of another queue of this host
-    /// ended ([`super::outcomes`]).
+    /// Secure queues only: request a block that lists the outcomes of the changes of another queue
+    /// of this host ([`super::outcomes`]).
     Outcomes {
         /// That queue's name.
         queue: u64,
         /// Its association epoch.
         epoch: u64,
     },
-    /// Secure queues only: ask for a block that says how far the store's openings have come
-    /// ([`crate::freshness::openings`]). Marks of later completions are counted from there.
+    /// Secure queues only: request a block with the store's openings and how far they had come
+    /// ([`crate::freshness::openings`]). Marks of later completions are relative to it.
     Openings,
     /// Make blocks read as zeros.
     WriteZeroes {
         /// First LBA.
         lba: u64,
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
-        /// The blocks may be deallocated.
+        /// Whether the blocks may be deallocated.
         deallocate: bool,
     },
     /// Deallocate 1 to [`RANGES_MAX`] ranges. On a secure queue the list must fit the capsule.
     Deallocate(Vec<LbaRange>),
-    /// Secure queues only: the same again, as [`Self::WriteAgain`].
+    /// Secure queues only: deallocate again, as [`Self::WriteAgain`].
     DeallocateAgain(Vec<LbaRange>),
     /// Compare the stored blocks with these.
     Compare {
         /// First LBA.
         lba: u64,
-        /// What should be stored.
+        /// The blocks that should be stored.
         data: Vec<u8>,
     },
     /// Check the stored blocks without moving them.
     Verify {
         /// First LBA.
         lba: u64,
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
     },
     /// Write `data` if the stored blocks equal `expected` (same length, at most
-    /// [`FUSED_BLOCKS_MAX`] blocks). Takes two entries of the queue, ends once.
+    /// [`FUSED_BLOCKS_MAX`] blocks). Takes two entries of the queue, but ends once.
     CompareAndWrite {
         /// First LBA.
         lba: u64,
-        /// What must be stored now.
+        /// The blocks that must be stored now.
         expected: Vec<u8>,
-        /// What to store then.
+        /// The blocks to store then.
         data: Vec<u8>,
     },
-    /// Secure queues only: write each block if the IV stored now is the one it names
+    /// Secure queues only: write each block if the stored IV is the one that it expects
     /// (`sector::set_expected_iv`).
     WriteIf {
         /// First LBA.
         lba: u64,
         /// The sealed blocks with their expected IVs.
         data: Vec<u8>,
-        /// Durable before it completes.
+        /// Whether it must be durable before it completes.
         is_forced: bool,
     },
 }
@@ -112,19 +112,19 @@ pub(super) struct Entry {
     pub(super) cdw10_11: u64,
     pub(super) cdw12: u32,
     pub(super) cdw13: u32,
-    /// Bytes that move, in either direction.
+    /// Bytes to move, in either direction.
     pub(super) bytes: usize,
     /// Data for the controller.
     pub(super) data: Vec<u8>,
 }
 
 impl HostCommand {
-    /// Entries of the queue it takes.
+    /// Number of queue entries that it takes.
     pub(super) fn entries(&self) -> usize {
         if matches!(self, Self::CompareAndWrite { .. }) { 2 } else { 1 }
     }
 
-    /// Whether its lengths are what a command may have.
+    /// Whether its lengths are valid.
     pub(super) fn has_valid_length(&self, block_bytes: usize, transfer_max: usize) -> bool {
         let whole = |bytes: usize| {
             bytes > 0 && bytes <= transfer_max && bytes.is_multiple_of(block_bytes.max(1))

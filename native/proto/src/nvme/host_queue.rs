@@ -1,8 +1,8 @@
-//! An I/O queue as the host (initiator) sees it: commands in, their ends out.
-//! Plain, or secure when it holds a [`SecureQueue`].
+//! The host's (initiator's) side of an I/O queue: takes commands and reports their ends. Secure if
+//! it has a [`SecureQueue`], otherwise plain.
 //!
-//! On a secure queue a completion counts only with its MAC, and data only with the MAC of the
-//! command that asked for it. The first bad MAC ends the queue.
+//! On a secure queue a completion is accepted only with its MAC, and data only with the MACs for
+//! the command that requested them. The first wrong MAC ends the queue.
 
 use std::collections::VecDeque;
 
@@ -26,16 +26,16 @@ use super::transmit::{Data, TransmitQueue};
 use crate::freshness::openings::Openings;
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
 
-/// What was negotiated for the queue.
+/// Limits negotiated for the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct HostLimits {
     /// Entries of the queue; one less may be outstanding.
     pub queue_depth: u16,
-    /// Most data bytes of one H2CData PDU, from ICResp.
+    /// Maximum data bytes of one H2CData PDU, from ICResp.
     pub h2c_data_max: usize,
-    /// Most bytes of one command.
+    /// Maximum bytes of one command.
     pub transfer_max: usize,
-    /// Most bytes of in-capsule data.
+    /// Maximum bytes of in-capsule data.
     pub in_capsule_max: usize,
     /// Bytes of a block on the wire: 4096, or 4160 on a secure queue.
     pub block_bytes: usize,
@@ -48,40 +48,40 @@ pub struct HostLimits {
 /// A command can't be submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many commands as the queue holds are outstanding.
+    /// The maximum number of commands is outstanding.
     #[error("the queue is full")]
     Full,
-    /// No whole number of blocks, none, or more than one command may move; or a list of ranges
-    /// that is empty or too long.
+    /// Not a whole number of blocks, or none, or more than one command may move; or an empty or too
+    /// long list of ranges.
     #[error("a command moves 1 block up to the transfer limit, or 1 to 256 ranges")]
     Length,
-    /// The queue is over.
+    /// The queue has ended.
     #[error("the queue is closed")]
     Closed,
 }
 
-/// What happened.
+/// An event of the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HostEvent {
     /// A command ended.
     Completed {
-        /// As given when it was submitted.
+        /// The tag given on submission.
         tag: u64,
-        /// How.
+        /// How it ended.
         status: Status,
-        /// When it was made, if it is a change that succeeded and the store keeps marks; else 0.
+        /// The mark of a successful change, if the store keeps marks; otherwise 0.
         mark: u64,
-        /// Blocks of a successful read or flush with milestone; the buffer of any other command,
-        /// for reuse.
+        /// The blocks of a successful read or other command that returns blocks; otherwise the
+        /// command's buffer, for reuse.
         data: Vec<u8>,
     },
-    /// The queue is over: every outstanding command's outcome is unknown.
+    /// The queue has ended: the outcome of every outstanding command is unknown.
     Failed {
-        /// Why.
+        /// The reason.
         reason: Reason,
         /// LBA of the command at fault, if one is known.
         lba: Option<u64>,
-        /// In words.
+        /// Description.
         detail: String,
     },
 }
@@ -92,9 +92,9 @@ struct Slot {
     number: u64,
     tag: u64,
     buffer: Vec<u8>,
-    /// Bytes of data that have moved by R2T or C2HData.
+    /// Bytes of data moved by R2T or C2HData.
     moved: usize,
-    /// A data digest didn't match.
+    /// Whether a data digest didn't match.
     is_damaged: bool,
     fused: Option<Fused>,
 }
@@ -103,7 +103,7 @@ struct Slot {
 #[derive(Debug, Clone, Copy)]
 struct Fused {
     partner: u16,
-    /// How the other one ended, and its mark, once it did.
+    /// Status and mark of the other command, once it has ended.
     ended: Option<(Status, u64)>,
 }
 
@@ -114,19 +114,19 @@ pub struct HostQueue {
     secure: Option<SecureQueue>,
     counter: CommandCounter,
     reader: PduReader,
-    /// By command id.
+    /// Outstanding commands by command id.
     slots: Slots<Slot>,
-    /// Read that the current data PDU belongs to, and its flags.
+    /// Command id of the read to which the current data PDU belongs, and the PDU's flags.
     sink: Option<(u16, u8)>,
     transmit: TransmitQueue,
     events: VecDeque<HostEvent>,
-    /// The mark that was told last: the next ones are nearer to it than 2³¹.
+    /// The highest mark received: later ones differ from it by less than 2³¹.
     mark: u64,
     is_failed: bool,
 }
 
 impl HostQueue {
-    /// A queue whose Connect command succeeded.
+    /// Creates a queue whose Connect command succeeded.
     #[must_use]
     pub fn new(limits: HostLimits, secure: Option<SecureQueue>) -> Self {
         Self {
@@ -149,7 +149,7 @@ impl HostQueue {
 
     // Commands.
 
-    /// Submits a command; `tag` comes back with its end. On an error the command comes back.
+    /// Submits a command; its end is reported with `tag`. An error returns the command.
     pub fn submit(
         &mut self,
         tag: u64,
@@ -177,7 +177,7 @@ impl HostQueue {
         self.transmit.buffer(bytes)
     }
 
-    /// Hands a buffer back for reuse.
+    /// Returns a buffer for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.transmit.recycle(buffer);
     }
@@ -189,26 +189,26 @@ impl HostQueue {
         &mut self.transmit
     }
 
-    /// What happened next.
+    /// The next event.
     pub fn next_event(&mut self) -> Option<HostEvent> {
         self.events.pop_front()
     }
 
     // Questions.
 
-    /// Commands without an end.
+    /// Number of commands that haven't ended.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.slots.count()
     }
 
-    /// Number of the command submitted last; 0: none was.
+    /// Number of the command submitted last; 0 if there was none.
     #[must_use]
     pub fn last_number(&self) -> u64 {
         self.counter.last()
     }
 
-    /// The queue's name, by which its target can be asked about it later; 0 for a plain one.
+    /// The queue's name, which identifies it in later questions to its target; 0 for a plain one.
     #[must_use]
     pub fn name(&self) -> u64 {
         self.secure.as_ref().map_or(0, SecureQueue::name)
@@ -227,7 +227,8 @@ impl HostQueue {
         if !command.has_valid_length(self.limits.block_bytes, self.limits.transfer_max) {
             return Err(SubmitError::Length);
         }
-        // A secure queue authenticates the list with the command, so both must come together.
+        // A secure queue authenticates the list together with the command, so both must be in one
+        // capsule.
         if let HostCommand::Deallocate(ranges) | HostCommand::DeallocateAgain(ranges) = command
             && self.secure.is_some()
             && ranges.len() * RANGE_BYTES > self.limits.in_capsule_max
@@ -237,7 +238,8 @@ impl HostQueue {
         if self.slots.free() < command.entries() { Err(SubmitError::Full) } else { Ok(()) }
     }
 
-    /// Puts an entry into a free slot and its capsule on the wire; returns the command id.
+    /// Puts an entry into a free slot and its capsule into the transmit queue; returns the command
+    /// id.
     fn put(&mut self, tag: u64, request: Entry) -> u16 {
         let cid = self.slots.next_free().unwrap_or_default();
         let number = self.counter.take();
@@ -309,7 +311,7 @@ impl HostQueue {
         if slot.entry.transfer_direction() != Transfer::HostToController
             || slot.entry.sgl.kind != SGL_TRANSPORT
         {
-            return Err(PduError::field(8, "data asked for by a command that has none"));
+            return Err(PduError::field(8, "request for data of a command that has none to send"));
         }
         let total = slot.entry.sgl.length.get() as usize;
         if start != slot.moved || length == 0 || length > total - slot.moved {
@@ -355,7 +357,7 @@ impl HostQueue {
         let total = slot.entry.sgl.length.get() as usize;
         let offset = header.offset.get() as usize;
         if offset.checked_add(length).is_none_or(|end| end > total) {
-            return Err(PduError::range("data outside what was asked for"));
+            return Err(PduError::range("data outside the requested range"));
         }
         if offset != slot.moved {
             return Err(PduError::sequence("data out of order"));
@@ -367,7 +369,8 @@ impl HostQueue {
             return Err(PduError::field(1, "success flag where a response capsule must follow"));
         }
         if is_first {
-            // Not before: most reads of a deep queue wait, and their buffers would only get cold.
+            // Allocated only now: most reads of a deep queue wait, and their buffers would drop out
+            // of the caches.
             let buffer = self.transmit.buffer(total);
             self.slot(header.cid.get())?.buffer = buffer;
         }
@@ -392,7 +395,7 @@ impl HostQueue {
         }
     }
 
-    /// The data of a PDU are complete; without a matching digest the command can't succeed.
+    /// The data of a PDU are complete; if their digest doesn't match, the command can't succeed.
     fn end_data(&mut self, is_intact: bool) {
         let Some((cid, flags)) = self.sink.take() else { return };
         let Ok(slot) = self.slot(cid) else { return };
@@ -455,7 +458,7 @@ impl HostQueue {
             && slot.entry.sgl.kind == SGL_TRANSPORT
             && slot.moved != slot.entry.sgl.length.get() as usize
         {
-            let detail = "success before all of the data was asked for".to_owned();
+            let detail = "success before all data were requested".to_owned();
             self.fail(Reason::PduMalformed, Some(lba), detail);
             return;
         }
@@ -501,7 +504,7 @@ impl StreamSink for HostQueue {
         if let Some(data) = slot.and_then(|slot| slot.buffer.get(slot.moved..slot.moved + bytes)) {
             self.reader.skip(data);
             self.received(bytes);
-            // The end of the data may be due.
+            // This may complete the data.
             self.receive(&[]);
         }
     }
@@ -529,13 +532,13 @@ impl StreamSink for HostQueue {
     }
 }
 
-/// The number with these low bits that is nearest to `known`.
+/// The number nearest to `known` that has these low bits.
 fn nearest(known: u64, low: u32) -> u64 {
     let distance = low.wrapping_sub(known as u32).cast_signed();
     known.wrapping_add_signed(distance.into())
 }
 
-/// How a fused pair ended: as the command that failed by itself did.
+/// The status of a fused pair: that of the command which caused the failure.
 fn outcome_of_pair(one: Status, other: Status) -> Status {
     let is_consequence = |status: Status| {
         status.is_success() || status.code() == Status::ABORTED_FAILED_FUSED.code()

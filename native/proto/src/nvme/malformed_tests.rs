@@ -1,5 +1,5 @@
-//! Every way a PDU can be malformed, from either side: one termination request that names the
-//! fault, one event, and nothing believed afterwards.
+//! Every kind of malformed PDU, from either side, causes one termination request that names the
+//! fault and one event; nothing is accepted afterwards.
 
 use zerocopy::FromBytes;
 
@@ -50,7 +50,7 @@ fn fault(bytes: &[u8], kind_of: u8, offending: &[u8]) -> (u16, u32) {
     let common = CommonHeader::read_from_bytes(&bytes[..8]).unwrap();
     assert_eq!((common.kind, common.pdu_bytes.get() as usize), (kind_of, bytes.len()));
     let quoted = &bytes[24..];
-    assert!(quoted.len() >= 8 && offending.starts_with(quoted), "quotes the header at fault");
+    assert!(quoted.len() >= 8 && offending.starts_with(quoted), "must quote the header at fault");
     let code = u16::from_le_bytes([bytes[8], bytes[9]]);
     (code, u32::from_le_bytes([bytes[10], bytes[11], bytes[12], bytes[13]]))
 }
@@ -82,13 +82,13 @@ fn a_controller_names_every_fault_of_a_host() {
         ("termination too long", pdu(kind::H2C_TERM, 0, &[0; 16], 129), (1, 4)),
         ("too much in a capsule", capsule(8193), (5, 0)),
         ("too much in one PDU", h2c(0, 0, 0, 0, 3 * BLOCK + 1), (5, 0)),
-        ("length that contradicts", changed(good(), 16, 1), (1, 16)),
+        ("contradictory length", changed(good(), 16, 1), (1, 16)),
         ("no data", h2c(0, 0, 0, 0, 0), (1, 16)),
         ("unknown transfer tag", h2c(0, 0, 1, 0, BLOCK), (1, 10)),
         ("transfer tag beyond the table", h2c(0, 0, u16::MAX, 0, BLOCK), (1, 10)),
         ("another command", h2c(0, 1, 0, 0, BLOCK), (1, 8)),
-        ("behind the end", h2c(0, 0, 0, 4 * BLOCK as u32, BLOCK), (4, 0)),
-        ("offset that wraps", h2c(0, 0, 0, u32::MAX, BLOCK), (4, 0)),
+        ("beyond the end", h2c(0, 0, 0, 4 * BLOCK as u32, BLOCK), (4, 0)),
+        ("offset that overflows", h2c(0, 0, 0, u32::MAX, BLOCK), (4, 0)),
         ("out of order", h2c(0, 0, 0, BLOCK as u32, BLOCK), (2, 0)),
         ("last flag too early", h2c(LAST, 0, 0, 0, BLOCK), (1, 1)),
     ];
@@ -106,7 +106,7 @@ fn a_controller_names_every_fault_of_a_host() {
         let is_fault =
             matches!(event, Some(ControllerEvent::Failed { reason: Reason::PduMalformed, .. }));
         assert!(is_fault, "{name}: {event:?}");
-        // Nothing is believed or answered any more.
+        // Nothing is accepted or answered any more.
         assert!(world.controller.place().is_empty() && world.controller.is_failed());
         feed(&mut world.controller, &capsule(BLOCK));
         assert_eq!(world.controller.next_event(), None, "{name}");
@@ -131,7 +131,7 @@ fn the_last_flag_must_end_the_transfer() {
 
 #[test]
 fn a_host_names_every_fault_of_a_controller() {
-    // Command 0 reads 2 blocks, command 1 writes 4 by request, command 2 wrote 1 in its capsule.
+    // Command 0 reads 2 blocks, command 1 writes 4 on request, command 2 wrote 1 in its capsule.
     let c2h = |flags, cid, offset, data| data_pdu(kind::C2H_DATA, flags, cid, 0, offset, data);
     let r2t = |cid, offset, length: usize| {
         let with_length = data_pdu(kind::H2C_DATA, 0, cid, 9, offset, length);
@@ -147,19 +147,19 @@ fn a_host_names_every_fault_of_a_controller() {
         ("host's termination", pdu(kind::H2C_TERM, 0, &[0; 16], 0), (2, 0)),
         ("header digest", changed(response(0), 1, 1), (1, 1)),
         ("data in a response", changed(response(0), 4, 25), (1, 4)),
-        ("response to nothing", response(6), (1, 20)),
-        ("data of nothing", c2h(LAST, 6, 0, BLOCK), (1, 8)),
-        ("data of a write", c2h(LAST, 1, 0, BLOCK), (1, 8)),
+        ("response without a command", response(6), (1, 20)),
+        ("data without a command", c2h(LAST, 6, 0, BLOCK), (1, 8)),
+        ("data for a write", c2h(LAST, 1, 0, BLOCK), (1, 8)),
         ("data beyond the end", c2h(LAST, 0, 0, 2 * BLOCK + 1), (4, 0)),
         ("data out of order", c2h(LAST, 0, BLOCK as u32, BLOCK), (2, 0)),
         ("more than any command", c2h(LAST, 0, 0, 8 * BLOCK + 1), (5, 0)),
         ("success before the end", c2h(LAST | FLAG_SUCCESS, 0, 0, BLOCK), (1, 1)),
         ("success without last", c2h(FLAG_SUCCESS, 0, 0, 2 * BLOCK), (1, 1)),
-        ("request of nothing", r2t(6, 0, BLOCK), (1, 8)),
-        ("request of a read", r2t(0, 0, BLOCK), (1, 8)),
-        ("request of what was sent", r2t(2, 0, BLOCK), (1, 8)),
+        ("request without a command", r2t(6, 0, BLOCK), (1, 8)),
+        ("request for data of a read", r2t(0, 0, BLOCK), (1, 8)),
+        ("request for data already sent", r2t(2, 0, BLOCK), (1, 8)),
         ("request beyond the end", r2t(1, 0, 4 * BLOCK + 1), (4, 0)),
-        ("request of no bytes", r2t(1, 0, 0), (4, 0)),
+        ("request for no bytes", r2t(1, 0, 0), (4, 0)),
         ("request out of order", r2t(1, BLOCK as u32, BLOCK), (4, 0)),
     ];
     for (name, bytes, expected) in cases {
@@ -186,7 +186,7 @@ fn a_host_names_every_fault_of_a_controller() {
 }
 
 #[test]
-fn an_answer_without_all_of_its_data_is_no_answer() {
+fn a_success_without_all_data_ends_the_queue() {
     for (command, name) in [
         (HostCommand::Read { lba: 0, blocks: 1 }, "read"),
         (HostCommand::Write { lba: 0, data: vec![0; 4 * BLOCK], is_forced: false }, "write"),

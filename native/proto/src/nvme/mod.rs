@@ -1,4 +1,5 @@
-//! NVMe/TCP: PDU codecs, command and completion entries, and the I/O queue machines of both sides.
+//! NVMe/TCP: PDU codecs, command and completion entries, and the I/O queues' state machines for
+//! both sides.
 //!
 //! NVMe Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0.
 
@@ -18,21 +19,21 @@ pub mod transmit;
 /// Why a queue or a sector was refused: stable ids, listed in `docs/formats/secure-queue.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// A command's MAC doesn't belong to this command number on this queue.
+    /// A command's MAC isn't valid for its number on this queue.
     CommandMac,
-    /// A sector's MAC doesn't belong to this command, place and direction.
+    /// A sector's MAC isn't valid for its command, LBA and direction.
     SectorMac,
-    /// A completion's MAC doesn't belong to this command and outcome.
+    /// A completion's MAC isn't valid for its command and outcome.
     CompletionMac,
-    /// The stored sector isn't the one written last.
+    /// The stored sector isn't the latest one written.
     SectorStale,
-    /// The sector doesn't open under its tag.
+    /// The sector's tag doesn't authenticate it.
     SectorTag,
     /// The sector names a key epoch that isn't the volume's.
     SectorKeyEpoch,
-    /// The sector's format version or flags are not known.
+    /// The sector's format version or flags are unknown.
     SectorFormat,
-    /// A sector is said to be unwritten in a volume that has none such.
+    /// A sector is reported as unwritten in a fully sealed volume.
     SectorUnwritten,
     /// A PDU breaks the transport's rules.
     PduMalformed,
@@ -40,11 +41,11 @@ pub enum Reason {
     QueueClosed,
     /// The store failed to read or write.
     StoreFailed,
-    /// A page that the store's next opening needs isn't the one written last.
+    /// A page that the store's next opening needs isn't the latest one written.
     StoreDamaged,
-    /// The store was put back to an older state, or is another's.
+    /// The store was rolled back to an older state, or isn't the one that its anchor records.
     StoreRolledBack,
-    /// The store's anchor gave no answer: what was to be made durable may be tried again.
+    /// The store's anchor didn't answer: the flush or durable write may be tried again.
     AnchorUnreachable,
     /// No counters left: nothing may be sealed.
     LeaseExhausted,

@@ -1,11 +1,11 @@
-//! What a controller is asked to do, and what its namespaces allow: the typed form of the commands
+//! Operations of a controller and the capabilities of its namespaces: typed forms of the commands
 //! of the NVM Command Set 1.0 and of the reservation commands of NVMe Base 2.0.
 
 use super::status::Status;
 
-/// Most ranges of one Dataset Management command (NVM Command Set 1.0 §3.2.3).
+/// Maximum ranges of one Dataset Management command (NVM Command Set 1.0 §3.2.3).
 pub const RANGES_MAX: usize = 256;
-/// Most blocks of one fused Compare and Write: the identify field ACWU plus one.
+/// Maximum blocks of one fused Compare and Write: the identify field ACWU plus one.
 pub const FUSED_BLOCKS_MAX: u32 = 1;
 
 /// Optional commands that a namespace executes: a bit set.
@@ -13,7 +13,7 @@ pub const FUSED_BLOCKS_MAX: u32 = 1;
 pub struct CommandSet(u16);
 
 impl CommandSet {
-    /// None but read, write and flush.
+    /// Only read, write and flush.
     pub const NONE: Self = Self(0);
     /// Compare.
     pub const COMPARE: Self = Self(1 << 0);
@@ -43,14 +43,14 @@ impl CommandSet {
     }
 }
 
-/// What a host may do with a namespace now.
+/// A host's current access to a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Everything.
     Full,
     /// Commands that change blocks end with Namespace is Write Protected.
     ReadOnly,
-    /// Every command ends with this status, for example of an inaccessible ANA state.
+    /// Every command ends with this status, for example that of an inaccessible ANA state.
     Refused(Status),
 }
 
@@ -61,35 +61,36 @@ pub struct NamespaceFormat {
     pub nsid: u32,
     /// Bytes of a block on the wire: 4096, or 4160 on a secure queue.
     pub block_bytes: usize,
-    /// Blocks of the namespace.
+    /// Number of blocks of the namespace.
     pub block_count: u64,
     /// Optional commands that are executed; the others end with Invalid Command Opcode.
     pub commands: CommandSet,
-    /// What the host may do.
+    /// The host's access.
     pub access: Access,
 }
 
-/// A command whose bytes are all here and, on a secure queue, authentic.
+/// A command whose bytes have all arrived and, on a secure queue, are authentic.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Command {
     /// Handle to complete it with.
     pub slot: u16,
     /// Its namespace; `u32::MAX` for a flush of all.
     pub nsid: u32,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// First LBA; 0 for commands without a range of their own.
     pub lba: u64,
-    /// Blocks; 0 for commands without a range of their own.
+    /// Number of blocks; 0 for commands without a range of their own.
     pub blocks: u32,
-    /// Force unit access: what is written must be durable before it is completed.
+    /// Force unit access: the write must be durable before it is completed.
     pub is_forced: bool,
-    /// A write or deallocation that an earlier life of the target answered: it must not replace what
-    /// was changed in this one. Without a meaning on a plain queue.
+    /// Whether it is a write or deallocation that an earlier incarnation of the target
+    /// acknowledged: it must not replace anything changed in the current one. Meaningless on a
+    /// plain queue.
     pub is_sent_again: bool,
     /// Its number on the connection.
     pub number: u64,
-    /// Its id, which the host uses for no other command before it has the completion.
+    /// Its id, which the host doesn't reuse before it has the completion.
     pub cid: u16,
 }
 
@@ -98,36 +99,36 @@ pub struct Command {
 pub struct LbaRange {
     /// First LBA.
     pub lba: u64,
-    /// Blocks; may be 0.
+    /// Number of blocks; may be 0.
     pub blocks: u32,
 }
 
-/// What a command asks for.
+/// The operation of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Read into a buffer of the queue and hand that to its `complete_read`.
+    /// Read into a buffer of the queue, and pass it to the queue's `complete_read`.
     Read,
     /// Write these blocks; MAC fields are zero.
     Write(Vec<u8>),
     /// Make completed writes durable.
     Flush,
-    /// Secure queues only: the same, and hand a block that begins with the store's milestone, or is
+    /// Secure queues only: flush, and pass a block that begins with the store's milestone, or
     /// zeros, to the queue's `complete_read`.
     FlushMilestone,
-    /// Secure queues only: hand a block that lists how the changes of another queue of the same
-    /// gateway ended ([`super::outcomes`]) to the queue's `complete_read`.
+    /// Secure queues only: pass a block that lists the outcomes of the changes of another queue of
+    /// the same gateway ([`super::outcomes`]) to the queue's `complete_read`.
     Outcomes {
         /// That queue's name.
         queue: u64,
         /// Its association epoch.
         epoch: u64,
     },
-    /// Secure queues only: hand a block that begins with how far the store's openings have come
-    /// ([`crate::freshness::openings`]), or is zeros, to the queue's `complete_read`.
+    /// Secure queues only: pass a block that begins with the store's openings
+    /// ([`crate::freshness::openings`]), or zeros, to the queue's `complete_read`.
     Openings,
     /// Make the blocks read as zeros.
     WriteZeroes {
-        /// The blocks may be deallocated.
+        /// Whether the blocks may be deallocated.
         deallocate: bool,
     },
     /// Deallocate these ranges, at most [`RANGES_MAX`], each inside the namespace.
@@ -136,33 +137,34 @@ pub enum Operation {
     Compare(Vec<u8>),
     /// Check the stored blocks without moving them.
     Verify,
-    /// Fused: write `data` if the stored blocks equal `expected`. One command to complete; the
-    /// queue answers both entries of the host.
+    /// Fused: write `data` if the stored blocks equal `expected`. It is completed once; the queue
+    /// answers both entries of the host.
     CompareAndWrite {
-        /// What must be stored now.
+        /// The blocks that must be stored now.
         expected: Vec<u8>,
-        /// What to store then.
+        /// The blocks to store then.
         data: Vec<u8>,
     },
-    /// Secure queues only: write each block if the IV stored now is the one it names
-    /// (`sector::take_expected_iv`); Compare Failure and nothing stored if one isn't.
+    /// Secure queues only: write each block if the stored IV is the one that it expects
+    /// (`sector::take_expected_iv`). If one isn't, nothing is stored and the status is Compare
+    /// Failure.
     WriteIf(Vec<u8>),
     /// Register, unregister or replace this host's reservation key.
     ReservationRegister {
-        /// What to do.
+        /// The action.
         action: RegisterAction,
-        /// The current key needn't match.
+        /// Whether the current key isn't checked.
         ignore_existing_key: bool,
         /// Change of "persist through power loss".
         persistence: Persistence,
-        /// The host's key now.
+        /// The host's current key.
         current_key: u64,
-        /// The host's key from now on.
+        /// The host's new key.
         new_key: u64,
     },
     /// Acquire or preempt a reservation.
     ReservationAcquire {
-        /// What to do.
+        /// The action.
         action: AcquireAction,
         /// Type of reservation.
         kind: ReservationType,
@@ -180,9 +182,9 @@ pub enum Operation {
     },
     /// Report registrants and holder; answer with `complete_data`.
     ReservationReport {
-        /// Extended data structure (128-bit host identifiers).
+        /// Whether to return the extended data structure (128-bit host identifiers).
         extended: bool,
-        /// Bytes the host asked for; longer answers are cut, shorter ones filled with zeros.
+        /// Requested bytes; a longer answer is truncated, a shorter one padded with zeros.
         bytes: usize,
     },
 }

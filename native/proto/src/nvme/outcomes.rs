@@ -1,31 +1,31 @@
-//! How the changes of a secure queue that is over ended: what its target tells who asks
+//! Encoding of a target's answer about the outcomes of the changes of a secure queue that has ended
 //! (`docs/formats/secure-queue.md` §3).
 
 use super::status::Status;
 use crate::sector::{BLOCK_BYTES, Block, DATA_BYTES};
 
-/// Bytes in front of the list.
+/// Bytes before the list.
 const HEADER_BYTES: usize = 8;
 /// Bytes of one change.
 const ENDED_BYTES: usize = 20;
-/// Most changes that one answer lists: more than a queue's depth.
+/// Maximum changes that one answer lists: more than a queue's depth.
 pub const ENDED_MAX: usize = (DATA_BYTES - HEADER_BYTES) / ENDED_BYTES;
 
-/// A command that changed blocks, or began to.
+/// Outcome of a command that changed blocks, or began to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Its number on the queue's connection.
     pub number: u64,
-    /// How it ended; Command Abort Requested: part of its ranges is done.
+    /// Its status; Command Abort Requested if only some of its ranges are done.
     pub status: Status,
-    /// Ranges of a deallocation that are done, from the first on; 0 for every other command.
+    /// Number of ranges of a deallocation that are done, from the first on; 0 for other commands.
     pub ranges: u16,
-    /// When it was made, if it succeeded and the store keeps marks; else 0.
+    /// Its mark, if it succeeded and the store keeps marks; otherwise 0.
     pub mark: u64,
 }
 
-/// An answer's block: the changes of the queue, or that they aren't known (also if they are more
-/// than [`ENDED_MAX`]). All but its beginning is zero.
+/// Encodes an answer: the outcomes of the queue's changes, or that they aren't known (also if there
+/// are more than [`ENDED_MAX`]). The rest of the block is zero.
 pub fn encode(known: Option<&[Ended]>, block: &mut Block) {
     block.fill(0);
     let Some(changes) = known.filter(|changes| changes.len() <= ENDED_MAX) else { return };
@@ -40,7 +40,7 @@ pub fn encode(known: Option<&[Ended]>, block: &mut Block) {
     }
 }
 
-/// The changes that an answer's block lists; None: its target doesn't know them.
+/// Decodes an answer; None if the target doesn't know the outcomes.
 #[must_use]
 pub fn decode(block: &[u8]) -> Option<Vec<Ended>> {
     let block: &Block = block.first_chunk::<BLOCK_BYTES>()?;
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_comes_back_from_its_bytes() {
+    fn an_answer_is_decoded_from_its_bytes() {
         let mut block = [9; BLOCK_BYTES];
         for count in [0, 1, 128, ENDED_MAX] {
             encode(Some(&changes(count)), &mut block);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_no_empty_list() {
+    fn unknown_outcomes_differ_from_an_empty_list() {
         let mut block = [9; BLOCK_BYTES];
         encode(None, &mut block);
         assert_eq!(decode(&block), None);

@@ -1,5 +1,5 @@
 //! NVMe/TCP PDU headers and their layout (NVMe/TCP Transport 1.0 §3.6). Data follow the header and
-//! its digest directly: padding is negotiated away.
+//! its digest directly, as no padding is negotiated.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,7 +12,7 @@ pub const COMMON_BYTES: usize = 8;
 pub const HEADER_BYTES_MAX: usize = 128;
 /// Bytes of a digest (CRC32C, little endian).
 pub const DIGEST_BYTES: usize = 4;
-/// Most data bytes a termination request may carry (the offending header).
+/// Maximum data bytes of a termination request (the offending header).
 pub const TERMINATION_DATA_MAX: usize = 128;
 /// Flag: a digest follows the header.
 pub const FLAG_HEADER_DIGEST: u8 = 0x01;
@@ -40,9 +40,9 @@ pub mod kind {
 /// Digests (CRC32C) negotiated for a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Digests {
-    /// Of every header.
+    /// Whether every header has one.
     pub header: bool,
-    /// Of the data of every PDU that carries some.
+    /// Whether the data of every PDU with data have one.
     pub data: bool,
 }
 
@@ -60,18 +60,18 @@ impl Digests {
     }
 }
 
-/// What PDUs are checked against.
+/// Limits against which PDUs are checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PduLimits {
-    /// Most data bytes of a command capsule.
+    /// Maximum data bytes of a command capsule.
     pub capsule_data_max: usize,
-    /// Most data bytes of a data PDU.
+    /// Maximum data bytes of a data PDU.
     pub data_max: usize,
     /// Digests negotiated.
     pub digests: Digests,
 }
 
-/// Where the parts of a PDU are.
+/// Layout of a PDU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of the header.
@@ -105,7 +105,7 @@ pub struct PduError {
     /// Fatal error status: 1 header field, 2 sequence, 3 header digest, 4 data range, 5 limit,
     /// 6 unsupported.
     pub code: u16,
-    /// Byte offset in the header of the field that is wrong; for a header digest the one received.
+    /// Byte offset of the wrong field in the header; for a header digest, the digest received.
     pub offset: u32,
     /// What is wrong.
     pub what: &'static str,
@@ -117,7 +117,7 @@ impl PduError {
     pub const fn field(offset: u32, what: &'static str) -> Self {
         Self { code: 1, offset, what }
     }
-    /// A PDU that isn't expected now.
+    /// An unexpected PDU.
     #[must_use]
     pub const fn sequence(what: &'static str) -> Self {
         Self { code: 2, offset: 0, what }
@@ -127,12 +127,12 @@ impl PduError {
     pub const fn header_digest(received: u32) -> Self {
         Self { code: 3, offset: received, what: "header digest" }
     }
-    /// More data than the limit that was announced.
+    /// More data than the announced limit.
     #[must_use]
     pub const fn limit(what: &'static str) -> Self {
         Self { code: 5, offset: 0, what }
     }
-    /// Data outside the transfer it belongs to.
+    /// Data outside of their transfer.
     #[must_use]
     pub const fn range(what: &'static str) -> Self {
         Self { code: 4, offset: 0, what }
@@ -159,7 +159,7 @@ pub struct CommonHeader {
     pub kind: u8,
     /// Flags.
     pub flags: u8,
-    /// Bytes of the header, this part included.
+    /// Bytes of the header, including this part.
     pub header_bytes: u8,
     /// Offset of the data, 0 if there is none.
     pub data_offset: u8,
@@ -189,9 +189,9 @@ wire_struct! {
         version: U16,
         /// Host's data alignment, in dwords minus one.
         alignment: u8,
-        /// Digests asked for.
+        /// Digests requested.
         digests: u8,
-        /// Most outstanding R2Ts per command, minus one.
+        /// Maximum outstanding R2Ts per command, minus one.
         r2t_max: U32,
         /// Must be 0.
         reserved: [u8; 112],
@@ -206,14 +206,14 @@ wire_struct! {
         alignment: u8,
         /// Digests granted.
         digests: u8,
-        /// Most data bytes of one H2CData PDU.
+        /// Maximum data bytes of one H2CData PDU.
         h2c_data_max: U32,
         /// Must be 0.
         reserved: [u8; 112],
     } 128
 }
 wire_struct! {
-    /// Termination request of either direction.
+    /// Termination request, either direction.
     TermReq {
         /// Fatal error status.
         code: U16,
@@ -240,7 +240,7 @@ wire_struct! {
 wire_struct! {
     /// Data, either direction.
     DataHeader {
-        /// Command id the data belongs to.
+        /// Command id of the data.
         cid: U16,
         /// Transfer tag (host to controller only).
         tag: U16,
@@ -257,11 +257,11 @@ wire_struct! {
     R2t {
         /// Command id.
         cid: U16,
-        /// Transfer tag to answer with.
+        /// Transfer tag for the answer.
         tag: U16,
         /// Offset in the command's data.
         offset: U32,
-        /// Bytes asked for.
+        /// Bytes requested.
         length: U32,
         /// Must be 0.
         reserved: [u8; 4],
@@ -335,10 +335,10 @@ fn digests_of(kind_of: u8, negotiated: Digests) -> Digests {
 }
 
 impl CommonHeader {
-    /// A header for `kind` with `data` bytes and the negotiated digests behind it.
+    /// A header for `kind`, followed by `data` bytes, with the negotiated digests.
     ///
     /// # Panics
-    /// If `kind` isn't one of the table, which is a mistake in the caller's code.
+    /// If `kind` isn't in the table, which is a defect in the caller.
     #[must_use]
     pub fn new(kind: u8, flags: u8, data: usize, negotiated: Digests) -> Self {
         let header_bytes = header_bytes(kind).expect("a PDU type of the table");
@@ -359,7 +359,7 @@ impl CommonHeader {
         }
     }
 
-    /// Checks type, flags and lengths against `limits`; returns where the parts are.
+    /// Checks type, flags and lengths against `limits`; returns the layout.
     pub fn check(&self, limits: &PduLimits) -> Result<Layout, PduError> {
         let header_bytes = header_bytes(self.kind).ok_or(PduError::field(0, "unknown PDU type"))?;
         let digests = digests_of(self.kind, limits.digests);
@@ -384,7 +384,7 @@ impl CommonHeader {
         }
         let expected = Digests { header: has_header_digest, data: layout.has_data_digest };
         if self.flags & digest_flags != expected.field() {
-            return Err(PduError::field(1, "digests that were not negotiated, or none"));
+            return Err(PduError::field(1, "other digests than were negotiated"));
         }
         self.check_data(layout, limits)?;
         Ok(layout)
@@ -407,7 +407,7 @@ impl CommonHeader {
         }
         let offset = usize::from(self.data_offset);
         let is_right = offset == layout.bytes_before_data();
-        // Without data the field says nothing: 0 and the end of the header are both in use.
+        // Without data the field is meaningless: both 0 and the end of the header are in use.
         if is_right || is_termination || (layout.data_bytes == 0 && offset == 0) {
             Ok(())
         } else {
@@ -417,7 +417,7 @@ impl CommonHeader {
 }
 
 impl Header {
-    /// Parses exactly one header, without its digest; [`CommonHeader::check`] gave the layout.
+    /// Parses exactly one header, without its digest; `layout` is from [`CommonHeader::check`].
     pub fn parse(bytes: &[u8], layout: &Layout) -> Result<Self, PduError> {
         let kind_of = *bytes.first().ok_or(SHORT)?;
         let header = match kind_of {
@@ -442,8 +442,8 @@ impl Header {
     }
 }
 
-/// The whole PDU of a termination request for `error`, as the controller (`from_host` false) or the
-/// host sends it, with the header that it is about.
+/// The whole PDU of a termination request for `error`, with the header at fault, from the host or
+/// (`from_host` false) the controller.
 #[must_use]
 pub fn termination(from_host: bool, error: PduError, offending: &[u8]) -> Vec<u8> {
     let kind_of = if from_host { kind::H2C_TERM } else { kind::C2H_TERM };

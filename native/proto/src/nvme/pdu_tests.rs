@@ -86,7 +86,7 @@ proptest! {
 }
 
 #[test]
-fn every_byte_flip_of_a_common_header_is_refused_or_another_valid_pdu() {
+fn every_bit_flip_of_a_common_header_is_refused_or_gives_another_valid_pdu() {
     let bytes = data_pdu(kind::C2H_DATA, FLAG_LAST, b"0123456789");
     for bit in 0..64 {
         let mut flipped = bytes.clone();
@@ -137,7 +137,7 @@ fn digests_are_crc32c() {
 }
 
 #[test]
-fn digests_are_where_the_specification_puts_them() {
+fn digests_are_placed_as_specified() {
     for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
         let digests = Digests { header, data };
         assert_eq!(Digests::from_field(digests.field()), digests);
@@ -148,7 +148,7 @@ fn digests_are_where_the_specification_puts_them() {
         let limits = PduLimits { capsule_data_max: 100, data_max: 0, digests };
         let layout = with_data.check(&limits).unwrap();
         assert_eq!((layout.bytes_before_data(), layout.bytes_of_data()), (head, 100 + tail));
-        // Other digests than were negotiated are refused, in either direction.
+        // Digests that differ from the negotiated ones are refused, whether more or fewer.
         for other in [(false, false), (true, false), (false, true), (true, true)] {
             let digests = Digests { header: other.0, data: other.1 };
             let is_right = other == (header, data);
@@ -156,7 +156,7 @@ fn digests_are_where_the_specification_puts_them() {
             assert_eq!(bare.check(&limits).is_ok(), other.0 == header);
             let with_data = CommonHeader::new(kind::CAPSULE_CMD, 0, 50, digests);
             assert_eq!(with_data.check(&limits).is_ok(), is_right);
-            // Handshake and termination never carry any.
+            // Handshake PDUs never have digests.
             let handshake = CommonHeader::new(kind::IC_REQ, 0, 0, digests);
             assert_eq!((handshake.flags, handshake.pdu_bytes.get()), (0, 128));
             assert!(handshake.check(&limits).is_ok());

@@ -1,4 +1,4 @@
-//! Both queue machines against each other, and an adversary between them.
+//! The state machines of both sides against each other, with an adversary between them.
 
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ pub(super) fn secure(queue_id: u16) -> SecureQueue {
     SecureQueue::new(&Secret::take(&mut [8; 32]), &context)
 }
 
-/// Feeds bytes as a connection does: to their place where there is one, else in portions.
+/// Feeds bytes as a connection does: into their place if there is one, otherwise in portions.
 pub(super) fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let place = queue.place();
@@ -64,7 +64,7 @@ pub(super) fn everything(block_bytes: usize) -> Vec<NamespaceFormat> {
     }]
 }
 
-/// Host, controller and the blocks behind it; bytes move only when told to.
+/// Host, controller and stored blocks; bytes move only on request of the test.
 pub(super) struct World {
     pub(super) host: HostQueue,
     pub(super) controller: ControllerQueue,
@@ -212,7 +212,7 @@ impl World {
 }
 
 #[test]
-fn marks_are_whole_and_authentic_however_far_a_store_has_come() {
+fn marks_are_complete_and_authentic_however_large_they_are() {
     let written = |world: &mut World, tag| {
         world.host.submit(tag, write(0, sealed(1, 0))).unwrap();
         world.run();
@@ -230,7 +230,7 @@ fn marks_are_whole_and_authentic_however_far_a_store_has_come() {
     assert_eq!(written(&mut world, 3), Some(0x13_0000_0010));
     world.mark -= 1;
     assert_eq!(written(&mut world, 4), Some(0x13_0000_000f), "an answer that was overtaken");
-    // Low and high half of what is sent.
+    // The low and the high half of the transmitted mark.
     for place in [16, 18] {
         let mut world = World::new(Some(1), false);
         world.mark = 7;
@@ -242,7 +242,7 @@ fn marks_are_whole_and_authentic_however_far_a_store_has_come() {
         world.feed_host(&bytes);
         assert_eq!(world.host_refusal(), Some(Reason::CompletionMac));
     }
-    // A queue that never heard how far the store has come can't know the rest of a mark.
+    // A queue that doesn't know the store's openings can't complete a mark.
     let mut world = World::new(Some(1), false);
     world.mark = 1 << 32;
     assert_eq!(written(&mut world, 1), None);
@@ -327,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_bit_on_a_secure_queue_is_refused_or_waits_for_ever(
+    fn a_flipped_bit_on_a_secure_queue_never_changes_data(
         bit in 0usize..(2 * BLOCK_BYTES + 300) * 8, answer: bool,
     ) {
         let mut world = World::new(Some(1), false);
@@ -341,7 +341,7 @@ proptest! {
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
             world.feed_host(&bytes);
-            // Unused header bytes carry no meaning; everything that does is checked.
+            // Unused header bytes have no meaning; everything else is checked.
             if let Some((status, data)) = world.completed(1) {
                 prop_assert!(status.is_success());
                 prop_assert_eq!(data, &sealed(1, 5)[..], "bit {}", bit);
@@ -371,7 +371,7 @@ proptest! {
 }
 
 #[test]
-fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
+fn secure_queue_moves_sealed_sectors_in_capsule_and_on_request() {
     for blocks in [1, 2, 7] {
         let mut world = World::new(Some(1), true);
         let data = sealed(blocks, 3);
@@ -572,7 +572,7 @@ fn bad_commands_get_their_own_status() {
 }
 
 #[test]
-fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
+fn a_command_id_can_be_outstanding_only_once_and_the_queue_is_bounded() {
     let mut world = World::new(None, false);
     let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
     let capsule = |cid| CapsuleCmd {
@@ -604,7 +604,7 @@ fn submission_is_bounded_by_depth_and_length() {
 }
 
 #[test]
-fn data_is_asked_for_only_as_the_window_allows_and_in_order() {
+fn data_are_requested_in_order_and_only_as_the_window_allows() {
     let mut world = World::new(None, false);
     let all = BLOCKS as usize * DATA_BYTES;
     world.controller.limits.transfer_max = all;

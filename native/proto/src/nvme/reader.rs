@@ -1,6 +1,6 @@
-//! The reader that splits a byte stream into PDU headers and data and checks their digests, and
-//! what a queue that is fed from a stream offers: a place for the data it waits for, so that they
-//! needn't be copied twice.
+//! Splits a byte stream into PDU headers and data and checks their digests. Also the interface of a
+//! queue that is fed from a stream: it offers a place for the data it expects, so that they aren't
+//! copied twice.
 
 use zerocopy::FromBytes;
 
@@ -11,23 +11,23 @@ use super::pdu::{
 
 /// A queue that takes the bytes of its connection.
 pub trait StreamSink {
-    /// Where the next bytes of the stream belong; empty unless the rest of some data is next.
+    /// Place for the next bytes of the stream; empty unless the rest of some data comes next.
     fn place(&mut self) -> &mut [u8];
     /// The first `bytes` of [`Self::place`] were filled.
     fn placed(&mut self, bytes: usize);
-    /// Bytes from the connection, in any portions. A peer's fault becomes an event.
+    /// Takes bytes from the connection, in any portions. A fault of the peer becomes an event.
     fn receive(&mut self, input: &[u8]);
 }
 
-/// What the reader found next in the stream.
+/// The next piece of the stream.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // handed over by value and matched at once
+#[allow(clippy::large_enum_variant)] // passed by value and matched at once
 pub enum Piece<'a> {
     /// A header; `usize` bytes of data follow.
     Header(Header, usize),
     /// Data of the PDU whose header came last.
     Data(&'a [u8]),
-    /// The data of the PDU are complete; whether their digest matches, if they have one.
+    /// The data of the PDU are complete; false if they have a digest that doesn't match.
     End(bool),
 }
 
@@ -39,13 +39,13 @@ enum State {
     End,
 }
 
-/// Splits a stream into headers and data, whatever the sizes of the reads.
+/// Splits a stream into headers and data, regardless of the sizes of the reads.
 #[derive(Debug)]
 pub struct PduReader {
     limits: PduLimits,
     header: [u8; HEADER_BYTES_MAX + DIGEST_BYTES],
     filled: usize,
-    /// Bytes of the header before the one that is being filled, if that has none yet.
+    /// Bytes of the previous header, until the first byte of the next one arrives.
     previous: usize,
     state: State,
     layout: Layout,
@@ -56,7 +56,7 @@ pub struct PduReader {
 }
 
 impl PduReader {
-    /// A reader that refuses PDUs beyond `limits`.
+    /// Creates a reader that refuses PDUs beyond `limits`.
     #[must_use]
     pub fn new(limits: PduLimits) -> Self {
         Self {
@@ -73,20 +73,20 @@ impl PduReader {
         }
     }
 
-    /// Data bytes of the current PDU that are still to come.
+    /// Remaining data bytes of the current PDU.
     #[must_use]
     pub fn data_left(&self) -> usize {
         self.data_left
     }
 
-    /// The header that is being read, or the last one: what a termination request quotes.
+    /// The header being read, or the last one, which a termination request quotes.
     #[must_use]
     pub fn header(&self) -> &[u8] {
         let bytes = if self.filled > 0 { self.filled } else { self.previous };
         self.header.get(..bytes.min(HEADER_BYTES_MAX)).unwrap_or_default()
     }
 
-    /// Notes that these bytes of the current PDU's data were received past this reader.
+    /// Accounts for data of the current PDU that were received without this reader.
     pub fn skip(&mut self, data: &[u8]) {
         if self.layout.has_data_digest {
             self.checksum = crc32c::crc32c_append(self.checksum, data);
@@ -97,7 +97,7 @@ impl PduReader {
         }
     }
 
-    /// Takes the next piece off `input`; `None` if more input is needed.
+    /// Takes the next piece from `input`; `None` if more input is needed.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Piece<'a>>, PduError> {
         match self.state {
             State::Header => self.next_header(input),
@@ -161,7 +161,7 @@ pub fn check_header_digest(header: &[u8], digest: [u8; DIGEST_BYTES]) -> Result<
     }
 }
 
-/// Moves bytes from `input` until `wanted` bytes of `buffer` are filled or there are no more.
+/// Moves bytes from `input` until `wanted` bytes of `buffer` are filled or the input is empty.
 fn fill(buffer: &mut [u8], filled: &mut usize, input: &mut &[u8], wanted: usize) {
     let take = wanted.saturating_sub(*filled).min(input.len());
     let (bytes, rest) = input.split_at(take);

@@ -1,64 +1,64 @@
-//! Numbered places for what is outstanding on a queue.
+//! Numbered slots for outstanding commands.
 
-/// A bounded table whose free numbers are known: nothing is searched for.
+/// A bounded table that finds a free number without a search.
 #[derive(Debug)]
 pub struct Slots<T> {
     entries: Vec<Option<T>>,
-    /// The number that was freed last is given out first: its place is in the processor's caches.
+    /// The number freed last is used first, as its entry is in the processor's caches.
     free: Vec<u16>,
 }
 
 impl<T> Slots<T> {
-    /// A table of `count` free places, given out from 0 on.
+    /// Creates a table of `count` free slots, used from 0 on.
     #[must_use]
     pub fn new(count: u16) -> Self {
         Self { entries: (0..count).map(|_| None).collect(), free: (0..count).rev().collect() }
     }
 
-    /// Puts an entry into a free place and returns its number; `None` if there is none.
+    /// Puts an entry into a free slot and returns its number; `None` if there is none.
     pub fn insert(&mut self, entry: T) -> Option<u16> {
         let number = self.free.pop()?;
         *self.entries.get_mut(usize::from(number))? = Some(entry);
         Some(number)
     }
 
-    /// Takes an entry out; its number is free.
+    /// Removes an entry and frees its number.
     pub fn take(&mut self, number: u16) -> Option<T> {
         let entry = self.entries.get_mut(usize::from(number)).and_then(Option::take)?;
         self.free.push(number);
         Some(entry)
     }
 
-    /// The entry of that number.
+    /// The entry with this number.
     #[must_use]
     pub fn get(&self, number: u16) -> Option<&T> {
         self.entries.get(usize::from(number)).and_then(Option::as_ref)
     }
 
-    /// The entry of that number.
+    /// The entry with this number.
     pub fn get_mut(&mut self, number: u16) -> Option<&mut T> {
         self.entries.get_mut(usize::from(number)).and_then(Option::as_mut)
     }
 
-    /// The first entry, by number, that fits.
+    /// The lowest number whose entry fits.
     pub fn find(&self, fits: impl Fn(&T) -> bool) -> Option<u16> {
         let found = self.entries.iter().position(|entry| entry.as_ref().is_some_and(&fits));
         found.map(|index| index as u16)
     }
 
-    /// The number that the next entry gets; `None` if no place is free.
+    /// The number that the next entry gets; `None` if no slot is free.
     #[must_use]
     pub fn next_free(&self) -> Option<u16> {
         self.free.last().copied()
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub fn count(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Free places.
+    /// Number of free slots.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()

@@ -20,7 +20,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Done.
+    /// Success.
     SUCCESS = 0x000, "Successful Completion";
     /// The opcode isn't supported on this queue.
     INVALID_OPCODE = 0x001, "Invalid Command Opcode";
@@ -30,15 +30,15 @@ statuses! {
     COMMAND_ID_CONFLICT = 0x003, "Command ID Conflict";
     /// Transfer error.
     DATA_TRANSFER_ERROR = 0x004, "Data Transfer Error";
-    /// The controller failed inside.
+    /// The controller failed internally.
     INTERNAL_ERROR = 0x006, "Internal Error";
     /// Aborted on request.
     ABORTED = 0x007, "Command Abort Requested";
     /// The other command of the fused operation failed.
     ABORTED_FAILED_FUSED = 0x009, "Command Aborted due to Failed Fused Command";
-    /// The other command of the fused operation didn't come.
+    /// The other command of the fused operation didn't arrive.
     ABORTED_MISSING_FUSED = 0x00a, "Command Aborted due to Missing Fused Command";
-    /// The namespace id isn't there.
+    /// There is no such namespace.
     INVALID_NAMESPACE = 0x00b, "Invalid Namespace or Format";
     /// Wrong order of commands.
     SEQUENCE_ERROR = 0x00c, "Command Sequence Error";
@@ -56,15 +56,15 @@ statuses! {
     ABORTED_PREEMPTED = 0x01b, "Command Aborted due to Preempt and Abort";
     /// The namespace may only be read.
     NAMESPACE_WRITE_PROTECTED = 0x020, "Namespace is Write Protected";
-    /// Something interrupted the command; it may be sent again.
+    /// The command was interrupted; it may be sent again.
     COMMAND_INTERRUPTED = 0x021, "Command Interrupted";
     /// The transport damaged the data; it may be sent again.
     TRANSIENT_TRANSPORT_ERROR = 0x022, "Transient Transport Error";
     /// Blocks beyond the end of the namespace.
     LBA_OUT_OF_RANGE = 0x080, "LBA Out of Range";
-    /// No room for the blocks.
+    /// No space for the blocks.
     CAPACITY_EXCEEDED = 0x081, "Capacity Exceeded";
-    /// Temporarily impossible: no counters leased, nothing may be sealed.
+    /// Temporarily impossible: no counters are leased, so nothing may be sealed.
     NAMESPACE_NOT_READY = 0x082, "Namespace Not Ready";
     /// Another host's reservation forbids it.
     RESERVATION_CONFLICT = 0x083, "Reservation Conflict";
@@ -98,7 +98,7 @@ statuses! {
     GUARD_CHECK = 0x282, "End-to-end Guard Check Error";
     /// The key epoch or the format isn't the volume's.
     APPLICATION_TAG_CHECK = 0x283, "End-to-end Application Tag Check Error";
-    /// The sector isn't the latest that was written here.
+    /// The sector isn't the latest one written at this LBA.
     REFERENCE_TAG_CHECK = 0x284, "End-to-end Reference Tag Check Error";
     /// The stored blocks aren't the expected ones.
     COMPARE_FAILURE = 0x285, "Compare Failure";
@@ -123,7 +123,7 @@ impl Status {
         Self(field >> 1)
     }
 
-    /// The status field of a completion entry, phase bit 0 as NVMe over Fabrics wants it.
+    /// The status field of a completion entry, with phase bit 0, as NVMe over Fabrics requires.
     #[must_use]
     pub fn field(self) -> u16 {
         self.0 << 1
@@ -169,7 +169,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a refused or failed sector is answered with.
+/// The status of the answer for a refused or failed sector.
 impl From<super::Reason> for Status {
     fn from(reason: super::Reason) -> Self {
         use super::Reason as R;
@@ -183,7 +183,7 @@ impl From<super::Reason> for Status {
             }
             R::StoreFailed => Self::UNRECOVERED_READ,
             R::StoreRolledBack | R::StoreDamaged => Self::UNRECOVERED_READ.final_(),
-            // Without "do not retry": nothing is lost, and the next flush asks the anchor again.
+            // Without "do not retry": nothing is lost, and a retry may succeed.
             R::LeaseExhausted | R::AnchorUnreachable => Self::NAMESPACE_NOT_READY,
             R::PduMalformed | R::QueueClosed => Self::INTERNAL_PATH_ERROR,
             R::BackEndStatus => Self::INTERNAL_ERROR,

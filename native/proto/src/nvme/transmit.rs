@@ -1,31 +1,31 @@
-//! Bytes waiting for the wire: small pieces are gathered, large buffers are sent where they are.
+//! Bytes to transmit: small pieces are gathered, large buffers are sent without copying.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use super::pdu::{FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, digest};
 
-/// Smallest buffer that is queued by itself instead of being copied behind the piece before it.
-/// A copy of this size costs about as much as one more entry of a gathered send.
+/// Minimum size of a buffer that becomes a piece of its own instead of being appended to the last
+/// piece. Copying this many bytes costs about as much as one more entry of a gathered send.
 const OWN_PIECE_BYTES: usize = 16 * 1024;
 
-/// Smallest buffer worth keeping: one block's.
+/// Minimum size of a buffer worth keeping: one block.
 const BLOCK_BUFFER_BYTES: usize = 4096;
 
-/// Most buffers of either kind kept for reuse.
+/// Maximum buffers of each kind kept for reuse.
 const SPARE_BUFFERS: usize = 64;
-/// Largest buffer kept for reuse: more than any transfer takes, so that what one command needed is
-/// not kept for good.
+/// Maximum size of a buffer kept for reuse, more than any transfer takes, so that one command's
+/// exceptional buffer isn't kept for good.
 const SPARE_BYTES_MAX: usize = 512 * 1024;
 
 /// Data of a PDU.
 #[derive(Debug)]
 pub enum Data<'a> {
-    /// It has none.
+    /// No data.
     None,
-    /// Copied behind the header.
+    /// Data copied behind the header.
     Copied(&'a [u8]),
-    /// Sent from where it is, if it is large.
+    /// Data sent without copying if they are large.
     Owned(Vec<u8>),
 }
 
@@ -37,7 +37,8 @@ pub struct TransmitQueue {
     sent: usize,
     pending: usize,
     spare: Vec<Vec<u8>>,
-    /// Smaller ones, of about one block: apart, so that neither kind is resized into the other.
+    /// Smaller spare buffers, of about one block; separate, so that neither kind is resized to the
+    /// other.
     spare_blocks: Vec<Vec<u8>>,
 }
 
@@ -50,7 +51,7 @@ impl TransmitQueue {
                 last.extend_from_slice(bytes);
             }
             _ => {
-                // As large as it may grow, so that it never moves while it does.
+                // Reserve the maximum size, so that the piece isn't reallocated as it grows.
                 let mut piece = self.spare.pop().unwrap_or_default();
                 piece.clear();
                 piece.reserve(bytes.len().max(OWN_PIECE_BYTES));
@@ -94,7 +95,7 @@ impl TransmitQueue {
         }
     }
 
-    /// The front of the queue, for one gathered send of at most `out` pieces.
+    /// The front of the queue, for one gathered send of at most `limit` pieces.
     pub fn slices<'a>(&'a self, out: &mut Vec<IoSlice<'a>>, limit: usize) {
         for (index, piece) in self.pieces.iter().take(limit).enumerate() {
             let start = if index == 0 { self.sent } else { 0 };
@@ -102,7 +103,7 @@ impl TransmitQueue {
         }
     }
 
-    /// Drops `bytes` from the front: they are sent.
+    /// Drops `bytes` from the front, as they have been sent.
     pub fn advance(&mut self, bytes: usize) {
         self.pending = self.pending.saturating_sub(bytes);
         let mut left = bytes + self.sent;
@@ -118,13 +119,13 @@ impl TransmitQueue {
         self.sent = if self.pieces.is_empty() { 0 } else { left };
     }
 
-    /// Bytes waiting.
+    /// Number of bytes waiting.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
         self.pending
     }
 
-    /// Removes everything that waits as one buffer; for tests and small exchanges.
+    /// Takes everything that is waiting, as one buffer; for tests and small exchanges.
     #[must_use]
     pub fn take(&mut self) -> Vec<u8> {
         let mut slices = Vec::new();

@@ -1,60 +1,63 @@
-//! What may be sent to an address before anything shows that the peer is there (RFC 9000 §8.1).
+//! Limits what may be sent to an address before the peer has proven that it receives there (RFC
+//! 9000 §8.1).
 //!
-//! The peer names its addresses at establishment, so an attested peer could name a stranger's. It
-//! proves that it receives there by answering a challenge, whose token it can't know otherwise. Until
-//! then an address gets three times the bytes that came from it; beyond them a session has a budget
-//! of ten packets and one for each path, for the challenges themselves, which grows by a packet a
-//! second for each path: enough to find paths that lose much, and no flood for whoever is there.
+//! The peer states its addresses at establishment, so even an attested peer could state a third
+//! party's. It proves that it receives at an address by answering a challenge, whose token it can't
+//! know otherwise. Until then, at most three times the bytes received from an address are sent to
+//! it. Beyond that, a session has a budget of ten packets plus one for each path, for the
+//! challenges themselves. The budget grows by one packet a second for each path: enough to find
+//! paths with heavy loss, but no flood for a third party.
 
 use crate::link::Nanos;
 
-/// Bytes that may be sent for each byte that came.
+/// Bytes that may be sent for each byte received.
 const FACTOR: u64 = 3;
-/// Packets of the largest size that a session may send beyond that, and one for each path.
+/// Packets of maximum size that a session may send beyond that, in addition to one for each path.
 const PACKETS: u64 = 10;
-/// After this the budget has one more for each path.
+/// Time in which the budget grows by one packet for each path.
 const REFILL: Nanos = 1_000_000_000;
 
-/// What one path has exchanged with an address that has not answered.
+/// Bytes exchanged on one path with an address that may not be proven yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unproven {
-    /// Without what the budget paid: else a peer that is heard after a long outage could not be answered.
+    /// Excluding bytes charged to the budget: otherwise, a peer that is heard again after a long
+    /// outage couldn't be answered.
     sent_bytes: u64,
     received_bytes: u64,
     is_proven: bool,
 }
 
 impl Unproven {
-    /// The address has answered a challenge.
+    /// Records that the address has answered a challenge.
     pub fn proven(&mut self) {
         self.is_proven = true;
     }
 
-    /// An authentic packet of this many wire bytes came from the address.
+    /// Records an authentic packet of this many wire bytes from the address.
     pub fn received(&mut self, wire_bytes: u64) {
         self.received_bytes += wire_bytes;
     }
 
-    /// Whether so much more is within what came from there.
+    /// Whether this many more bytes may be sent without the budget.
     fn is_covered(&self, wire_bytes: u64) -> bool {
         self.is_proven || self.sent_bytes + wire_bytes <= FACTOR * self.received_bytes
     }
 }
 
-/// What a session may send to all such addresses together. A packet costs the time in which the
-/// budget grows by as much.
+/// What a session may send to all unproven addresses together. A packet costs the time in which the
+/// budget grows by its size.
 #[derive(Debug)]
 pub struct Budget {
     packet_bytes: u64,
-    /// In which it grows by a packet.
+    /// Time in which it grows by one packet.
     refill: Nanos,
     depth: Nanos,
-    /// When all of it will be there again.
+    /// When the budget will be full again.
     full_at: Nanos,
 }
 
 impl Budget {
-    /// A whole one. `packet_bytes`: of the largest packet, with all headers.
+    /// Creates a full budget. `packet_bytes` is the size of the largest packet with all headers.
     #[must_use]
     pub fn new(packet_bytes: usize, paths: u8) -> Self {
         let refill = REFILL / u64::from(paths.max(1));
@@ -62,7 +65,7 @@ impl Budget {
         Self { packet_bytes: packet_bytes as u64, refill, depth, full_at: 0 }
     }
 
-    /// When a packet may leave for the address of a path.
+    /// When a packet may next be sent to the address of a path.
     #[must_use]
     pub fn open_at(&self, path: &Unproven) -> Nanos {
         if path.is_covered(self.packet_bytes) {
@@ -72,7 +75,7 @@ impl Budget {
         (self.full_at + self.refill).saturating_sub(self.depth)
     }
 
-    /// A packet leaves for it.
+    /// Charges a packet sent to the address of a path.
     pub fn sent(&mut self, path: &mut Unproven, wire_bytes: u64, now: Nanos) {
         if path.is_covered(wire_bytes) {
             path.sent_bytes += wire_bytes;
@@ -89,7 +92,7 @@ mod tests {
 
     const PACKET: u64 = 1500;
 
-    /// Sends what the budget allows from `now` on, without letting time pass; how many packets.
+    /// Sends as many packets as the budget allows at `now`; returns their number.
     fn flood(budget: &mut Budget, path: &mut Unproven, now: Nanos) -> u64 {
         let mut packets = 0;
         while packets < 1000 && budget.open_at(path) <= now {
@@ -108,26 +111,34 @@ mod tests {
         assert_eq!(budget.open_at(&path), start + REFILL / 4);
         assert_eq!(flood(&mut budget, &mut path, start + 3 * REFILL), 3 * 4);
         let mut other = Unproven::default();
-        assert_eq!(flood(&mut budget, &mut other, start + 3 * REFILL), 0, "one for all paths");
+        assert_eq!(
+            flood(&mut budget, &mut other, start + 3 * REFILL),
+            0,
+            "all paths share one budget"
+        );
         assert_eq!(
             flood(&mut budget, &mut path, start + 1000 * REFILL),
             14,
-            "no more than at first"
+            "no more than at the beginning"
         );
     }
 
     #[test]
-    fn three_times_what_came_costs_nothing() {
+    fn three_times_the_received_bytes_are_not_charged() {
         let mut budget = Budget::new(PACKET as usize, 1);
         let mut path = Unproven::default();
         path.received(2 * PACKET);
         assert_eq!(flood(&mut budget, &mut path, REFILL), 6 + 11);
         path.received(PACKET);
-        assert_eq!(flood(&mut budget, &mut path, REFILL), 3, "whatever the budget has paid");
+        assert_eq!(
+            flood(&mut budget, &mut path, REFILL),
+            3,
+            "regardless of the bytes charged to the budget"
+        );
     }
 
     #[test]
-    fn who_has_answered_is_not_bounded() {
+    fn a_proven_address_is_not_limited() {
         let mut budget = Budget::new(PACKET as usize, 1);
         let mut path = Unproven::default();
         path.proven();

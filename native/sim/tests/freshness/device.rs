@@ -1,12 +1,12 @@
-//! The device of the model: pages that an honest one loses only in a power cut, and a hostile one
-//! answers with anything that was ever written there.
+//! The device of the model. An honest one loses pages only in a power cut; a hostile one answers a
+//! read with any page that was ever written at the address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::milestone::Passage;
 
-/// A keyed hash nobody can forge: equal exactly if what it is over is.
+/// Model of an unforgeable keyed hash: equal exactly if its inputs are equal.
 pub type Tag = u64;
 
 pub fn tag(over: impl Hash) -> Tag {
@@ -15,12 +15,12 @@ pub fn tag(over: impl Hash) -> Tag {
     hasher.finish()
 }
 
-/// Version of a sector: every write of the run has its own. 0: never written.
+/// Version of a sector; each write of a run has a different one. 0: never written.
 pub type Version = u8;
-/// Sectors of the model; one leaf page has them all.
+/// Number of sectors in the model; one leaf page has them all.
 pub const SECTORS: usize = 2;
 
-/// Where a version lies, out of place; in place the slot is the sector.
+/// A version and its slot; in place, the slot is the sector's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Entry {
     pub version: Version,
@@ -41,15 +41,15 @@ pub struct Checkpoint {
     pub epoch: u8,
     /// Drawn by each opening.
     pub nonce: u8,
-    /// Which copy of the leaf page counts, and its node.
+    /// The copy of the leaf page that is in use, and its node.
     pub copy: u8,
     pub node: Tag,
     pub log_start: u8,
-    /// What the tag of the first log page continues.
+    /// Start of the chain of tags: input to the tag of the first log page.
     pub chain: Tag,
     /// Log pages before this one are flushed.
     pub log_flushed: u8,
-    /// Empty where no gateway asks for it.
+    /// Empty in worlds without a gateway.
     pub passage: Passage,
 }
 
@@ -57,7 +57,7 @@ pub struct Checkpoint {
 pub struct LogPage {
     pub epoch: u8,
     pub number: u8,
-    /// Pages before this one were flushed when this one was written.
+    /// Pages before this number were flushed when the page was written.
     pub flushed: u8,
     pub sector: u8,
     pub entry: Entry,
@@ -69,7 +69,7 @@ pub enum Page {
     Checkpoint(Checkpoint),
     Log(LogPage),
     Leaf([Entry; SECTORS]),
-    /// A block, which can't be forged; `fast` is the fast-path MAC, 0: none.
+    /// A block, which can't be forged; `fast` is its fast-path MAC, 0 if none.
     Data {
         sector: u8,
         version: Version,
@@ -83,7 +83,7 @@ pub enum Device {
         durable: BTreeMap<Address, Page>,
         /// Written since the last sync.
         cached: Vec<(Address, Page)>,
-        /// Issued by a process that was killed: may still land.
+        /// Writes issued by a killed process that may still reach the device.
         late: Vec<(Address, Page)>,
     },
     Hostile {
@@ -119,7 +119,7 @@ impl Device {
         }
     }
 
-    /// Everything that a read of the page may answer; None: nothing that was ever written.
+    /// All possible answers to a read of the address; None is a page that was never written.
     pub fn read(&self, address: Address) -> Vec<Option<Page>> {
         match self {
             Self::Honest { durable, cached, .. } => {
@@ -133,11 +133,11 @@ impl Device {
         }
     }
 
-    /// What may be left after a power cut, of the cache and of what was on its way to it.
-    pub fn power_cuts(&self, on_its_way: &[(Address, Page)]) -> Vec<Self> {
+    /// All possible devices after a power cut, which may lose writes in the cache and in flight.
+    pub fn power_cuts(&self, in_flight: &[(Address, Page)]) -> Vec<Self> {
         let Self::Honest { durable, cached, late } = self else { return vec![self.clone()] };
         let mut choices: BTreeMap<Address, Vec<Option<&Page>>> = BTreeMap::new();
-        for (address, page) in cached.iter().chain(late).chain(on_its_way) {
+        for (address, page) in cached.iter().chain(late).chain(in_flight) {
             choices.entry(*address).or_insert_with(|| vec![None]).push(Some(page));
         }
         let mut images = vec![durable.clone()];

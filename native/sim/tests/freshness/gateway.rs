@@ -1,8 +1,9 @@
-//! A gateway that lives through restarts of the target: what it keeps, and how it goes on.
+//! A gateway that keeps running while the target restarts: its state, and how it continues.
 //!
-//! It keeps the newest milestone that it was told, and its changes since the flush answered last.
-//! To a life that contains the milestone it connects, sends the changes again, and reads on. So it
-//! reads what it was told last, always, whatever the anchor: that is the promise searched here.
+//! It keeps the newest milestone that it received, and its changes since the last flush that was
+//! answered. It connects only to a life that contains the milestone, sends the changes again and
+//! then goes on reading. So it always reads the latest acknowledged versions, whatever the anchor.
+//! The search tests this promise.
 
 use super::device::{SECTORS, Version};
 use super::life::{Journal, Life};
@@ -13,18 +14,19 @@ use super::spec::View;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Gateway {
-    /// None: it has never been connected.
+    /// The newest milestone; None if it has never been connected.
     told: Option<Milestone>,
-    /// The version of each sector acknowledged last.
+    /// The last acknowledged version of each sector.
     latest: [Option<Version>; SECTORS],
-    /// Changes since the flush answered last, oldest first; the last may have no answer.
+    /// Changes since the last answered flush, oldest first; the last one may not have been
+    /// answered.
     journal: [Vec<Version>; SECTORS],
-    /// How many of them, the last ones, are to be sent to this life of the store.
+    /// How many of these, counted from the end, remain to be sent to this life of the store.
     to_send: [usize; SECTORS],
 }
 
 impl Gateway {
-    /// The change of a sector that is to be sent again next.
+    /// The next change of a sector to send again.
     pub fn next_again(&self, sector: usize) -> Option<Version> {
         let journal = &self.journal[sector];
         journal.get(journal.len() - self.to_send[sector]).copied()
@@ -34,7 +36,7 @@ impl Gateway {
         self.to_send != [0; SECTORS]
     }
 
-    /// A change of the sector has ended.
+    /// A change of the sector was answered.
     pub fn hears(&mut self, sector: usize) {
         self.to_send[sector] = self.to_send[sector].saturating_sub(1);
     }
@@ -43,7 +45,7 @@ impl Gateway {
         self.journal[sector].push(version);
     }
 
-    /// A flush was answered that began when these were the latest versions.
+    /// A flush was answered; `latest` were the latest versions when it began.
     pub fn flushed(&mut self, told: Milestone, latest: [Option<Version>; SECTORS]) {
         self.told = Some(told);
         for (journal, latest) in self.journal.iter_mut().zip(latest) {
@@ -52,14 +54,14 @@ impl Gateway {
         }
     }
 
-    /// The target is gone.
+    /// The life of the store ends.
     pub fn loses(&mut self, life: &Life) {
         self.latest = life.view.latest();
     }
 }
 
 impl Next<'_> {
-    /// The gateway connects to a life that is open, or refuses it for good.
+    /// The gateway connects to an open life, or refuses it for good.
     pub fn connect(&mut self, number: usize) {
         let rules = &self.setting.rules;
         let life = &self.world.lives[number];
@@ -85,10 +87,11 @@ impl Next<'_> {
             let detail = "VIOLATION: the gateway refuses an honest device".into();
             self.add("the gateway asks for its milestone".into(), Err(detail));
         }
-        // Else its volume has failed; what other gateways may see is searched without this one.
+        // Otherwise its volume has failed; other searches, without this gateway, cover what other
+        // gateways may see.
     }
 
-    /// A change whose fate the gateway doesn't know, or that may be lost, is sent to this life too.
+    /// Sends a change whose outcome is unknown, or that may be lost, to this life, too.
     pub fn send_again(&mut self, number: usize, sector: usize) {
         let life = &self.world.lives[number];
         let version = self.world.gateway.as_ref().and_then(|all| all.next_again(sector));
@@ -100,21 +103,21 @@ impl Next<'_> {
         }
     }
 
-    /// Whether all has ended that the gateway sends again: nothing else moves before.
+    /// Whether all changes that the gateway sends again have ended: nothing else is sent before.
     pub fn is_ready(&self) -> bool {
         !self.world.gateway.as_ref().is_some_and(Gateway::is_sending_again)
     }
 }
 
 impl World {
-    /// The answer of a flush has reached the gateway.
+    /// Passes the answer of a flush to the gateway.
     pub fn tell(&mut self, setting: &Setting, life: &Life, latest: [Option<Version>; SECTORS]) {
         let Some(gateway) = &mut self.gateway else { return };
         let is_kept = setting.rules.journal_keeps_what_ended_during_the_flush;
         gateway.flushed(life.told(), if is_kept { latest } else { life.view.latest() });
     }
 
-    /// It hears of a flush whose log pages are not durable yet.
+    /// Passes the answer of a flush whose log pages aren't durable yet to the gateway.
     pub fn tell_early(&mut self, life: &mut Life) {
         if let (Some(gateway), Journal::Log { flushed, .. }) = (&mut self.gateway, &life.journal) {
             life.pass_milestone(*flushed);

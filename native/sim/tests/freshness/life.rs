@@ -1,4 +1,4 @@
-//! One life of the store: what a process that serves it holds in memory, and what it does.
+//! One life of the store: the memory of a process that serves it, and its actions.
 
 use super::device::{
     Address, Checkpoint, Device, Entry, LogPage, Page, SECTORS, Tag, Version, tag,
@@ -7,28 +7,28 @@ use super::milestone::Milestone;
 use super::rules::{Layout, Policy, SLOTS, Setting};
 use super::spec::View;
 
-/// What the anchor remembers.
+/// The anchor's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Anchor {
     pub number: u8,
     pub epoch: u8,
     pub checkpoint: Tag,
     pub checkpoint_number: u8,
-    /// The next log page after the head, and the head's tag.
+    /// The number of the log page after the head, and the head's tag.
     pub log_end: u8,
     pub head: Tag,
-    /// Records on log pages before this one are flushed.
+    /// Log pages before this one are flushed.
     pub flushed: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// In place: the intent waits for the log.
+    /// In place: the intent waits to be logged.
     Noted,
-    /// In place: the intent is in the log, not durable.
+    /// In place: the intent is in the log, but not durable.
     Logged,
     Ready,
-    /// The device has the data, or will.
+    /// The data have been given to the device.
     Issued,
 }
 
@@ -38,18 +38,19 @@ pub struct InFlight {
     pub progress: Progress,
 }
 
-/// What the journal is doing: one thing at a time.
+/// State of the journal, which does one thing at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Journal {
     Idle,
-    /// Pages written: what was the latest when it began, slots that it frees.
+    /// Log pages are written. Has the latest versions at its beginning, and the slots that it
+    /// frees.
     Log {
         is_flush: bool,
         latest: [Option<Version>; SECTORS],
         frees: u8,
         flushed: u8,
     },
-    /// The flush is durable and not anchored.
+    /// The flush is durable, but not anchored.
     Flushed {
         latest: [Option<Version>; SECTORS],
     },
@@ -59,7 +60,7 @@ pub enum Journal {
         chain: Tag,
     },
     Page(Checkpoint),
-    /// The checkpoint is durable and not anchored.
+    /// The checkpoint is durable, but not anchored.
     Written(Checkpoint),
 }
 
@@ -67,9 +68,9 @@ pub enum Journal {
 pub enum Stage {
     /// The opening's log is written.
     Opening,
-    /// The log is durable, the opening's checkpoint is written.
+    /// The log is durable; the opening's checkpoint is written.
     Logged,
-    /// Both are durable, not anchored.
+    /// Both are durable, but not anchored.
     Durable,
     Running,
 }
@@ -86,19 +87,19 @@ pub struct Life {
     pub pending: [Option<Entry>; SECTORS],
     pub waiting: Vec<(u8, Entry)>,
     pub in_flight: [Option<InFlight>; SECTORS],
-    /// The leaf page that counts now.
+    /// The copy of the leaf page that is in use.
     pub copy: u8,
     pub node: Tag,
-    /// It is in memory only: the paper's write-back cache.
+    /// The leaf page, if it is in memory only: the paper's write-back cache.
     pub dirty: Option<[Entry; SECTORS]>,
     pub used: u8,
-    /// Slots whose replacement waits for the log, for the checkpoint.
+    /// Replaced slots to be freed with the log; merged ones to be freed with the checkpoint.
     pub replaced: u8,
     pub merged: u8,
     pub journal: Journal,
-    /// How far it has come, as far as anybody was told.
+    /// How far it has come, as reported so far.
     pub reached: Milestone,
-    /// A gateway that lives is connected, or there is none.
+    /// Whether the gateway is connected, or there is none.
     pub is_connected: bool,
 }
 
@@ -116,18 +117,18 @@ impl Life {
         is_open && self.is_connected
     }
 
-    /// Notes how far it has come, for whoever asks.
+    /// Records how far it has come.
     pub fn pass_milestone(&mut self, log_flushed: u8) {
         let Checkpoint { nonce: opening, number: checkpoint, .. } = self.checkpoint;
         self.reached = Milestone { opening, checkpoint, log_flushed };
     }
 
-    /// What a gateway is told now.
+    /// The milestone for a gateway now.
     pub fn told(&self) -> Milestone {
         self.checkpoint.passage.told(self.reached)
     }
 
-    /// Tag of a log page, after that of the page before.
+    /// Tag of a log page, chained to that of the previous page.
     pub fn log_tag(setting: &Setting, before: Tag, page: &LogPage) -> Tag {
         let chain = setting.rules.chain_is_checked.then_some(before);
         let epoch = setting.rules.opening_takes_a_new_epoch.then_some(page.epoch);
@@ -150,7 +151,7 @@ impl Life {
         device.write(Address::Log(number % setting.bounds.log_pages), Page::Log(page));
     }
 
-    /// Whether so many more pages leave room for a log that the next opening writes anew.
+    /// Whether this many more pages leave room for the log that the next opening writes.
     fn has_room(&self, setting: &Setting, pages: usize) -> bool {
         let used = (self.log_next - self.checkpoint.log_start) as usize;
         !setting.rules.log_waits_for_the_checkpoint
@@ -164,7 +165,7 @@ impl Life {
         }
     }
 
-    /// A write begins.
+    /// Begins a write.
     pub fn begin(&mut self, setting: &Setting, sector: usize, version: Version, slot: u8) {
         let entry = Entry { version, slot };
         self.used |= 1 << slot;
@@ -195,7 +196,7 @@ impl Life {
         }
     }
 
-    /// Writes what waits to the log: for a flush, or so that data may be written.
+    /// Writes waiting records to the log: for a flush, or so that data may be written.
     pub fn begin_log(&mut self, setting: &Setting, device: &mut Device, is_flush: bool) -> bool {
         let mut records = std::mem::take(&mut self.waiting);
         let mut carried = Vec::new();
@@ -213,7 +214,7 @@ impl Life {
             }
         }
         let is_carried = is_flush && setting.rules.flush_carries_intents_in_flight;
-        // Intents noted now are in flight too: they come after the flush's border.
+        // Intents noted now are in flight, too, so they come after the flush's end in the log.
         let (before, after) = match setting.layout {
             Layout::Placed => (records, Vec::new()),
             Layout::InPlace if is_carried => (Vec::new(), [carried, records].concat()),
@@ -253,7 +254,7 @@ impl Life {
         }
     }
 
-    /// The anchor for what is durable in the log now.
+    /// The anchor's record for the durable log.
     pub fn flush_anchor(&self, flushed: u8) -> Anchor {
         Anchor {
             number: self.anchor.number + 1,
@@ -312,7 +313,7 @@ impl Life {
         }
     }
 
-    /// Begins a checkpoint: all that has ended is merged.
+    /// Begins a checkpoint, which requires that everything completed is merged.
     pub fn begin_checkpoint(&mut self, setting: &Setting, device: &mut Device) -> bool {
         let carried: Vec<_> = (0u8..)
             .zip(&self.in_flight)
@@ -350,7 +351,7 @@ impl Life {
         next
     }
 
-    /// Log, leaf copy and slots that the checkpoint before needed are free.
+    /// Frees the log, leaf copy and slots that the previous checkpoint needed.
     pub fn end_checkpoint(&mut self, setting: &Setting, checkpoint: Checkpoint) {
         self.checkpoint = checkpoint;
         if setting.layout == Layout::Placed {
@@ -359,7 +360,7 @@ impl Life {
         self.journal = Journal::Idle;
     }
 
-    /// Writes what an opening found pending to a new log.
+    /// Writes the entries that an opening found pending to a new log.
     pub fn write_opening(&mut self, setting: &Setting, device: &mut Device, old_start: u8) {
         if !setting.rules.opening_keeps_the_old_log {
             self.log_next = old_start;

@@ -1,7 +1,8 @@
-//! The protocol that keeps sectors fresh over crashes (`docs/understand/crash-consistency.md`), searched
-//! exhaustively in small worlds: two sectors, two or three writes, any crash, and a device that is
-//! honest or answers with whatever was ever written to it. Each rule of the protocol is also left
-//! out by itself; the search then finds a run that goes wrong. `make freshness-model` prints all.
+//! The protocol that keeps sectors fresh over crashes (`docs/understand/crash-consistency.md`),
+//! searched exhaustively in small worlds: two sectors, two or three writes, any crash, and a device
+//! that is honest or answers with any page that was ever written to it. Each rule of the protocol
+//! is also left out in turn; the search must then find a run that violates a promise. `make
+//! freshness-model` prints all runs.
 
 mod device;
 mod gateway;
@@ -22,7 +23,7 @@ use rules::{Bounds, Layout, Policy, Rules, Setting};
 use search::{Found, search};
 use variants::{Adversary, ONE_LIFE};
 
-/// More states than any search here has, the larger worlds' apart.
+/// More states than any search here has, except the larger worlds.
 const STATES_MAX: usize = 40_000_000;
 
 fn look(is_honest: bool, setting: Setting) -> Found {
@@ -45,17 +46,17 @@ fn keeps_its_promises(adversary: Adversary, policy: Policy, layouts: &[Layout], 
     }
 }
 
-/// Against whom a gateway that lives is held.
+/// Adversaries of a gateway that keeps running.
 const GATEWAYS: [Adversary; 4] =
     [Adversary::None, Adversary::Unanchored, Adversary::DeviceBetween, Adversary::DeviceUnanchored];
 const BOTH: &[Layout] = &[Layout::Placed, Layout::InPlace];
-/// Everything once: a merge, a checkpoint, two openings.
+/// Everything that can happen: a merge, a checkpoint, two openings.
 const ALL: Bounds = Bounds { checkpoints: 1, openings: 2, ..ONE_LIFE };
-/// Openings that are cut off.
+/// Interrupted openings.
 const OPENINGS: Bounds = Bounds { merges: 0, openings: 3, ..ONE_LIFE };
 
 #[test]
-fn every_crash_leaves_what_was_flushed_and_no_false_alarm() {
+fn every_crash_leaves_flushed_data_and_causes_no_false_error() {
     for policy in [Policy::EveryFlush, Policy::Rare] {
         keeps_its_promises(Adversary::None, policy, BOTH, ALL);
     }
@@ -70,7 +71,7 @@ fn a_store_without_an_anchor_survives_honest_crashes() {
 }
 
 #[test]
-fn a_device_that_goes_back_is_noticed() {
+fn a_device_that_is_rolled_back_is_noticed() {
     for policy in [Policy::EveryFlush, Policy::Rare] {
         keeps_its_promises(Adversary::Device, policy, BOTH, OPENINGS);
         keeps_its_promises(Adversary::Device, policy, &[Layout::Placed], ALL);
@@ -80,7 +81,7 @@ fn a_device_that_goes_back_is_noticed() {
 }
 
 #[test]
-fn of_two_that_open_one_store_only_one_can_flush() {
+fn only_one_of_two_openings_of_a_store_can_flush() {
     let fork = Bounds { lives: 2, merges: 0, flushes: 2, openings: 2, ..ONE_LIFE };
     keeps_its_promises(Adversary::Device, Policy::EveryFlush, BOTH, fork);
     let third = Bounds { writes: 1, openings: 3, ..fork };
@@ -88,7 +89,7 @@ fn of_two_that_open_one_store_only_one_can_flush() {
 }
 
 #[test]
-fn a_gateway_that_lives_reads_what_it_was_told_last() {
+fn a_gateway_reads_the_last_acknowledged_versions_over_restarts() {
     let one_write = Bounds { gateways: 1, writes: 1, ..ALL };
     let openings = Bounds { gateways: 1, writes: 1, ..OPENINGS };
     let two_writes = Bounds { gateways: 1, openings: 2, ..OPENINGS };
@@ -100,7 +101,7 @@ fn a_gateway_that_lives_reads_what_it_was_told_last() {
 }
 
 #[test]
-#[ignore = "ten minutes and as many gigabytes"]
+#[ignore = "takes ten minutes and ten gigabytes"]
 fn larger_worlds() {
     let three_writes = Bounds { writes: 3, flushes: 2, ..ALL };
     keeps_its_promises(Adversary::None, Policy::EveryFlush, BOTH, three_writes);
@@ -135,5 +136,5 @@ fn every_rule_is_needed() {
             found => holds.push(format!("{rule}: {found:?}")),
         }
     }
-    assert!(holds.is_empty(), "what should go wrong doesn't:\n{}", holds.join("\n"));
+    assert!(holds.is_empty(), "no violation found, or another one:\n{}", holds.join("\n"));
 }

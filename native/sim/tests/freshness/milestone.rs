@@ -1,8 +1,8 @@
-//! How far a store had come when it answered a flush, and what openings keep of those before them.
+//! How far a store had come when it answered a flush, and what openings keep of earlier ones.
 
 use super::rules::Rules;
 
-/// Told with the answer to a flush.
+/// Sent with the answer to a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Milestone {
     /// Nonce of the opening.
@@ -26,12 +26,12 @@ impl Milestone {
 pub struct Passage {
     /// Where this opening began.
     start: Option<Milestone>,
-    /// How far those before had come, latest first; those that changed nothing are left out.
+    /// How far earlier ones had come, latest first; those that changed nothing are left out.
     earlier: Vec<Milestone>,
 }
 
 impl Passage {
-    /// An opening is over: so far of it was found.
+    /// Ends the previous opening; `found` is how far recovery got.
     pub fn end(&mut self, found: Milestone, rules: &Rules) {
         if self.start != Some(found) || self.earlier.is_empty() {
             if !rules.openings_keep_those_before {
@@ -45,13 +45,14 @@ impl Passage {
         self.start = Some(start);
     }
 
-    /// What is told of an opening that has come so far.
+    /// The milestone to report for an opening that has come as far as `reached`.
     pub fn told(&self, reached: Milestone) -> Milestone {
         let before = self.earlier.first().filter(|_| self.start == Some(reached));
         before.copied().unwrap_or(reached)
     }
 
-    /// Whether an opening that has come so far contains what was told.
+    /// Whether an opening that has come as far as `reached` contains everything at milestone
+    /// `told`.
     pub fn contains(&self, reached: Milestone, told: Milestone, rules: &Rules) -> bool {
         reached.covers(told, rules) || self.earlier.iter().any(|found| found.covers(told, rules))
     }

@@ -14,18 +14,18 @@ pub struct World {
     pub device: Device,
     anchor: Anchor,
     pub lives: Vec<Life>,
-    /// The life that anchored last is the first of `lives`.
+    /// Whether the first of `lives` owns the store: it anchored last.
     has_owner: bool,
-    /// What the owner left when it ended.
+    /// Versions that the last owner may have left.
     pub left: [Versions; SECTORS],
     pub spent: Bounds,
-    /// The last that was given out.
+    /// The last version used.
     version: Version,
     pub gateway: Option<Gateway>,
 }
 
 impl World {
-    /// A store that was just created, closed.
+    /// A store that was just created and is closed.
     pub fn created(is_honest: bool, bounds: &Bounds) -> Self {
         let mut device = if is_honest { Device::honest() } else { Device::hostile() };
         let empty = [Entry::default(); SECTORS];
@@ -71,7 +71,7 @@ impl World {
         Self { device, anchor, lives, has_owner: false, left, spent, version: 0, gateway }
     }
 
-    /// Everything that can happen next.
+    /// All possible next steps.
     pub fn steps(&self, setting: &Setting) -> Vec<Step<Self>> {
         let mut steps = Next { setting, world: self, steps: Vec::new() };
         steps.world();
@@ -150,7 +150,7 @@ impl Next<'_> {
             life.write_opening(setting, &mut world.device, old_start);
             let pending: Vec<_> = life.pending.iter().map(|e| e.map(|e| e.version)).collect();
             let what = format!(
-                "the store is opened: epoch {}, pending {pending:?}, logged anew",
+                "the store is opened: epoch {}, pending {pending:?}, logged again",
                 life.checkpoint.epoch
             );
             if setting.rules.opening_anchors_before_io {
@@ -206,7 +206,7 @@ impl Next<'_> {
     fn end_of_life(&mut self, number: usize) {
         let (world, setting) = (self.world, self.setting);
         let life = &world.lives[number];
-        let on_its_way: Vec<_> = (0..SECTORS)
+        let in_flight: Vec<_> = (0..SECTORS)
             .filter_map(|sector| life.in_flight[sector].map(|write| (sector, write)))
             .filter(|(_, write)| write.progress == Progress::Issued)
             .map(|(sector, write)| life.data(setting, sector, write.entry))
@@ -223,13 +223,13 @@ impl Next<'_> {
             ended.left = life.view.left();
         }
         let epoch = life.checkpoint.epoch;
-        for image in world.device.power_cuts(&on_its_way) {
+        for image in world.device.power_cuts(&in_flight) {
             let mut cut = ended.clone();
             cut.device = image;
             self.add(format!("epoch {epoch}: power is cut"), Ok(cut));
         }
         if let Device::Honest { late, .. } = &mut ended.device {
-            late.extend(on_its_way);
+            late.extend(in_flight);
             self.add(format!("epoch {epoch}: the process is killed"), Ok(ended));
         }
     }
@@ -255,7 +255,7 @@ impl Next<'_> {
         }
     }
 
-    /// The anchor is asked to advance: it does, it does and its answer is lost, or it refuses.
+    /// Asks the anchor to advance: it does so, or its answer is lost, or it refuses.
     fn advance(
         &mut self,
         number: usize,
@@ -290,7 +290,7 @@ impl Next<'_> {
             let detail = "VIOLATION: an honest store is refused by its anchor".into();
             self.add(format!("the anchor of the {of} does not advance"), Err(detail));
         } else {
-            // Another life took over: this one fails for good.
+            // Another life has taken over: this one fails for good.
             let mut world = world.clone();
             world.lives.remove(number);
             if number == 0 && world.has_owner {
@@ -472,7 +472,7 @@ impl Next<'_> {
 }
 
 impl World {
-    /// A life takes over.
+    /// A life takes over the store.
     fn own(&mut self, life: &mut Life) {
         let left = match self.has_owner.then(|| self.lives.first()).flatten() {
             Some(owner) => owner.view.left(),

@@ -1,4 +1,4 @@
-//! Opening a store: what recovery makes of the device's answers and the anchor.
+//! Opening a store: recovery from the device's answers and the anchor.
 
 use super::device::{Address, Checkpoint, Device, Entry, LogPage, Page, SECTORS, Tag, tag};
 use super::life::{Anchor, Journal, Life, Stage, node};
@@ -9,10 +9,10 @@ use super::spec::View;
 type Leaf = [Entry; SECTORS];
 type Log = Vec<LogPage>;
 type Pending = [Option<Entry>; SECTORS];
-/// A record of the log and its page.
+/// A record of the log and the number of its page.
 type Record = (Entry, u8);
 
-/// What the log adds to the leaf, and how far the log before was found whole.
+/// The entries that the log adds to the leaf, and how far the log was found complete.
 #[derive(Clone, Copy)]
 struct Recovered {
     pending: Pending,
@@ -54,7 +54,7 @@ impl Opening<'_> {
         leaves.filter(|leaf| !is_checked || node(*leaf) == checkpoint.node).collect()
     }
 
-    /// Every authentic log that the device may show, longer and shorter.
+    /// Every authentic log that the device may return, of any length.
     fn logs(&self, checkpoint: &Checkpoint) -> Vec<(Log, Tag)> {
         let (setting, rules) = (self.setting, &self.setting.rules);
         let mut whole = Vec::new();
@@ -109,7 +109,7 @@ impl Opening<'_> {
         }
     }
 
-    /// What the log adds to the leaf: every outcome that the device's answers allow.
+    /// All recoveries that the device's answers allow.
     fn recovered(&self, checkpoint: &Checkpoint, leaf: Leaf, log: &[LogPage]) -> Vec<Recovered> {
         let log_next = checkpoint.log_start + log.len() as u8;
         let marked = log.iter().map(|page| page.flushed).max().unwrap_or(0);
@@ -119,7 +119,7 @@ impl Opening<'_> {
             _ => marked.max(self.anchor.flushed),
         };
         let is_unflushed = |page: &&LogPage| page.number >= flushed;
-        // An intent that is carried past the border was in flight when the flush began.
+        // An intent that is carried past the end of a flush was in flight when the flush began.
         let is_carried = |entry: Entry| {
             self.setting.rules.carried_intents_are_not_flushed
                 && log.iter().filter(is_unflushed).any(|page| page.entry == entry)
@@ -160,8 +160,8 @@ impl Opening<'_> {
         outcomes
     }
 
-    /// The first page with a record that didn't count and that nothing later makes up for; one that
-    /// was in flight at a flush is carried behind it, and counts where it stands last.
+    /// The first page with a record that was lost and that no later record makes up for. A record
+    /// that was in flight at a flush is carried behind it, and only its last place counts.
     fn first_lost(&self, sector: usize, records: &[Record], chosen: Option<Entry>) -> Option<u8> {
         let rules = &self.setting.rules;
         if !rules.found_ends_before_what_is_lost {
@@ -193,7 +193,7 @@ impl Opening<'_> {
         answers
     }
 
-    /// A record counts if its slot holds what it says; the latest that counts stands.
+    /// A record counts if its slot holds its version; the latest record that counts is current.
     fn found_placed(
         &self,
         sector: usize,
@@ -216,7 +216,7 @@ impl Opening<'_> {
         found
     }
 
-    /// The sector must hold what was flushed or one of the intents; else what was flushed stands.
+    /// If the sector holds the version of an intent, that is current; otherwise the flushed one.
     fn found_in_place(
         &self,
         sector: usize,
@@ -303,8 +303,8 @@ impl Opening<'_> {
     }
 }
 
-/// Every way in which the store may open on this device; none: it is refused. With each the start
-/// of the log that the anchored checkpoint needs.
+/// All ways in which the store may open on this device, each with the start of the log that the
+/// anchored checkpoint needs. If there are none, the store is refused.
 pub fn open(setting: &Setting, device: &Device, anchor: &Anchor, nonce: u8) -> Vec<(Life, u8)> {
     let opening = Opening { setting, device, anchor };
     let mut lives = Vec::new();

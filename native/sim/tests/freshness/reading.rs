@@ -1,4 +1,4 @@
-//! What a life reads, and what it makes of the device's answers: reads, merges, the refresh job.
+//! Reads, merges and the refresh job of a life, given the device's answers.
 
 use super::device::{Address, Entry, Page, SECTORS, Version};
 use super::life::{Journal, Life, fast_mac, node};
@@ -6,7 +6,7 @@ use super::model::Next;
 use super::rules::Layout;
 
 impl Next<'_> {
-    /// What a life takes for the current entry: of its pending table or the leaf page.
+    /// The possible current entries according to a life's pending table or the leaf page.
     fn entries(&self, life: &Life, sector: usize) -> Vec<Entry> {
         let rules = &self.setting.rules;
         if let Some(entry) = life.pending[sector]
@@ -30,7 +30,7 @@ impl Next<'_> {
         leaves.filter(|leaf| !is_checked || node(*leaf) == life.node).collect()
     }
 
-    /// Versions of a sector that the life accepts on what the device may answer.
+    /// Versions of a sector that the life accepts among the device's possible answers.
     fn accepted(&self, life: &Life, sector: usize) -> Vec<Version> {
         let device = &self.world.device;
         let mut accepted = Vec::new();
@@ -107,7 +107,7 @@ impl Next<'_> {
         }
     }
 
-    /// The refresh job gives a sector a fast-path MAC over the current node.
+    /// The refresh job issues a fast-path MAC for a sector under the current node.
     pub fn refresh(&mut self, number: usize, sector: usize) {
         let (world, setting) = (self.world, self.setting);
         let life = &world.lives[number];

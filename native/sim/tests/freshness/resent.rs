@@ -1,6 +1,7 @@
-//! One block, two gateways that live or die, connections that end, a target that restarts: what is
-//! sent again, and what must not happen twice (`docs/understand/crash-consistency.md` §5). What a store keeps by
-//! itself (§3) is taken for granted, but for one device that is put back once.
+//! One block, two gateways that may die, connections that end, and a target that restarts: which
+//! changes are sent again, and which must not be made twice (`docs/understand/crash-consistency.md`
+//! §5). What a store guarantees by itself (§3) is taken for granted, except for one device that is
+//! rolled back once.
 
 use super::device::Version;
 use super::search::{Found, Step, search};
@@ -10,14 +11,14 @@ const WRITES: u8 = 3;
 const FLUSHES: u8 = 2;
 const NAMES: [&str; 2] = ["A", "B"];
 
-/// The rules of sending again, each of which a search leaves out.
+/// The rules for sending again; a search leaves out each in turn.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
-    /// The fenced target is asked what it has made, and that isn't sent again.
+    /// The fenced target is asked which changes it has made; these aren't sent again.
     target_is_asked: bool,
-    /// Of the journal only the newest version of a block is sent again.
+    /// Only the newest version of a block in the journal is sent again.
     newest_only: bool,
-    /// A journal that was sent again is flushed before anything else moves.
+    /// After a journal is sent again, it is flushed before anything else is sent.
     journal_is_flushed: bool,
 }
 
@@ -26,21 +27,21 @@ const ALL: Rules = Rules { target_is_asked: true, newest_only: true, journal_is_
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     rules: Rules,
-    /// Connections that end.
+    /// Maximum number of lost connections.
     losses: u8,
     restarts: u8,
-    /// B writes, too; else it only reads and flushes.
+    /// Whether B writes, too; otherwise it only reads and flushes.
     both_write: bool,
-    /// The first restart finds the device as it was when a gateway's flush was answered last.
-    is_put_back: bool,
+    /// Whether the first restart finds the device as it was at the last answered flush.
+    is_rolled_back: bool,
 }
 
-/// A write that has no answer.
+/// A write that hasn't been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Flight {
     version: Version,
     is_forced: bool,
-    /// The target has made it, in the life that it was sent to.
+    /// Whether the target has made it, in the life to which it was sent.
     is_made: bool,
 }
 
@@ -48,15 +49,15 @@ struct Flight {
 struct Gateway {
     is_dead: bool,
     is_connected: bool,
-    /// Life of the target that it was connected to last.
+    /// Life of the target to which it was last connected.
     life: u8,
-    /// Acknowledged and not flushed by itself, oldest first.
+    /// Acknowledged versions that it hasn't flushed, oldest first.
     journal: Vec<Version>,
-    /// What of the journal this life is still to be sent, the next one last.
+    /// Versions of the journal still to be sent to this life, the next one last.
     pieces: Vec<Version>,
-    /// The piece on its way, and whether it was made.
+    /// The piece in flight, and whether it was made.
     piece: Option<(Version, bool)>,
-    /// The journal was sent again and isn't flushed yet.
+    /// Whether the journal was sent again and must be flushed.
     is_to_flush: bool,
     flight: Option<Flight>,
 }
@@ -74,28 +75,29 @@ impl Gateway {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct World {
     block: Version,
-    /// What is durable, and what was made since: a restart leaves any of them.
+    /// The durable version, and versions made since: a restart leaves any of them.
     durable: Version,
     since: Versions,
-    /// What a flush that was answered found last: a device can't be put back behind it unnoticed.
+    /// The version at the last answered flush: a device can't be rolled back behind it unnoticed.
     told: Version,
     life: u8,
     /// Versions that this life has made.
     made: Versions,
     gateways: [Gateway; 2],
     version: Version,
-    /// Versions that were overwritten when a newer one was acknowledged as durable, or flushed.
+    /// Versions overwritten when a newer one was acknowledged as durable or flushed.
     gone: Versions,
-    /// The same, of a device that was put back: they are gone when the journal was sent again.
+    /// The same before a rollback of the device: they are gone again once the journal has been
+    /// sent.
     gone_again: Versions,
-    /// Versions that any life has made.
+    /// Versions made by any life.
     ever_made: Versions,
     losses: u8,
     flushes: u8,
 }
 
 impl World {
-    /// The target makes a version: again only if nothing came in between.
+    /// The target makes a version. It may make it twice only if nothing else was made in between.
     fn makes(&mut self, version: Version, is_forced: bool) -> Result<(), String> {
         if self.made & one(version) != 0 && self.block != version {
             return Err("VIOLATION: made twice".into());
@@ -115,8 +117,9 @@ impl World {
         self.since = 0;
     }
 
-    /// The block's version is durable: what was overwritten, and nobody has still to send, is gone.
-    fn point(&mut self) {
+    /// The block's version is durable: overwritten versions that no gateway still has to send are
+    /// gone.
+    fn mark_gone(&mut self) {
         let alive = self.gateways.iter().filter(|gateway| !gateway.is_dead);
         let to_send = alive.flat_map(|gateway| {
             let flight = gateway.flight.map(|flight| flight.version);
@@ -126,7 +129,7 @@ impl World {
         self.gone |= self.ever_made & !stays;
     }
 
-    /// Whatever was gone is so again, once the only one who writes has sent its journal.
+    /// Versions gone before a rollback are gone again once the only writer has sent its journal.
     fn settles(&mut self) {
         if self.gateways[0].has_sent_again() {
             self.gone |= std::mem::take(&mut self.gone_again);
@@ -135,7 +138,7 @@ impl World {
 
     fn reads(&self) -> Result<Self, String> {
         if self.gone & one(self.block) != 0 {
-            return Err("VIOLATION: durable, and undone".into());
+            return Err("VIOLATION: a durable change was undone".into());
         }
         Ok(self.clone())
     }
@@ -144,7 +147,7 @@ impl World {
         let mut steps = Vec::new();
         let mut add = |what: String, outcome| steps.push(Step { what, outcome });
         let alive = || self.gateways.iter().filter(|gateway| !gateway.is_dead);
-        // Who reads: a gateway that is ready, or one that is new when both are gone.
+        // The reader is a gateway that is ready, or a new one when both are dead.
         if alive().any(Gateway::is_ready) || alive().next().is_none() {
             add("the block is read".into(), self.reads());
         }
@@ -168,12 +171,12 @@ impl World {
                 });
             } else if let Some((version, is_made)) = gateway.piece {
                 if is_made {
-                    with("hears of its journal", &|world, number| {
+                    with("gets the answer to a piece of its journal", &|world, number| {
                         world.gateways[number].piece = None;
                         Ok(())
                     });
                 } else {
-                    with("'s journal is made", &|world, number| {
+                    with("'s piece of its journal is made", &|world, number| {
                         world.gateways[number].piece = Some((version, true));
                         world.makes(version, false)
                     });
@@ -192,7 +195,7 @@ impl World {
                 });
             } else if let Some(flight) = gateway.flight {
                 if flight.is_made {
-                    with("hears of its write", &|world, number| {
+                    with("gets the answer to its write", &|world, number| {
                         world.acknowledges(number, flight);
                         Ok(())
                     });
@@ -243,9 +246,9 @@ impl World {
         let mut steps = Vec::new();
         let mut add = |what: String, outcome| steps.push(Step { what, outcome });
         if self.life < setting.restarts {
-            if setting.is_put_back && self.life == 0 {
+            if setting.is_rolled_back && self.life == 0 {
                 if self.gateways.iter().any(|gateway| !gateway.is_dead) {
-                    let what = "the target restarts on a device that was put back";
+                    let what = "the target restarts on a device that was rolled back";
                     let mut world = self.restarted(self.told);
                     world.gone_again = std::mem::take(&mut world.gone);
                     add(what.into(), Ok(world));
@@ -302,7 +305,7 @@ impl World {
         gateway.flight = None;
         gateway.journal.push(flight.version);
         if flight.is_forced {
-            self.point();
+            self.mark_gone();
         }
     }
 
@@ -310,7 +313,7 @@ impl World {
         self.flush();
         self.told = self.block;
         self.gateways[number].journal.clear();
-        self.point();
+        self.mark_gone();
     }
 }
 
@@ -318,7 +321,7 @@ fn look(setting: Setting) -> Found {
     search(World::default(), 8_000_000, |world: &World| world.steps(setting))
 }
 
-/// The promise holds with all rules, and not without this one.
+/// Asserts that the promise holds with all rules, but not without this one.
 fn needs(setting: Setting, leave_out: impl Fn(&mut Rules), violation: &str) {
     match look(setting) {
         Found::Nothing { states } => println!("{setting:?}: {states} states"),
@@ -333,24 +336,24 @@ fn needs(setting: Setting, leave_out: impl Fn(&mut Rules), violation: &str) {
                 println!("    {line}");
             }
         }
-        found => panic!("{rules:?}: what should go wrong doesn't: {found:?}"),
+        found => panic!("{rules:?}: no violation found, or another one: {found:?}"),
     }
 }
 
 const ONE_LIFE: Setting =
-    Setting { rules: ALL, losses: 2, restarts: 0, both_write: true, is_put_back: false };
+    Setting { rules: ALL, losses: 2, restarts: 0, both_write: true, is_rolled_back: false };
 
 #[test]
-fn nothing_is_made_twice_in_a_life_of_the_target() {
+fn no_change_is_made_twice_in_a_life_of_the_target() {
     let once = "VIOLATION: made twice";
     needs(ONE_LIFE, |rules| rules.target_is_asked = false, once);
 }
 
 #[test]
-fn what_is_durable_is_not_undone_by_sending_again() {
-    let undone = "VIOLATION: durable, and undone";
+fn durable_changes_are_not_undone_by_sending_again() {
+    let undone = "VIOLATION: a durable change was undone";
     let restarts = Setting { restarts: 2, losses: 1, both_write: false, ..ONE_LIFE };
     needs(restarts, |rules| rules.newest_only = false, undone);
-    let put_back = Setting { is_put_back: true, losses: 0, ..restarts };
-    needs(put_back, |rules| rules.journal_is_flushed = false, undone);
+    let rolled_back = Setting { is_rolled_back: true, losses: 0, ..restarts };
+    needs(rolled_back, |rules| rules.journal_is_flushed = false, undone);
 }

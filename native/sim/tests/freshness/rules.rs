@@ -1,11 +1,11 @@
-//! The rules of the protocol, each of which a search can leave out.
+//! The rules of the protocol; a search can leave out each of them.
 
-/// Where data lies.
+/// Where data are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Out of place: a write takes a free slot, its record is logged afterwards.
+    /// Out of place: a write takes a free slot; its record is logged afterwards.
     Placed,
-    /// In place: the intent is logged before the data is written.
+    /// In place: the intent is logged before the data are written.
     InPlace,
 }
 
@@ -15,13 +15,13 @@ pub enum Policy {
     EveryFlush,
     /// At opening and checkpoint.
     Rare,
-    /// No anchor: the last checkpoint on the device counts, and what follows it.
+    /// No anchor: the last checkpoint on the device and its log count.
     Never,
 }
 
-/// Left out one at a time by the variants. All true is the protocol.
+/// Rules, which the variants leave out one at a time. With all of them, this is the protocol.
 #[derive(Debug, Clone, Copy)]
-#[allow(clippy::struct_excessive_bools, reason = "a rule is there or it is not")]
+#[allow(clippy::struct_excessive_bools, reason = "each rule is kept or left out")]
 pub struct Rules {
     // Writing.
     pub intents_are_durable_before_data: bool,
@@ -132,7 +132,7 @@ impl Rules {
     };
 }
 
-/// How much of everything a search tries.
+/// Bounds of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bounds {
     pub writes: u8,
@@ -142,10 +142,10 @@ pub struct Bounds {
     pub refreshes: u8,
     pub openings: u8,
     pub lost_answers: u8,
-    /// Lives at once.
+    /// Concurrent lives.
     pub lives: usize,
-    /// Gateways that live through all of it, and through which everything is read and written: one,
-    /// or none. Without, every life is seen by gateways of its own.
+    /// Number of gateways, 0 or 1, that keep running through everything and make all reads and
+    /// writes. With 0, each life has gateways of its own.
     pub gateways: usize,
     /// Log pages of the ring.
     pub log_pages: u8,
@@ -154,7 +154,7 @@ pub struct Bounds {
 /// Slots of the placed layout.
 pub const SLOTS: u8 = 4;
 
-/// One search.
+/// Parameters of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
     pub layout: Layout,

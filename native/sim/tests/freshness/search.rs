@@ -1,20 +1,20 @@
-//! Breadth-first search of every state that a model can reach, and the shortest way to a bad one.
+//! Breadth-first search of all states that a model can reach, for the shortest path to a violation.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// One step: what happened, and the state after it or what was violated.
+/// A step: its description, and the state after it or the violation.
 pub struct Step<S> {
     pub what: String,
     pub outcome: Result<S, String>,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug)]
 pub enum Found {
-    /// Nothing bad, in so many states.
+    /// No violation in this many states.
     Nothing { states: usize },
-    /// The shortest run that ends in a violation: each step, the violation last.
+    /// The shortest run that ends in a violation: its steps, then the violation.
     Violation { trace: Vec<String>, states: usize },
 }
 
@@ -24,18 +24,18 @@ fn fingerprint(state: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Visits every state. Two states are taken for one if 64 bits of hash agree: at 10^7 states that
-/// happens once in 10^5 searches.
+/// Visits every state. Two states with the same 64-bit hash are taken for one: with 10^7 states,
+/// that happens once in 10^5 searches.
 ///
 /// # Panics
-/// If there are more than `states_max`: then the search would not be exhaustive.
+/// If there are more than `states_max` states, as the search would not be exhaustive.
 pub fn search<S: Hash + Clone>(
     initial: S,
     states_max: usize,
     steps: impl Fn(&S) -> Vec<Step<S>>,
 ) -> Found {
     let mut seen = HashSet::from([fingerprint(&initial)]);
-    // Where a state came from: index of the one before, number of the step taken there.
+    // Origin of each state: index of the previous state, and number of the step taken there.
     let mut origins: Vec<(usize, usize)> = vec![(0, 0)];
     let mut layer = vec![(0, initial.clone())];
     while !layer.is_empty() {

@@ -1,6 +1,7 @@
-//! One block, two gateways that live, a target that restarts (`docs/understand/crash-consistency.md` §4): the order
-//! of what the two wrote, over restarts. What the store keeps by itself (§3) is the other model's matter
-//! and taken for granted here.
+//! One block, two gateways that keep running, and a target that restarts
+//! (`docs/understand/crash-consistency.md` §4): the order of the two gateways' writes over
+//! restarts. What the store guarantees by itself (§3) is searched by the other model and taken for
+//! granted here.
 
 use super::device::Version;
 use super::search::{Found, Step, search};
@@ -11,37 +12,41 @@ const FLUSHES: u8 = 2;
 const CRASHES: u8 = 2;
 const NAMES: [&str; 2] = ["A", "B"];
 
-/// What is held against every read.
+/// A promise that every read must keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
-    /// When both have sent their changes again, it returns what was acknowledged last, to either.
+    /// When both gateways have sent their changes again, it returns the last version acknowledged
+    /// to either.
     Latest,
-    /// It returns nothing older than what a flush of either found.
+    /// It returns nothing older than the version at a flush of either gateway.
     Flushed,
-    /// It returns nothing older than what was new in this life of the target and acknowledged.
+    /// It returns nothing older than a version first written and acknowledged in this life of the
+    /// target.
     New,
-    /// It returns no version that was overwritten when a flush of its own gateway was answered.
+    /// It returns no version that was overwritten when a flush of the version's own gateway was
+    /// answered.
     OwnFlushed,
 }
 
-/// The rules that order what two gateways wrote, each of which a search leaves out.
-#[allow(clippy::struct_excessive_bools)] // each is left out by itself
+/// The rules that order the writes of two gateways; a search leaves out each in turn.
+#[allow(clippy::struct_excessive_bools)] // each is left out in turn
 #[derive(Debug, Clone, Copy)]
 struct Rules {
-    /// What is sent again leaves a block alone that was changed in this life of the target.
+    /// A change sent again doesn't replace a block that was changed in this life of the target.
     spares_changed: bool,
-    /// The store is flushed before a gateway changes a block whose last change, another gateway's,
-    /// no flush has yet.
+    /// The store is flushed before a gateway changes a block whose last change, by another gateway,
+    /// isn't flushed.
     flushes_between: bool,
-    /// Each change has a mark, and isn't sent again if its life is known to have come that far.
+    /// Each change has a mark, and isn't sent again if its life is known to have come at least that
+    /// far.
     compares_marks: bool,
-    /// What was sent again has a mark of the life that answered it.
+    /// A change sent again gets a mark of the life that acknowledged it.
     marks_again: bool,
-    /// A block that is spared is flushed before that is answered.
+    /// If a block is left as it is, it is flushed before the change is answered.
     flushes_spared: bool,
-    /// A gateway fails if others changed something in a life in which it sent nothing.
+    /// A gateway fails if others changed something in a life to which it sent nothing.
     fails_if_absent: bool,
-    /// A flush empties the journal of who asked for it.
+    /// A flush empties the journal of the gateway that requested it.
     empties_journal: bool,
 }
 
@@ -55,7 +60,7 @@ const ALL: Rules = Rules {
     empties_journal: true,
 };
 
-/// Of a store that has no marks.
+/// The rules for a store without marks.
 const UNMARKED: Rules = Rules {
     flushes_between: false,
     compares_marks: false,
@@ -68,12 +73,12 @@ const UNMARKED: Rules = Rules {
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     claim: Claim,
-    /// Each host flushes before the other one uses the block.
+    /// Whether each host flushes before the other one uses the block.
     hands_over: bool,
     rules: Rules,
 }
 
-/// When a change was made: in which life, and how many changes that life had made by then.
+/// When a change was made: the life, and the number of changes that the life had made by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Mark {
     life: u8,
@@ -82,16 +87,16 @@ struct Mark {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Gateway {
-    /// The newest version that was answered and not flushed by itself.
+    /// The newest acknowledged version that it hasn't flushed.
     journal: Option<(Version, Mark)>,
-    /// A version without an answer.
+    /// A version that hasn't been answered.
     flight: Option<Version>,
     is_connected: bool,
-    /// This life of the target is still to be sent the journal.
+    /// Whether the journal must still be sent to this life of the target.
     must_send: bool,
-    /// The life in which it sent a change last.
+    /// The life to which it last sent a change.
     sent_in: Option<u8>,
-    /// It can't tell what is newer, and has told its host so.
+    /// Whether it has failed, as it couldn't determine which version is newer.
     is_failed: bool,
 }
 
@@ -101,37 +106,38 @@ impl Gateway {
     }
 }
 
-/// How far a life that is over had come.
+/// How far a life that has ended had come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Past {
-    /// Of its changes so many, from the first on, are known to have been found.
+    /// Number of its changes, from the first on, known to have been recovered.
     found: u8,
-    /// It made some.
+    /// Whether it made any changes.
     has_changes: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct World {
     block: Version,
-    /// It was changed in this life of the target, by more than what was sent again.
+    /// Whether it was changed in this life of the target, not counting changes sent again.
     is_changed: bool,
-    /// What the last flush found, and what was given to the store since: either may be left (§3).
+    /// The version at the last flush, and versions given to the store since: a restart may leave
+    /// any of them (§3).
     flushed: Version,
     issued: Versions,
-    /// Versions that this life has made, in order, and how many of them are flushed.
+    /// Versions made by this life, in order, and the number of them that are flushed.
     made: Vec<Version>,
     flushed_count: u8,
-    /// Who made the last one, if it isn't flushed.
+    /// The gateway of the last version, if that isn't flushed.
     unflushed: Option<usize>,
     pasts: Vec<Past>,
     gateways: [Gateway; 2],
-    /// The last that was given out.
+    /// The last version used.
     version: Version,
-    /// The last that was acknowledged when it was new.
+    /// The last version acknowledged when it was new.
     latest: Version,
-    /// All of these, in order.
+    /// All such versions, in order.
     answers: Vec<Version>,
-    /// Versions that the claim says are gone.
+    /// Versions that must not be read according to the claim.
     gone: Versions,
     /// Versions of the second gateway.
     seconds: Versions,
@@ -200,7 +206,7 @@ impl World {
         self.gateways.iter().any(|gateway| gateway.flight == Some(version))
     }
 
-    /// How many changes a life has made with this version, at most: as many as may be found.
+    /// The most changes that may be recovered if the block has this version.
     fn place_of(&self, version: Version) -> u8 {
         let place = self.made.iter().rposition(|made| *made == version).map(|place| place + 1);
         let is_unmade = self.made.is_empty() || self.issued & one(version) != 0;
@@ -208,14 +214,14 @@ impl World {
         place.unwrap_or(unmade) as u8
     }
 
-    /// Versions that are in the block no more and on no way to it.
+    /// Versions that are neither in the block nor in flight.
     fn overwritten(&self) -> Versions {
         let in_flight = self.gateways.iter().filter_map(|gateway| gateway.flight);
         let is_there = in_flight.fold(one(self.block), |there, version| there | one(version));
         (one(self.version + 1) - 1) & !is_there
     }
 
-    /// Versions that were answered before the block's, and overwritten.
+    /// Versions acknowledged before the block's, and overwritten.
     fn older(&self) -> Versions {
         let place = self.answers.iter().position(|version| *version == self.block);
         let before = place.map(|place| &self.answers[..place]);
@@ -333,7 +339,8 @@ impl World {
         }
         let own = if number == 1 { world.seconds } else { !world.seconds };
         match setting.claim {
-            // One without an answer may be made a second time: its host still waits for it.
+            // A version that hasn't been answered may be made again, as its host still waits for
+            // it.
             Claim::Flushed if self.is_in_flight(self.block) => {}
             Claim::Flushed => world.gone |= world.older(),
             Claim::OwnFlushed => world.gone |= overwritten & own,
@@ -388,14 +395,14 @@ const fn apart(claim: Claim, rules: Rules) -> Setting {
 }
 
 #[test]
-fn two_gateways_have_one_order_over_restarts() {
+fn writes_of_two_gateways_have_one_order_over_restarts() {
     for claim in [Claim::Latest, Claim::Flushed, Claim::New, Claim::OwnFlushed] {
         holds(apart(claim, ALL));
     }
 }
 
 #[test]
-fn without_marks_two_gateways_have_an_order_as_far_as_they_flush() {
+fn without_marks_writes_are_ordered_only_if_the_gateways_flush() {
     for claim in [Claim::Latest, Claim::Flushed] {
         goes_wrong("without marks", apart(claim, UNMARKED));
         holds(Setting { hands_over: true, ..apart(claim, UNMARKED) });
@@ -409,7 +416,7 @@ fn without_marks_two_gateways_have_an_order_as_far_as_they_flush() {
 fn each_of_these_rules_is_needed() {
     for (why, setting) in [
         (
-            "blocks that were changed are not spared",
+            "changed blocks are replaced",
             apart(Claim::New, Rules { spares_changed: false, ..UNMARKED }),
         ),
         (
@@ -422,11 +429,11 @@ fn each_of_these_rules_is_needed() {
         ),
         ("marks are not compared", apart(Claim::Flushed, Rules { compares_marks: false, ..ALL })),
         (
-            "what is sent again keeps its mark",
+            "changes sent again keep their marks",
             apart(Claim::Flushed, Rules { marks_again: false, ..ALL }),
         ),
         (
-            "what is spared is not flushed",
+            "blocks left as they are are not flushed",
             apart(Claim::Latest, Rules { flushes_spared: false, ..ALL }),
         ),
         (

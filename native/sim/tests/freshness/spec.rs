@@ -1,4 +1,4 @@
-//! What whoever reads and writes through a life of the store may see.
+//! The versions that a client may read through a life of the store.
 
 use super::device::{SECTORS, Version};
 
@@ -12,23 +12,24 @@ pub fn one(version: Version) -> Versions {
 /// Sectors as seen through one life of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct View {
-    /// What a sector not written in this life may be. A read leaves one of them.
+    /// Possible versions of a sector that wasn't written in this life. A read leaves one of them.
     base: [Versions; SECTORS],
-    /// Versions given to the device in this life that no flush vouches for.
+    /// Versions given to the device in this life that no flush covers.
     since: [Versions; SECTORS],
-    /// The version acknowledged last in this life.
+    /// The last version acknowledged in this life.
     latest: [Option<Version>; SECTORS],
-    /// The version that the last acknowledged flush vouches for.
+    /// The version covered by the last acknowledged flush.
     flushed: [Option<Version>; SECTORS],
 }
 
 impl View {
-    /// A life that begins with what another may have left.
+    /// A life that begins with the versions that another may have left.
     pub fn after(left: [Versions; SECTORS]) -> Self {
         Self { base: left, ..Self::default() }
     }
 
-    /// The same for a gateway that lives, and was told of these versions: they are the latest still.
+    /// As [`View::after`], for a gateway that keeps running: the versions acknowledged to it are
+    /// still the latest.
     pub fn continued(left: [Versions; SECTORS], latest: [Option<Version>; SECTORS]) -> Self {
         Self { latest, ..Self::after(left) }
     }
@@ -45,14 +46,14 @@ impl View {
         self.latest
     }
 
-    /// A flush was acknowledged that was asked for when these were the latest versions.
+    /// A flush was acknowledged; `latest` were the latest versions when it was requested.
     pub fn flushed(&mut self, latest: [Option<Version>; SECTORS]) {
         for (flushed, latest) in self.flushed.iter_mut().zip(latest) {
             *flushed = latest.or(*flushed);
         }
     }
 
-    /// From now on nothing older than what was flushed may come back.
+    /// From now on, nothing older than the flushed versions may be read.
     pub fn settle(&mut self) {
         for sector in 0..SECTORS {
             if let Some(flushed) = self.flushed[sector] {
@@ -77,7 +78,7 @@ impl View {
         Ok(())
     }
 
-    /// What this life may leave if it ends now.
+    /// The versions that this life may leave if it ends now.
     pub fn left(&self) -> [Versions; SECTORS] {
         std::array::from_fn(|sector| self.base[sector] | self.since[sector])
     }

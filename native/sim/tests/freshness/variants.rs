@@ -1,19 +1,19 @@
-//! The protocol without one of its rules, each in a small world in which that goes wrong.
+//! The protocol without one of its rules, each in a small world in which that leads to a violation.
 
 use super::rules::{Bounds, Layout, Policy, Rules};
 
-/// What a search takes the device and the anchor for.
+/// Assumptions of a search about the device and the anchor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adversary {
-    /// Power cuts and kills.
+    /// Only power cuts and kills.
     None,
-    /// The same, of a store that no anchor looks after.
+    /// The same, for a store without an anchor.
     Unanchored,
     /// The device answers with anything that was ever written to it.
     Device,
-    /// The same, and the anchor hears of openings and checkpoints only.
+    /// The same, and only openings and checkpoints are anchored.
     DeviceBetween,
-    /// The same without an anchor.
+    /// As `Device`, without an anchor.
     DeviceUnanchored,
 }
 
@@ -31,18 +31,18 @@ impl Adversary {
     }
 }
 
-/// A rule left out.
+/// A rule to leave out.
 pub struct Variant {
     pub rule: &'static str,
     pub layout: Layout,
     pub adversary: Adversary,
     pub leave_out: fn(&mut Rules),
     pub bounds: Bounds,
-    /// Part of the violation that this leads to.
+    /// Part of the description of the resulting violation.
     pub violation: &'static str,
 }
 
-/// The smallest world: one life, which never ends well.
+/// The smallest world: one life.
 pub const ONE_LIFE: Bounds = Bounds {
     writes: 2,
     flushes: 1,
@@ -67,7 +67,7 @@ const SLOT_TURNOVER: Bounds = Bounds { writes: 3, flushes: 0, ..MERGES_AND_CHECK
 const SHORT_LOG: Bounds = Bounds { writes: 3, flushes: 3, log_pages: 2, ..TWO };
 const LOST_ANSWER: Bounds = Bounds { lost_answers: 1, ..TWO };
 const FORK: Bounds = Bounds { lives: 2, flushes: 2, openings: 3, ..TWO };
-/// A gateway that lives through it.
+/// With a gateway that keeps running.
 const GATEWAY: Bounds = Bounds { gateways: 1, writes: 1, ..TWO };
 const GATEWAY_TWO_WRITES: Bounds = Bounds { writes: 2, ..GATEWAY };
 const GATEWAY_TWO_FLUSHES: Bounds = Bounds { writes: 2, flushes: 2, ..GATEWAY };

@@ -1,4 +1,4 @@
-//! One back-end queue: its connection, its machine and how far its keys are used up.
+//! One back-end queue: its connection, its state machine and the use of its keys.
 
 use sealane_proto::freshness::openings::{Made, Openings};
 use sealane_proto::nvme::host_command::HostCommand;
@@ -14,15 +14,15 @@ pub(super) struct Back {
     pub(super) queue: HostQueue,
     /// Association epoch of its keys.
     pub(super) epoch: u64,
-    /// Incarnation of the target they are bound to.
+    /// Incarnation of the target that they are bound to.
     pub(super) incarnation: u64,
-    /// Most blocks of one command.
+    /// Maximum blocks of one command.
     pub(super) blocks_max: u32,
-    /// The target has said how far the openings of its store had come.
-    pub(super) is_told: bool,
-    /// That; None: it keeps no marks.
+    /// Whether the target has answered which openings its store had, and how far they had come.
+    pub(super) has_openings_answer: bool,
+    /// Its answer; None if the store keeps no marks.
     pub(super) openings: Option<Openings>,
-    /// It was sent a change.
+    /// Whether a change was sent on it.
     pub(super) has_sent: bool,
     /// Commands submitted under its keys.
     commands: u64,
@@ -43,7 +43,7 @@ impl Back {
             epoch,
             incarnation,
             blocks_max,
-            is_told: false,
+            has_openings_answer: false,
             openings: None,
             has_sent: false,
             commands: 0,
@@ -51,7 +51,7 @@ impl Back {
         }
     }
 
-    /// When a change with this mark was made; None: the target's store keeps no marks.
+    /// The opening and mark of a change with this mark; None if the target's store keeps no marks.
     pub(super) fn made(&self, mark: u64) -> Option<Made> {
         self.openings.as_ref().map(|openings| openings.made(mark))
     }
@@ -68,7 +68,7 @@ impl Back {
         Ok(())
     }
 
-    /// Whether its keys must be replaced soon; true once.
+    /// Whether its keys must be replaced soon; true only once.
     pub(super) fn take_rekey_due(&mut self, commands_max: u64) -> bool {
         let is_due = !self.is_rekey_asked && self.commands >= commands_max - commands_max / 8;
         self.is_rekey_asked |= is_due;

@@ -1,22 +1,22 @@
-//! Where a gateway's queue has its commands from, and where their ends go: a host's NVMe/TCP queue,
-//! or this process itself.
+//! Source of a gateway queue's commands and destination of their completions: a host's NVMe/TCP
+//! queue, or this process itself.
 
 use std::collections::VecDeque;
 
 use sealane_proto::nvme::controller_queue::{Command, ControllerEvent, ControllerQueue};
 use sealane_proto::nvme::status::Status;
 
-/// The front of a queue.
+/// The front end of a queue.
 pub(super) trait Front {
-    /// What happened next: a command to execute, or the front's end.
+    /// The next event: a command to execute, or the end of the front end.
     fn next_event(&mut self) -> Option<ControllerEvent>;
-    /// Ends a command with `status`; a buffer that isn't needed any more may be handed back.
+    /// Ends a command with `status`; `buffer` may be one that is no longer needed, for reuse.
     fn complete(&mut self, slot: u16, status: Status, buffer: Vec<u8>);
     /// Ends a read with its blocks.
     fn complete_read(&mut self, slot: u16, data: Vec<u8>);
     /// A buffer for a read, reused if there is one.
     fn buffer(&mut self, bytes: usize) -> Vec<u8>;
-    /// Bytes that wait for whoever asked for them.
+    /// Bytes that the host hasn't received yet.
     fn pending_bytes(&mut self) -> usize;
 }
 
@@ -42,11 +42,11 @@ impl Front for ControllerQueue {
     }
 }
 
-/// Commands of this process. It has at most as many outstanding as the queue has slots.
+/// Commands of this process; at most as many outstanding as the queue has slots.
 #[derive(Debug, Default)]
 pub(super) struct LocalFront {
     commands: VecDeque<Command>,
-    /// Slots and statuses of the commands that ended.
+    /// Slot and status of each command that ended.
     ends: VecDeque<(u16, Status)>,
     spare: Vec<Vec<u8>>,
 }
@@ -57,7 +57,7 @@ impl LocalFront {
         self.commands.push_back(command);
     }
 
-    /// Whether [`Self::next_end`] has something to tell.
+    /// Whether [`Self::next_end`] would return a command.
     pub(super) fn has_end(&self) -> bool {
         !self.ends.is_empty()
     }

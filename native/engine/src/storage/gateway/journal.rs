@@ -1,9 +1,10 @@
-//! Changes that the target acknowledged and may still lose: sent again when it restarts.
+//! Changes that the target has acknowledged and may still lose; they are sent again when it
+//! restarts.
 //!
-//! In the order of their acknowledgement. Overlapping changes never run at the same time (see
-//! [`super::ranges`]), so that order is the order in which the target made them. Of each block only
-//! the newest version is sent again: an older one would undo, until the newer one follows, what was
-//! acknowledged as durable (FUA) or what another gateway has flushed.
+//! The journal is in order of acknowledgement. Overlapping changes never run concurrently (see
+//! [`super::ranges`]), so the target made them in this order. Only the newest version of each block
+//! is sent again: an older one would temporarily undo a change that was acknowledged as durable
+//! (FUA) or that another gateway has flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -14,32 +15,32 @@ use sealane_proto::nvme::operation::RANGES_MAX;
 use sealane_proto::sector::BLOCK_BYTES;
 
 use super::journal_pool::JournalPool;
-use super::ranges::{BlockRanges, Cover};
+use super::ranges::{BlockRanges, BlockSet};
 use super::request::Sent;
 
-/// What one entry costs besides its sectors.
+/// Bytes counted for an entry in addition to its sectors.
 const ENTRY_BYTES: usize = 128;
-/// Least bound: less wouldn't hold the longest command of a queue or two.
+/// Minimum bound: less wouldn't hold the longest command of one or two queues.
 pub const JOURNAL_BYTES_MIN: usize = 1024 * 1024;
-/// What a journal takes of the pool at once.
+/// Bytes that a journal takes from the pool at a time.
 const GRAIN_BYTES: usize = 1024 * 1024;
 
-/// A change as it was sent and can be sent again.
+/// A change in the form in which it was sent and can be sent again.
 #[derive(Debug, Clone)]
 pub(super) enum Change {
     /// Sealed sectors from `lba` on, MAC fields zero.
     Write {
         /// First LBA.
         lba: u64,
-        /// Whole blocks: the identical ciphertext, never sealed anew.
+        /// Whole blocks: the identical ciphertext, never sealed again.
         blocks: Arc<Vec<u8>>,
     },
-    /// Blocks that are no longer written.
+    /// Blocks to deallocate.
     Deallocate(BlockRanges),
 }
 
 impl Change {
-    /// What a write of so many sealed bytes counts against the journal's bound.
+    /// What a write of `bytes` sealed bytes counts against the journal's bound.
     pub(super) fn write_cost(bytes: usize) -> usize {
         ENTRY_BYTES + bytes
     }
@@ -63,14 +64,14 @@ impl Change {
     }
 }
 
-/// A change that was acknowledged, or what of it nothing newer in the journal replaces.
+/// An acknowledged change, or the part of it that no newer entry replaces.
 #[derive(Debug)]
 struct Entry {
     change: Change,
-    /// Of a write: the first of these blocks, and how many they are; else 0.
+    /// Of a write: its first block and number of blocks; otherwise 0.
     lba: u64,
     blocks: u32,
-    /// When it was made, if its target keeps marks.
+    /// Its opening and mark, if its target keeps marks.
     made: Option<Made>,
     /// What it counts against the bound.
     cost: usize,
@@ -85,25 +86,25 @@ impl Entry {
     }
 }
 
-/// A part of a change that is sent again: blocks of which the journal has nothing newer.
+/// A part of a change that is to be sent again: blocks without a newer version in the journal.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
-    /// Its place in the journal.
+    /// Its position in the journal.
     pub(super) place: u64,
-    /// When it was made.
+    /// The opening and mark of the change.
     pub(super) made: Option<Made>,
-    /// A write in whole, or a deallocation of these blocks only.
+    /// The whole write, or a deallocation of just these blocks.
     pub(super) change: Change,
-    /// Of a write: the first of the blocks, and how many they are; else 0.
+    /// Of a write: the first block and number of blocks to send; otherwise 0.
     pub(super) lba: u64,
     pub(super) blocks: u32,
-    /// Where it was sent last, if it has no answer.
+    /// Where it was last sent, if there was no answer.
     pub(super) sent: Option<Sent>,
-    /// Ranges of the deallocation that are done.
+    /// Number of the deallocation's ranges that are done.
     pub(super) ranges_done: usize,
 }
 
-/// Position in the journal: everything acknowledged before it is older.
+/// Position in the journal: everything before it was acknowledged earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark(u64);
 
@@ -114,18 +115,19 @@ pub(super) struct Journal {
     /// Position of the first entry.
     first: u64,
     bytes: usize,
-    /// Room promised to changes that are on their way.
+    /// Bytes reserved for changes in flight.
     reserved: usize,
     bytes_max: usize,
-    /// What it may hold, promise and keep spare now; beyond [`JOURNAL_BYTES_MIN`] it is the pool's.
+    /// Limit on the bytes now held, reserved and kept as spares; what exceeds [`JOURNAL_BYTES_MIN`]
+    /// is taken from the pool.
     room: usize,
     pool: JournalPool,
     spares: Spares,
 }
 
-/// Buffers of flushed changes, kept for the next ones: asking the allocator for the whole journal
-/// anew after each flush costs more than what is written to them. By length, so that no buffer
-/// holds more memory than its change counts.
+/// Buffers of flushed changes, kept for later changes: allocating the whole journal again after
+/// each flush costs more than filling it. Sorted by length, so that no buffer has more memory than
+/// is counted for its change.
 #[derive(Debug, Default)]
 struct Spares {
     by_length: BTreeMap<usize, Vec<Vec<u8>>>,
@@ -144,7 +146,7 @@ impl Spares {
         self.by_length.entry(buffer.len()).or_default().push(buffer);
     }
 
-    /// Lets buffers go until those kept have at most `bytes_max`.
+    /// Frees buffers until at most `bytes_max` bytes are kept.
     fn shrink(&mut self, bytes_max: usize) {
         while self.bytes > bytes_max
             && let Some(mut entry) = self.by_length.first_entry()
@@ -158,8 +160,8 @@ impl Spares {
 }
 
 impl Journal {
-    /// An empty journal of at most `bytes_max` bytes, but at least [`JOURNAL_BYTES_MIN`]; what it
-    /// has beyond these is taken from `pool`.
+    /// Creates an empty journal of at most `bytes_max` bytes, but no less than
+    /// [`JOURNAL_BYTES_MIN`]; beyond this minimum it takes bytes from `pool`.
     pub(super) fn new(bytes_max: usize, pool: JournalPool) -> Self {
         pool.join();
         Self {
@@ -174,7 +176,8 @@ impl Journal {
         }
     }
 
-    /// Promises room to a change that is about to be sent. False: flush first.
+    /// Reserves room for a change that is about to be sent. False if the journal must be flushed
+    /// first.
     pub(super) fn reserve(&mut self, cost: usize) -> bool {
         let fits = self.has_room(self.bytes + self.reserved + cost);
         if fits {
@@ -183,7 +186,7 @@ impl Journal {
         fits
     }
 
-    /// Whether it may hold so many bytes in all, with what the pool can add.
+    /// Whether it may hold `bytes` in total; takes more from the pool if necessary.
     fn has_room(&mut self, bytes: usize) -> bool {
         if bytes > self.room && bytes <= self.bytes_max {
             let wanted = bytes.next_multiple_of(GRAIN_BYTES).min(self.bytes_max);
@@ -194,19 +197,19 @@ impl Journal {
         bytes <= self.room
     }
 
-    /// Whether what a flush would drop takes half of the bound; where other volumes need room, of
-    /// what it has by now.
+    /// Whether acknowledged changes fill half of the bound, or half of its current room if other
+    /// volumes need the pool.
     pub(super) fn is_half_full(&self) -> bool {
         let bound = if self.pool.is_scarce() { self.room } else { self.bytes_max };
         self.bytes >= bound / 2
     }
 
-    /// The change failed: nothing of it needs to be sent again.
+    /// Releases the room of a change that failed and so need not be sent again.
     pub(super) fn release(&mut self, cost: usize) {
         self.reserved -= cost;
     }
 
-    /// The change, whose room is reserved, is acknowledged; `made` says when it was made.
+    /// Adds an acknowledged change whose room was reserved; `made` is its opening and mark.
     pub(super) fn push(&mut self, change: Change, made: Option<Made>) {
         let cost = change.cost();
         self.reserved -= cost;
@@ -219,12 +222,12 @@ impl Journal {
         self.trim();
     }
 
-    /// Lets spare buffers go that there is no room for.
+    /// Frees spare buffers for which there is no room.
     fn trim(&mut self) {
         self.spares.shrink(self.room.saturating_sub(self.bytes + self.reserved));
     }
 
-    /// Gives the pool back what is not needed now, if other volumes may need it.
+    /// Returns unneeded room to the pool if other volumes may need it.
     fn yield_room(&mut self) {
         if !self.pool.is_scarce() {
             return;
@@ -236,12 +239,12 @@ impl Journal {
         self.trim();
     }
 
-    /// Where the journal ends now: a flush that is submitted from here on covers what is before.
+    /// The current end of the journal: a flush submitted from now on covers everything before it.
     pub(super) fn mark(&self) -> Mark {
         Mark(self.first + self.entries.len() as u64)
     }
 
-    /// A flush submitted at `mark` succeeded: exactly what was acknowledged before is durable.
+    /// A flush submitted at `mark` succeeded: drops exactly the changes acknowledged before it.
     pub(super) fn flushed(&mut self, mark: Mark) {
         while self.first < mark.0
             && let Some(entry) = self.entries.pop_front()
@@ -257,8 +260,8 @@ impl Journal {
         self.yield_room();
     }
 
-    /// A buffer of `bytes` for a change whose room is reserved, reused if there is one; contents
-    /// unspecified. What is held, promised and spare is within the bound together.
+    /// A buffer of `bytes` for a change whose room is reserved; reuses a spare one if possible. Its
+    /// contents are unspecified. Held, reserved and spare bytes together stay within the bound.
     pub(super) fn buffer(&mut self, bytes: usize) -> Vec<u8> {
         self.spares.take(bytes).unwrap_or_else(|| {
             self.trim();
@@ -266,8 +269,8 @@ impl Journal {
         })
     }
 
-    /// What may have to be sent again to a target that has lost what wasn't flushed: the newest
-    /// version of each block, once. From now on the journal has nothing else.
+    /// The pieces to send again to a target that has lost unflushed changes: the newest version of
+    /// each block, once. The journal drops everything else.
     pub(super) fn pieces(&mut self) -> Vec<Piece> {
         self.leave_newest();
         let places = self.first..;
@@ -281,10 +284,10 @@ impl Journal {
         pieces
     }
 
-    /// Makes what is newest of each change a change of its own, and drops the rest. A flush that was
-    /// submitted before drops nothing of it.
+    /// Replaces each change by entries for those of its blocks that have no newer version. A flush
+    /// that was submitted earlier drops none of these entries.
     fn leave_newest(&mut self) {
-        let mut newer = Cover::default();
+        let mut newer = BlockSet::default();
         self.first += self.entries.len() as u64;
         for entry in std::mem::take(&mut self.entries).into_iter().rev() {
             let left: Vec<Range<u64>> =
@@ -303,7 +306,7 @@ impl Journal {
                     .map(|ranges| (Change::Deallocate(BlockRanges::Many(ranges.into())), 0, 0))
                     .collect(),
             };
-            // The sectors are one buffer still.
+            // All parts share one buffer, which is counted once.
             let mut cost = entry.cost;
             for (change, lba, blocks) in parts {
                 self.bytes += cost;
@@ -313,7 +316,7 @@ impl Journal {
         }
     }
 
-    /// The change at that place was made once more, then.
+    /// Sets the opening and mark of the entry at `place`, whose change was made again.
     pub(super) fn made_again(&mut self, place: u64, made: Option<Made>) {
         let index = place.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
@@ -325,7 +328,7 @@ impl Journal {
         self.entries.is_empty()
     }
 
-    /// Bytes held, without what is only promised.
+    /// Bytes held, without reserved ones.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -360,24 +363,24 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_drops_what_was_acknowledged_before_it_was_submitted_and_nothing_else() {
+    fn a_flush_drops_exactly_the_changes_acknowledged_before_its_submission() {
         let mut journal = Journal::new(0, JournalPool::default());
         assert!(add(&mut journal, write(1, 10)) && add(&mut journal, write(2, 10)));
-        let on_its_way = write(3, 10);
-        assert!(journal.reserve(on_its_way.cost()));
+        let in_flight = write(3, 10);
+        assert!(journal.reserve(in_flight.cost()));
         let mark = journal.mark();
-        journal.push(on_its_way, None);
+        journal.push(in_flight, None);
         journal.flushed(mark);
         assert_eq!(lbas(&journal), [3]);
         journal.flushed(mark);
-        assert_eq!(lbas(&journal), [3], "an old flush drops nothing twice");
+        assert_eq!(lbas(&journal), [3], "an earlier flush drops nothing else");
         journal.flushed(journal.mark());
         assert!(journal.is_empty());
         assert_eq!(journal.bytes(), 0);
     }
 
     #[test]
-    fn the_bound_counts_what_is_held_and_what_is_promised() {
+    fn the_bound_counts_held_and_reserved_bytes() {
         let mut journal = Journal::new(0, JournalPool::default());
         let half = write(1, JOURNAL_BYTES_MIN / 2 - ENTRY_BYTES);
         assert!(add(&mut journal, half.clone()));
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn flushed_buffers_are_used_again_and_count_against_the_bound() {
+    fn flushed_buffers_are_reused_and_count_against_the_bound() {
         let mut journal = Journal::new(0, JournalPool::default());
         let bytes = JOURNAL_BYTES_MIN / 4;
         let mut kept = Vec::new();
@@ -406,14 +409,14 @@ mod tests {
         assert_eq!(journal.spares.bytes, 3 * bytes);
         let reused = journal.buffer(bytes);
         assert!(kept.contains(&reused.as_ptr()));
-        // Another length finds none, and may only have what the spare ones leave it.
+        // There is no spare of another length, and a new buffer must fit beside the spares.
         assert!(journal.reserve(Change::write_cost(3 * bytes)));
         assert_eq!(journal.buffer(3 * bytes).len(), 3 * bytes);
         assert!(journal.spares.bytes + journal.reserved <= JOURNAL_BYTES_MIN);
     }
 
     #[test]
-    fn what_is_newest_keeps_its_mark_until_it_is_made_again_and_its_room_until_it_is_flushed() {
+    fn the_newest_version_keeps_its_mark_until_made_again_and_its_room_until_flushed() {
         let made = |mark| Some(Made { opening: [1; 16], before: None, mark });
         let mut journal = Journal::new(0, JournalPool::default());
         for (lba, blocks, mark) in [(0, 8, 5), (2, 1, 6), (5, 3, 7), (2, 1, 8)] {
@@ -429,10 +432,10 @@ mod tests {
         };
         let newest = [(2, 1, Some(8)), (5, 3, Some(7)), (0, 2, Some(5)), (3, 2, Some(5))];
         assert_eq!(look(&mut journal), newest);
-        // One is gone, one has become two.
+        // One entry is gone, and one has become two.
         assert_eq!(journal.bytes(), held - write(2, BLOCK_BYTES).cost() + ENTRY_BYTES);
         journal.flushed(before);
-        assert_eq!(look(&mut journal), newest, "a flush of before knows nothing of these places");
+        assert_eq!(look(&mut journal), newest, "an earlier flush doesn't affect the new entries");
         let place = journal.pieces()[0].place;
         journal.made_again(place, made(99));
         assert_eq!(look(&mut journal)[0], (2, 1, Some(99)));
@@ -441,7 +444,8 @@ mod tests {
         assert_eq!((journal.is_empty(), journal.bytes()), (true, 0));
     }
 
-    /// The most that [`JOURNAL_BYTES_MIN`] and the pool let it hold, in writes of a quarter of it.
+    /// Fills the journal with writes of a quarter of [`JOURNAL_BYTES_MIN`]; returns the bytes it
+    /// holds.
     fn fill(journal: &mut Journal) -> usize {
         while add(journal, write(0, JOURNAL_BYTES_MIN / 4 - ENTRY_BYTES)) {}
         journal.bytes()
@@ -453,21 +457,28 @@ mod tests {
         let new = || Journal::new(8 * JOURNAL_BYTES_MIN, pool.clone());
         let (mut greedy, mut other, mut third) = (new(), new(), new());
         assert_eq!(fill(&mut greedy), JOURNAL_BYTES_MIN + 4 * GRAIN_BYTES);
-        assert_eq!(fill(&mut other), JOURNAL_BYTES_MIN, "the pool is empty: its own is left to it");
-        assert!(other.is_half_full(), "it flushes by what it has, not by what it might have");
+        assert_eq!(
+            fill(&mut other),
+            JOURNAL_BYTES_MIN,
+            "the pool is empty, so only its minimum is left"
+        );
+        assert!(other.is_half_full(), "it flushes by its current room, not by its bound");
         greedy.flushed(greedy.mark());
         assert_eq!((pool.taken(), greedy.room), (0, JOURNAL_BYTES_MIN), "others may need it");
-        assert!(greedy.spares.bytes <= greedy.room, "nor are flushed buffers kept");
+        assert!(
+            greedy.spares.bytes <= greedy.room,
+            "nor does it keep flushed buffers beyond its room"
+        );
         assert_eq!(fill(&mut third), JOURNAL_BYTES_MIN + 4 * GRAIN_BYTES);
         assert_eq!(pool.journals(), 3);
         drop(third);
-        assert_eq!((pool.taken(), pool.journals()), (0, 2), "what is gone holds nothing");
+        assert_eq!((pool.taken(), pool.journals()), (0, 2), "a dropped journal holds nothing");
         drop((greedy, other));
         assert_eq!((pool.taken(), pool.journals()), (0, 0));
     }
 
     #[test]
-    fn a_journal_alone_keeps_its_buffers() {
+    fn a_journal_without_competitors_keeps_its_buffers() {
         let pool = JournalPool::new(64 * GRAIN_BYTES);
         let mut journal = Journal::new(4 * JOURNAL_BYTES_MIN, pool.clone());
         let held = fill(&mut journal);

@@ -1,8 +1,8 @@
-//! Record of every seal, for tests that look for an IV used twice. Off unless a test asks for it.
+//! Log of every seal, for tests that look for an IV used twice. Off unless a test enables it.
 //!
 //! A record has 56 bytes: key epoch (4) ‖ IV (12) ‖ SHA-256 of the plaintext (32) ‖ LBA (8), little
-//! endian. It is written before the sealed bytes go anywhere, in one append, so that records of a
-//! killed process and of several processes are all there and whole.
+//! endian. It is appended in one write before the sealed bytes leave the process, so records are
+//! complete and whole even if a process is killed or several processes write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ impl Ledger {
         OpenOptions::new().append(true).create(true).mode(0o600).open(path).map(Self)
     }
 
-    /// Notes that `plain` became `block`.
+    /// Records that `plain` was sealed as `block`.
     pub(super) fn note(&self, epoch: u32, lba: u64, plain: &[u8], block: &Block) -> io::Result<()> {
         let mut record = Vec::with_capacity(RECORD_BYTES);
         record.extend_from_slice(&epoch.to_le_bytes());

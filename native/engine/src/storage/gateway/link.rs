@@ -1,5 +1,5 @@
-//! What all queues of a volume share about the back end: which association is alive, what the
-//! target may have forgotten, which blocks are being changed. One state machine, no I/O.
+//! State of the back end that all queues of a volume share: the live association, changes that the
+//! target may have lost, blocks being changed. A state machine without I/O.
 //!
 //! ```text
 //!          connect, same incarnation (or nothing to send again)
@@ -9,8 +9,9 @@
 //!   any ── fail ─► Failed
 //! ```
 //!
-//! Replaying: one queue sends the journal and flushes it, nothing else moves. Resending: changes that were on
-//! their way when the target went are sent again; a read may have seen them, so reads wait.
+//! Replaying: one queue sends the journal and flushes it; nothing else is sent. Resending: changes
+//! that were in flight when the target was lost are sent again; a read may have seen them, so reads
+//! wait.
 
 use std::ops::Range;
 
@@ -23,10 +24,10 @@ use super::journal::{Change, Journal, Mark, Piece};
 use super::journal_pool::JournalPool;
 use super::ranges::ChangingRanges;
 
-/// What may be submitted.
+/// Determines which commands may be submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No back end: wait for one.
+    /// None: there is no back end.
     Lost,
     /// Only entries of the journal, by the queue that claimed them.
     Replaying,
@@ -34,27 +35,27 @@ pub(super) enum Phase {
     Resending,
     /// Everything.
     Ready,
-    /// Nothing, ever: what was acknowledged may be gone.
+    /// None, for good: acknowledged changes may be lost.
     Failed,
 }
 
-/// Answer to a change that wants to begin.
+/// Answer to a request to begin a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begin {
-    /// Its blocks and its room in the journal are its own.
+    /// Its blocks and its room in the journal are claimed.
     Begun,
-    /// The same; and the asker should flush, before changes have to wait for it.
+    /// The same, and the caller should flush before changes have to wait for room.
     BegunAndFlush,
-    /// An overlapping change or a flush must end first; every queue is woken then.
+    /// An overlapping change or a flush must end first; then every queue is woken.
     Wait,
-    /// The journal is full: the asker must flush, and then ask again.
+    /// The journal is full: the caller must flush and then try again.
     FlushFirst,
-    /// The journal is full, and the flush that was to make room failed like this.
+    /// The journal is full, and the flush that was to make room failed with this status.
     Refused(Status),
 }
 
-/// The association epoch is not newer, its target is another one than its epoch's, or was asked for
-/// an older milestone than the newest.
+/// The association epoch isn't newer, or its target is another than that of the same epoch, or the
+/// target didn't confirm the newest milestone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the association is over: open a newer one")]
 pub struct StaleAssociation;
@@ -64,19 +65,19 @@ pub struct StaleAssociation;
 pub struct Incarnation {
     /// Changes with each start of its process.
     pub number: u64,
-    /// The milestone that it was asked for, and said it has.
+    /// The milestone that it was asked for and confirmed.
     pub confirmed: Option<Milestone>,
-    /// How far its store has come; None: it doesn't say.
+    /// Its store's milestone; None if it reports none.
     pub milestone: Option<Milestone>,
 }
 
 /// State of a volume's back end.
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // independent facts; `phase` says which one counts
+#[allow(clippy::struct_excessive_bools)] // independent facts; `phase` combines them
 pub(super) struct Link {
     epoch: u64,
     incarnation: Option<u64>,
-    /// How far the target's store had come when it last said so: what a later one must have.
+    /// The newest milestone reported by the target: a later incarnation must have it.
     milestone: Option<Milestone>,
     is_lost: bool,
     is_failed: bool,
@@ -84,27 +85,27 @@ pub(super) struct Link {
     must_resend: bool,
     /// Queue that sends the journal.
     replayer: Option<QueueName>,
-    /// What of the journal this incarnation is still to be sent.
+    /// Pieces of the journal still to be sent to this incarnation.
     pieces: Vec<Piece>,
-    /// Pieces that queues have.
+    /// Number of pieces that queues are sending.
     pieces_out: usize,
-    /// What this incarnation has of the journal was looked at.
+    /// Whether the pieces were compared with the openings of this incarnation's store.
     is_judged: bool,
-    /// The opening that this incarnation has of its store, once it has said so.
+    /// This incarnation's opening of its store, once known.
     opening: Option<[u8; 16]>,
-    /// This incarnation was sent changes.
+    /// Whether changes were sent to this incarnation.
     has_sent: bool,
-    /// The opening of an earlier one, the last that was sent changes.
+    /// The opening of the latest earlier incarnation to which changes were sent.
     sent_in: Option<[u8; 16]>,
     pub(super) journal: Journal,
     changing: ChangingRanges,
     is_flushing: bool,
-    /// A change waits for the flush that is under way, or for the next.
+    /// Whether a change waits for room that the current or the next flush makes.
     is_room_wanted: bool,
-    /// How the flush failed that a change waited for: told to the next one without room.
+    /// Status of a failed flush that a change waited for; reported to the next change without room.
     refusal: Option<Status>,
     is_awaited: bool,
-    /// Something changed that other queues wait for.
+    /// Whether other queues must be woken.
     wakes: bool,
 }
 
@@ -137,9 +138,9 @@ impl Link {
 
     // The association.
 
-    /// A queue of association `epoch` with this incarnation of the target is connected. One that
-    /// wasn't asked for the newest milestone is refused: an answer of the one before it may have
-    /// come meanwhile, and this one may lack what that flushed.
+    /// Records that a queue of association `epoch` is connected to this incarnation of the target.
+    /// Refuses an incarnation that didn't confirm the newest milestone: a flush of the previous one
+    /// may have been answered meanwhile, and this one may lack what it made durable.
     pub(super) fn connect(
         &mut self,
         epoch: u64,
@@ -176,7 +177,7 @@ impl Link {
         Ok(())
     }
 
-    /// The association `epoch` is over. True for who says it first.
+    /// Ends association `epoch`. True for the first caller only.
     pub(super) fn lose(&mut self, epoch: u64) -> bool {
         let is_first = epoch == self.epoch && !self.is_lost && !self.is_failed;
         if is_first {
@@ -187,7 +188,7 @@ impl Link {
         is_first
     }
 
-    /// The volume can't go on. True for who says it first.
+    /// Ends the volume for good. True for the first caller only.
     pub(super) fn fail(&mut self) -> bool {
         let is_first = !self.is_failed;
         self.is_failed = true;
@@ -205,13 +206,14 @@ impl Link {
         }
     }
 
-    /// The newest association epoch, alive or not.
+    /// The newest association epoch, live or not.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The incarnation that alone can lose what is acknowledged from now on: nothing acknowledged
-    /// before is unflushed. None: something is, or no target is connected.
+    /// The connected incarnation, if everything acknowledged so far is durable: then it is the only
+    /// one that can lose changes acknowledged from now on. None otherwise, or if no target is
+    /// connected.
     pub(super) fn settled_incarnation(&self) -> Option<u64> {
         let is_settled = self.phase() == Phase::Ready && self.journal.is_empty();
         self.incarnation.filter(|_| is_settled)
@@ -224,7 +226,8 @@ impl Link {
 
     // Sending again.
 
-    /// Makes `queue` the one that sends the journal, if one is needed and there is none.
+    /// Makes `queue` the one that sends the journal, if the journal must be sent and no other queue
+    /// does.
     pub(super) fn claim_replay(&mut self, queue: QueueName) -> bool {
         let is_free = self.phase() == Phase::Replaying && self.replayer.is_none();
         if is_free {
@@ -233,7 +236,7 @@ impl Link {
         is_free
     }
 
-    /// The queue ends before it has sent everything: another one starts again.
+    /// The queue ends before it has sent everything: another one must claim the replay.
     pub(super) fn abandon_replay(&mut self, queue: QueueName) {
         if self.replayer == Some(queue) {
             self.replayer = None;
@@ -241,20 +244,21 @@ impl Link {
         }
     }
 
-    /// The target said which opening it has of its store.
+    /// Records the target's current opening of its store.
     pub(super) fn opened(&mut self, incarnation: u64, openings: &Openings) {
         if self.incarnation == Some(incarnation) {
             self.opening = Some(openings.now.opening);
         }
     }
 
-    /// A change is sent.
+    /// Records that a change is sent.
     pub(super) fn sends(&mut self, incarnation: u64) {
         self.has_sent |= self.incarnation == Some(incarnation);
     }
 
-    /// Leaves out of the journal's way what the target's store contains, or has something newer of.
-    /// An error, and the first block: others may have something newer in the store, and nobody can tell.
+    /// Removes the pieces that the target's store contains or has newer versions of. Fails with the
+    /// first block of a piece for which that can't be decided, as other gateways may have written
+    /// something newer.
     pub(super) fn judge(
         &mut self,
         incarnation: u64,
@@ -277,14 +281,14 @@ impl Link {
         Ok(())
     }
 
-    /// A piece of the journal that this incarnation of the target is still to be sent.
+    /// The next piece of the journal to send to this incarnation of the target.
     pub(super) fn next_piece(&mut self, incarnation: u64) -> Option<Piece> {
         let piece = self.pieces.pop().filter(|_| self.incarnation == Some(incarnation))?;
         self.pieces_out += 1;
         Some(piece)
     }
 
-    /// A piece is back: it wasn't sent, or has no answer. One for another incarnation is that one's.
+    /// Takes back a piece that wasn't sent or has no answer, unless it was for another incarnation.
     pub(super) fn return_piece(&mut self, incarnation: u64, piece: Piece, wakes: bool) {
         if self.incarnation == Some(incarnation) {
             self.pieces_out -= 1;
@@ -293,7 +297,7 @@ impl Link {
         }
     }
 
-    /// A piece is acknowledged: it was made again then.
+    /// A piece is acknowledged; `made` is its new opening and mark.
     pub(super) fn piece_done(&mut self, incarnation: u64, place: u64, made: Option<Made>) {
         if self.incarnation == Some(incarnation) {
             self.journal.made_again(place, made);
@@ -302,12 +306,12 @@ impl Link {
         }
     }
 
-    /// Whether this incarnation has acknowledged all of the journal.
+    /// Whether this incarnation has acknowledged the whole journal.
     pub(super) fn is_sent_again(&self, incarnation: u64) -> bool {
         self.incarnation == Some(incarnation) && self.pieces.is_empty() && self.pieces_out == 0
     }
 
-    /// All of the journal is acknowledged by the new incarnation, and flushed.
+    /// The new incarnation has acknowledged and flushed the whole journal.
     pub(super) fn replayed(&mut self, queue: QueueName) {
         if self.replayer == Some(queue) {
             self.replayer = None;
@@ -319,7 +323,7 @@ impl Link {
 
     // Changes and flushes.
 
-    /// A change that was never sent wants to be.
+    /// Claims the blocks and room that a change needs before it is first sent.
     pub(super) fn begin(&mut self, ranges: &[Range<u64>], cost: usize) -> Begin {
         if !self.changing.claim(ranges, self.epoch) {
             self.is_awaited = true;
@@ -339,7 +343,7 @@ impl Link {
         }
         self.is_room_wanted = true;
         self.is_awaited = true;
-        // With nothing to flush, changes on their way have all the room: their ends are waited for.
+        // If there is nothing to flush, changes in flight have all the room: wait until they end.
         if self.is_flushing || self.journal.is_empty() {
             return Begin::Wait;
         }
@@ -347,8 +351,9 @@ impl Link {
         Begin::FlushFirst
     }
 
-    /// The change is acknowledged, in association `epoch`; `made` says when it was made. It is given back if there is a newer one:
-    /// its target may be another incarnation, which lacks the change and was sent the journal without.
+    /// The change is acknowledged in association `epoch`; `made` is its opening and mark. Returns
+    /// the change if there is a newer association: its target may be another incarnation, which
+    /// lacks the change and was sent the journal without it.
     pub(super) fn acknowledge(
         &mut self,
         epoch: u64,
@@ -364,7 +369,7 @@ impl Link {
         Ok(())
     }
 
-    /// The change was refused or is given up.
+    /// The change was refused or abandoned.
     pub(super) fn give_up(&mut self, ranges: &[Range<u64>], cost: usize) {
         self.journal.release(cost);
         self.end(ranges);
@@ -379,13 +384,13 @@ impl Link {
         }
     }
 
-    /// What the target's store must have that is connected next.
+    /// The milestone that the store of the next target must have.
     pub(super) fn milestone(&self) -> Option<Milestone> {
         self.milestone
     }
 
-    /// A flush that was submitted at `mark` in association `epoch` succeeded, and this is how far the
-    /// store had come. False, and nothing is flushed, if there is a newer association.
+    /// A flush submitted at `mark` in association `epoch` succeeded; `told` is the store's
+    /// milestone. Returns false, and drops nothing, if there is a newer association.
     pub(super) fn flushed(&mut self, epoch: u64, mark: Mark, told: Option<Milestone>) -> bool {
         if epoch != self.epoch {
             return false;
@@ -403,8 +408,9 @@ impl Link {
         true
     }
 
-    /// The flush that the journal asked for has ended. If it failed and a change waits for room, a
-    /// change without room hears of it, whatever queue it is on: it would only ask for the same flush.
+    /// The flush requested by the journal has ended. If it failed while a change waited for room,
+    /// the next change without room, on any queue, gets its status: it would only request the same
+    /// flush.
     pub(super) fn flush_ended(&mut self, status: Status) {
         self.is_flushing = false;
         self.wakes = true;
@@ -414,17 +420,17 @@ impl Link {
         }
     }
 
-    /// The queue that was to flush has ended: another one must.
+    /// The queue that was to flush has ended: another one must flush.
     pub(super) fn flush_lost(&mut self) {
         self.flush_ended(Status::SUCCESS);
     }
 
-    /// Whether queues must be woken; asked after every change of state.
+    /// Whether queues must be woken; called after every change of state.
     pub(super) fn take_wakes(&mut self) -> bool {
         std::mem::take(&mut self.wakes)
     }
 
-    /// Ends the phases that have nothing left to do.
+    /// Ends phases that have nothing left to do.
     fn settle(&mut self) {
         if self.must_replay && self.journal.is_empty() {
             self.must_replay = false;
@@ -437,7 +443,7 @@ impl Link {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // lists of one range are meant
+#[allow(clippy::single_range_in_vec_init)] // lists of one range are intended
 mod tests {
     use std::sync::Arc;
 
@@ -475,18 +481,18 @@ mod tests {
         assert_eq!(
             link.connect(5, &target(2)),
             Err(StaleAssociation),
-            "another target in one epoch"
+            "another target in the same epoch"
         );
         assert!(link.lose(5) && !link.lose(5));
         assert_eq!(link.connect(5, &target(1)), Err(StaleAssociation));
         assert_eq!(link.connect(4, &target(1)), Err(StaleAssociation));
         link.connect(6, &target(1)).unwrap();
-        assert!(!link.lose(5), "old news");
+        assert!(!link.lose(5), "an old association");
         assert!(link.is_live(6) && !link.is_live(5));
     }
 
     #[test]
-    fn a_new_incarnation_gets_the_journal_first_then_what_was_on_its_way() {
+    fn a_new_incarnation_gets_the_journal_before_changes_that_were_in_flight() {
         let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
@@ -496,7 +502,7 @@ mod tests {
         assert_eq!(link.phase(), Phase::Replaying);
         assert!(link.claim_replay(queue(1)) && !link.claim_replay(queue(2)));
         link.replayed(queue(2));
-        assert_eq!(link.phase(), Phase::Replaying, "not by another queue's word");
+        assert_eq!(link.phase(), Phase::Replaying, "another queue can't end it");
         link.replayed(queue(1));
         assert_eq!(link.phase(), Phase::Resending);
         link.give_up(&[4..5], 10);
@@ -505,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incarnation_is_settled_when_nothing_of_the_one_before_is_unflushed() {
+    fn an_incarnation_is_settled_when_nothing_acknowledged_before_is_unflushed() {
         let mut link = Link::new(0, JournalPool::default());
         assert_eq!(link.settled_incarnation(), None);
         link.connect(1, &target(10)).unwrap();
@@ -514,9 +520,9 @@ mod tests {
         link.lose(1);
         link.connect(2, &target(11)).unwrap();
         assert!(link.claim_replay(queue(1)));
-        assert_eq!(link.settled_incarnation(), None, "it lacks what is being replayed");
+        assert_eq!(link.settled_incarnation(), None, "it lacks the changes being replayed");
         link.replayed(queue(1));
-        assert_eq!(link.settled_incarnation(), None, "it may lose that again");
+        assert_eq!(link.settled_incarnation(), None, "it may lose them again");
         let mark = link.journal.mark();
         assert!(link.flushed(2, mark, None));
         assert_eq!(link.settled_incarnation(), Some(11));
@@ -541,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_incarnation_has_forgotten_nothing() {
+    fn the_same_incarnation_has_lost_nothing() {
         let mut link = Link::new(0, JournalPool::default());
         link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
@@ -565,14 +571,14 @@ mod tests {
         link.connect(1, &Incarnation { milestone: Some(milestone(3)), ..target(10) }).unwrap();
         flushed(&mut link, 7);
         flushed(&mut link, 5);
-        assert_eq!(link.milestone(), Some(milestone(7)), "an answer that was overtaken");
+        assert_eq!(link.milestone(), Some(milestone(7)), "an answer that was overtaken is ignored");
         link.lose(1);
         for confirmed in [None, Some(milestone(5))] {
             let asked_for_less = Incarnation { confirmed, ..target(11) };
             assert_eq!(link.connect(2, &asked_for_less), Err(StaleAssociation));
         }
         link.connect(2, &target(10)).unwrap();
-        assert_eq!(link.milestone(), Some(milestone(7)), "the same has lost nothing");
+        assert_eq!(link.milestone(), Some(milestone(7)), "the same incarnation has lost nothing");
         link.lose(2);
         let next = Milestone { opening: [2; 16], ..milestone(8) };
         let asked =
@@ -581,7 +587,10 @@ mod tests {
         assert_eq!(link.milestone(), Some(next));
         acknowledged(&mut link, 0..1);
         let mark = link.journal.mark();
-        assert!(!link.flushed(2, mark, Some(milestone(99))), "an answer of the one before");
+        assert!(
+            !link.flushed(2, mark, Some(milestone(99))),
+            "an answer of the previous association"
+        );
         assert_eq!(link.milestone(), Some(next));
         assert!(!link.journal.is_empty());
     }
@@ -613,7 +622,7 @@ mod tests {
         link.flush_ended(Status::SUCCESS);
         assert!(link.take_wakes());
         assert_eq!(link.begin(&[1..2], whole), Begin::Begun);
-        assert_eq!(link.begin(&[2..3], 1), Begin::Wait, "nothing to flush: wait for ends");
+        assert_eq!(link.begin(&[2..3], 1), Begin::Wait, "nothing to flush: wait until changes end");
     }
 
     #[test]
@@ -622,7 +631,7 @@ mod tests {
         link.connect(1, &target(1)).unwrap();
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
-        assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "nothing that a flush would make durable");
+        assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "a flush would make nothing durable");
         assert!(link.acknowledge(1, &[0..1], half, None).is_ok());
         assert_eq!(link.begin(&[4..5], 1), Begin::BegunAndFlush);
         assert_eq!(link.begin(&[6..7], 1), Begin::Begun, "one flush at a time");
@@ -630,16 +639,20 @@ mod tests {
         assert_eq!(
             link.begin(&[8..9], JOURNAL_BYTES_MIN),
             Begin::FlushFirst,
-            "it failed, and nobody waited for it"
+            "it failed, but no change waited for it"
         );
         link.flush_ended(Status::WRITE_FAULT);
-        assert_eq!(link.begin(&[10..11], 1), Begin::BegunAndFlush, "one that has room");
+        assert_eq!(
+            link.begin(&[10..11], 1),
+            Begin::BegunAndFlush,
+            "a change that has room isn't refused"
+        );
         link.flush_ended(Status::SUCCESS);
         assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst);
         link.flush_ended(Status::WRITE_FAULT);
         let refused = Begin::Refused(Status::WRITE_FAULT);
         assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), refused);
-        assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst, "told once");
+        assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst, "reported once");
     }
 
     #[test]

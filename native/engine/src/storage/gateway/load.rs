@@ -1,5 +1,5 @@
-//! The load generator at a queue of the gateway itself: what sealing and the way to the target cost
-//! without a host's way to the gateway. That is where the paper's figures are taken.
+//! The load generator on a queue of the gateway itself. It measures sealing and the path to the
+//! target without the path from the host to the gateway, as the paper does.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::worker::{ready_until, receive, send, take_mail};
 use super::{BackQueue, GatewayVolume, Mailbox, OwnedFd, QueueName};
 use crate::clock::now;
 
-/// No host's association has this tag, and no other queue of it this id.
+/// Name of the load's queue; no host's association has this tag.
 const LOCAL: QueueName = QueueName { association: u64::MAX, queue_id: 1 };
 
 struct GatewayPort {
@@ -63,7 +63,7 @@ impl Port for GatewayPort {
         queue.submit(now());
         send(queue);
         if queue.front.has_end() {
-            return Ok(()); // refused here: nothing of it comes back
+            return Ok(()); // the gateway refused it: there will be no answer
         }
         let first = [PollFd::from_borrowed_fd(self.mailbox.as_fd(), PollFlags::IN)];
         let ready = ready_until(queue, first, None).map_err(|error| closed(error.to_string()))?;
@@ -88,15 +88,17 @@ impl Port for GatewayPort {
     }
 
     fn outstanding(&self) -> usize {
-        // The gateway's own flush is waited for too: the queue must not be lost with it.
+        // Also wait for the gateway's own flush, as dropping the queue with it would end the
+        // association.
         self.outstanding.max(usize::from(!self.queue.parts.is_empty()))
     }
 }
 
 impl GatewayVolume {
-    /// Runs a load of reads or writes on a queue of this process, on the caller's thread: `fd` and
-    /// `back` are its back end, as [`GatewayVolume::replace_back`] takes it. One load at a time.
-    /// [`TransferError::Status`] also when the back end was lost for longer than commands are held.
+    /// Runs a load of reads or writes on a queue of this process, on the caller's thread. `fd` and
+    /// `back` are its back end, as for [`GatewayVolume::replace_back`]. One load at a time. Fails
+    /// with [`TransferError::Status`] also if the back end is lost for longer than commands are
+    /// held.
     pub fn run_load(
         &self,
         fd: OwnedFd,
@@ -165,7 +167,7 @@ mod tests {
         GatewayVolume::new(keys, format, settings, None).unwrap()
     }
 
-    /// A target of the volume, and the gateway's connection to it.
+    /// A target for the volume, and the gateway's connection to it.
     fn target(namespace: &Arc<Namespace>) -> (Controller, OwnedFd) {
         let controller = Controller::new(1, Default::default()).unwrap();
         controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
@@ -228,7 +230,7 @@ mod tests {
         }
         let (_controller, fd) = target(&namespace);
         let result = volume.run_load(fd, back(), &plan(false, 1)).unwrap();
-        // The queue writes the first 40 blocks of 64 over and over: all reads of them open.
+        // Only the first 40 of the 64 blocks were written: reads of them are opened.
         assert!(result.commands > 0 && count("sectors_opened") > 0);
         assert_eq!(count("sectors_opened") + count("sectors_unwritten"), result.commands);
     }
@@ -239,6 +241,6 @@ mod tests {
         let (_controller, fd) = target(&Arc::new(namespace));
         let refused = volume().run_load(fd, back(), &plan(true, 1)).unwrap_err();
         let TransferError::Status { status, .. } = refused else { panic!("{refused}") };
-        assert_eq!(status, Status::NAMESPACE_NOT_READY, "nothing is leased");
+        assert_eq!(status, Status::NAMESPACE_NOT_READY, "no counters are leased");
     }
 }

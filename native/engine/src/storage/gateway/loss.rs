@@ -1,4 +1,4 @@
-//! The back end is lost, late or gone for too long: what is kept, and what the host is told.
+//! A lost or late back end: keeping commands to be sent again, and ending those held for too long.
 
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
@@ -21,7 +21,7 @@ impl<F: Front> GatewayQueue<F> {
         self.drop_backs(now);
     }
 
-    /// Leaves the back end. What the target had is kept to be sent again; the host waits.
+    /// Drops the back end. Commands that the target had are kept to be sent again; the host waits.
     pub(super) fn drop_backs(&mut self, now: Nanos) {
         self.backs.clear();
         self.in_flight = 0;
@@ -62,7 +62,7 @@ impl<F: Front> GatewayQueue<F> {
         nanos(self.shared.settings.hold)
     }
 
-    /// Ends commands that have waited for a back end for too long.
+    /// Ends commands that have waited too long for a back end.
     pub(super) fn give_up_held(&mut self, now: Nanos) {
         let Some(since) = self.held_since else { return };
         let hold = self.hold();
@@ -90,7 +90,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Answers a command whose parts the target doesn't have (any more).
+    /// Ends a command, and drops its parts that the target doesn't have.
     pub(super) fn end_request(&mut self, slot: u16, status: Status) {
         let ended = |part: &Part| part.owner == Owner::Request(slot);
         let (mine, others) = std::mem::take(&mut self.again).into_iter().partition(ended);
@@ -106,7 +106,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Lets go of a part that is never sent (again).
+    /// Drops a part that won't be sent again.
     pub(super) fn forget(&mut self, part: &Part) {
         self.give_up(part);
         if part.owner == Owner::Journal {
@@ -114,7 +114,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Gives back a part's blocks and its room in the journal.
+    /// Releases a part's blocks and its room in the journal.
     pub(super) fn give_up(&mut self, part: &Part) {
         if let Some(claim) = &part.claim {
             self.shared.link(|link| link.give_up(&claim.ranges, claim.cost));

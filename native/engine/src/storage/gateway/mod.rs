@@ -1,9 +1,9 @@
-//! A volume as the gateway has it: key, leased counters, journal, running queues.
+//! A volume at the gateway: key, leased counters, journal, running queues.
 //!
-//! A front-end queue runs whether it has a back end or not. Control opens back-end queues and
-//! hands them over ([`GatewayVolume::replace_back`]); the engine tells by events when it needs one:
-//! `association_lost` (open a newer association for every queue), `rekey_due` (open a queue with
-//! fresh keys in this one).
+//! A front-end queue runs even without a back end. The control plane opens back-end queues and
+//! hands them over ([`GatewayVolume::replace_back`]). The engine requests them by events:
+//! `association_lost` (open a newer association for every queue) and `rekey_due` (open a queue with
+//! fresh keys in the current association).
 
 mod back;
 mod front;
@@ -55,39 +55,40 @@ use link::Link;
 pub use link::{Incarnation, StaleAssociation};
 use queue::GatewayQueue;
 
-/// Counters a queue thread takes from the lease at once: 4096 sectors, 16 MiB of writes. It keeps
-/// the lock out of the way and is little to lose when the process dies.
+/// Counters that a queue thread takes from the lease at a time: enough for 4096 sectors, 16 MiB of
+/// writes. This keeps lock contention low, and few counters are lost if the process dies.
 const COUNTERS_PER_SPLIT: u64 = 1 << 20;
 
-/// Commands a plain front end executes besides read, write and flush; deallocate only where
+/// Commands of a plain front end in addition to read, write and flush. Deallocate is added where
 /// sectors may be unwritten.
 const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
     .with(CommandSet::WRITE_ZEROES)
     .with(CommandSet::VERIFY)
     .with(CommandSet::FUSED);
 
-/// What a volume is, as its descriptor says.
+/// Properties of a volume from its descriptor.
 #[derive(Debug, Clone, Copy)]
 pub struct VolumeFormat {
-    /// Sectors.
+    /// Number of sectors.
     pub block_count: u64,
-    /// Every sector was sealed before the first attach: an unwritten one is an error, and writing
-    /// zeroes seals zeros.
+    /// Whether every sector was sealed before the first attach: then an unwritten sector is an
+    /// error, and Write Zeroes seals zeros.
     pub is_fully_sealed: bool,
-    /// The volume is another tenant's, shared to be read: hosts may not change it.
+    /// Whether hosts may only read it: another tenant's volume, shared for reading.
     pub is_read_only: bool,
 }
 
-/// What an operator may choose for a volume.
+/// A volume's settings, chosen by the operator.
 #[derive(Debug, Clone, Copy)]
 pub struct GatewaySettings {
-    /// How long the target may take for one command before the association is given up.
+    /// Time limit for one command at the target; then the association is given up.
     pub command_timeout: Duration,
-    /// How long commands wait for a lost back end before they end with a path error.
+    /// Time limit for which commands wait for a lost back end; then they end with a path error.
     pub hold: Duration,
-    /// Bytes of acknowledged, unflushed changes that are kept to be sent again.
+    /// Maximum bytes of acknowledged, unflushed changes kept to be sent again.
     pub journal_bytes_max: usize,
-    /// Commands under one key set; a replacement queue is asked for before they are used up.
+    /// Maximum commands under one set of keys; a queue with new keys is requested before they are
+    /// used up.
     pub commands_per_key_max: u64,
 }
 
@@ -117,11 +118,11 @@ fn add(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }
 
-/// What wakes a queue thread: a changed link, or a back end for it.
+/// Wakes a queue thread when the link has changed, and passes it back ends.
 #[derive(Debug)]
 struct Mailbox {
     wake: OwnedFd,
-    /// When the host was last heard.
+    /// When anything was last received from the host.
     heard: AtomicU64,
     backs: Mutex<Vec<Back>>,
 }
@@ -132,13 +133,13 @@ impl Mailbox {
         Ok(Self { wake, heard: clock::now().into(), backs: Mutex::default() })
     }
 
-    /// The host was heard.
+    /// Records that something was received from the host.
     fn hear(&self) {
         self.heard.store(clock::now(), Ordering::Relaxed);
     }
 
     fn wake(&self) {
-        // It fails only when the counter is full, and then the thread is told already.
+        // Fails only if the counter is full; then the thread is already signalled.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -147,10 +148,10 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Takes what came; the descriptor is no longer readable.
+    /// Takes the posted back ends and clears the descriptor.
     fn take(&self) -> Vec<Back> {
         let mut count = [0; 8];
-        // It fails only when nothing was signalled.
+        // Fails only if nothing was signalled.
         let _ = rustix::io::read(&self.wake, &mut count);
         std::mem::take(&mut *self.backs.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -160,10 +161,10 @@ impl Mailbox {
     }
 }
 
-/// A front-end queue of a volume.
+/// Name of a front-end queue of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueueName {
-    /// Tag of the front-end association, for events and for stopping.
+    /// Tag of the front-end association, for events and for stopping its queues.
     pub association: u64,
     /// Queue id.
     pub queue_id: u16,
@@ -191,7 +192,7 @@ impl Shared {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks or changes the link's state, and wakes every queue if that is news to them.
+    /// Reads or changes the link's state, and wakes every queue if necessary.
     fn link<R>(&self, change: impl FnOnce(&mut Link) -> R) -> R {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut link);
@@ -242,7 +243,7 @@ impl Shared {
         self.events.push(StorageEvent { kind, reason, lba, association, queue_id, detail });
     }
 
-    /// Ends the association, unless somebody did already.
+    /// Ends the association, unless it has already ended.
     fn lose(&self, name: QueueName, epoch: u64, reason: &'static str, detail: &str) {
         if self.link(|link| link.lose(epoch)) {
             add(&self.counters.associations_lost, 1);
@@ -250,7 +251,7 @@ impl Shared {
         }
     }
 
-    /// Ends the volume: nothing it answers from now on could be believed.
+    /// Ends the volume: no answer from now on could be trusted.
     fn fail(&self, name: QueueName, reason: &'static str, detail: String) {
         if self.link(Link::fail) {
             self.event(name, "volume_failed", reason, detail);
@@ -261,7 +262,7 @@ impl Shared {
 /// One attached volume, its key, its counters and its running queues.
 #[derive(Debug)]
 pub struct GatewayVolume {
-    // First, so that the queues are stopped before what they share goes.
+    // First, so that the queues are stopped before their shared state is dropped.
     queues: Queues,
     shared: Arc<Shared>,
     namespace: NamespaceFormat,
@@ -270,13 +271,13 @@ pub struct GatewayVolume {
 /// A back-end queue whose Connect command is answered.
 #[derive(Debug)]
 pub struct BackQueue {
-    /// What was negotiated with the target.
+    /// Limits negotiated with the target.
     pub limits: HostLimits,
-    /// Keys of the queue; never used for another one.
+    /// Keys of this queue; never used for another one.
     pub secure: SecureQueue,
-    /// Association epoch the keys are bound to.
+    /// Association epoch that the keys are bound to.
     pub epoch: u64,
-    /// Incarnation of the target they are bound to.
+    /// Incarnation of the target that they are bound to.
     pub incarnation: Incarnation,
 }
 
@@ -286,14 +287,14 @@ pub enum BackError {
     /// Its association is over.
     #[error(transparent)]
     Stale(#[from] StaleAssociation),
-    /// The front-end queue it is for is gone.
+    /// Its front-end queue is closed.
     #[error("the front-end queue is closed")]
     Closed,
 }
 
 impl GatewayVolume {
-    /// A volume without counters: it reads, and refuses to write until a lease is added.
-    /// `ledger`: a file that every seal is noted in, for tests.
+    /// Creates a volume without counters: it reads, but refuses to write until a lease is added.
+    /// `ledger` is a file in which every seal is recorded, for tests.
     pub fn new(
         keys: KeyRing,
         format: VolumeFormat,
@@ -303,7 +304,7 @@ impl GatewayVolume {
         Self::sharing(&JournalPool::default(), keys, format, settings, ledger)
     }
 
-    /// The same, with a journal that shares `pool` with those of other volumes.
+    /// As [`GatewayVolume::new`], with a journal that shares `pool` with other volumes.
     pub fn sharing(
         pool: &JournalPool,
         keys: KeyRing,
@@ -338,7 +339,7 @@ impl GatewayVolume {
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })
     }
 
-    /// Adds the key of another epoch; it seals from now on if it is the newest.
+    /// Adds the key of another epoch; if it is the newest, sectors are sealed with it from now on.
     pub fn add_key(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
         self.shared.keys.add(epoch, secret)
     }
@@ -349,20 +350,20 @@ impl GatewayVolume {
         self.shared.leased().insert(0, range);
     }
 
-    /// Replaces the counters that no queue holds and returns them, to be given back. What replaces
-    /// them is used from its end.
+    /// Replaces the counters that no queue has taken, and returns them so that they can be given
+    /// back. The new ranges are used from the last one on.
     pub fn replace_counters(&self, ranges: Vec<CounterRange>) -> Vec<CounterRange> {
         add(&self.shared.counters.leased, ranges.iter().map(CounterRange::remaining).sum());
         std::mem::replace(&mut *self.shared.leased(), ranges)
     }
 
-    /// Leased counters that no queue has taken yet.
+    /// Number of leased counters that no queue has taken yet.
     pub fn counters_remaining(&self) -> u64 {
         self.shared.leased().iter().map(CounterRange::remaining).sum()
     }
 
-    /// Serves a front-end queue, whose Connect command is answered, on its own thread. Its commands
-    /// are held until it is given a back end.
+    /// Serves a front-end queue, whose Connect command has been answered, on its own thread. Its
+    /// commands are held until it gets a back end.
     pub fn start_queue(
         &self,
         fd: OwnedFd,
@@ -383,7 +384,7 @@ impl GatewayVolume {
                 let queue = GatewayQueue::new(Arc::clone(&shared), name, front, depth);
                 let (reason, detail) = worker::run(queue, Connection::new(fd), &mailbox, &stop);
                 let mut mailboxes = shared.mailboxes();
-                // Control may have started a queue of the same name meanwhile.
+                // The control plane may have started a queue of the same name meanwhile.
                 if mailboxes.get(&name).is_some_and(|known| Arc::ptr_eq(known, &mailbox)) {
                     mailboxes.remove(&name);
                 }
@@ -397,8 +398,9 @@ impl GatewayVolume {
         started
     }
 
-    /// Gives a front-end queue its back end. In the same association the old one is drained beside
-    /// it; the first queue of a newer association begins that for the whole volume.
+    /// Gives a front-end queue its back end. In the same association the old back end is drained
+    /// while the new one is used; the first queue of a newer association begins it for the whole
+    /// volume.
     pub fn replace_back(
         &self,
         name: QueueName,
@@ -414,18 +416,18 @@ impl GatewayVolume {
         Ok(())
     }
 
-    /// The milestone that the next incarnation of the target must have; None: nothing is known that
-    /// was flushed.
+    /// The milestone that the next incarnation of the target must have; None if no flush is known.
     pub fn milestone(&self) -> Option<Milestone> {
         self.shared.link(|link| link.milestone())
     }
 
-    /// The incarnation of the target that has everything acknowledged before durable, if there is one.
+    /// The incarnation of the target that has durably stored everything acknowledged so far, if
+    /// any.
     pub fn settled_incarnation(&self) -> Option<u64> {
         self.shared.link(|link| link.settled_incarnation())
     }
 
-    /// Gives up the newest association: control lost it.
+    /// Ends the newest association, which the control plane has lost.
     pub fn lose_association(&self, reason: &str) {
         let name = QueueName { association: 0, queue_id: 0 };
         let epoch = self.shared.link(|link| link.epoch());
@@ -447,13 +449,13 @@ impl GatewayVolume {
         Some(clock::now().saturating_sub(heard))
     }
 
-    /// Stops the queues of one association, or all; returns when they are gone and nothing of them
-    /// is on its way to the target.
+    /// Stops the queues of one association, or all. Returns when they have ended and none of their
+    /// commands is in flight to the target.
     pub fn close_queues(&self, association: Option<u64>) {
         self.queues.stop(association);
     }
 
-    /// Events so far and the descriptor that tells of them.
+    /// The events, with a descriptor that signals them.
     pub fn events(&self) -> &EventLog {
         &self.shared.events
     }

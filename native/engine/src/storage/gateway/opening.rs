@@ -1,4 +1,4 @@
-//! What the end of a part at the target does: opening what was read, comparing, acknowledging.
+//! Handles the target's answers to parts: opens read sectors, compares them, acknowledges changes.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Work};
 use super::{Shared, add};
 
-/// Attempts of one compare-and-write that may meet another gateway's write in between.
+/// Maximum retries of one compare-and-write, each caused by another gateway's write.
 const SWAPS_MAX: u32 = 16;
 
 impl<F: Front> GatewayQueue<F> {
@@ -44,7 +44,8 @@ impl<F: Front> GatewayQueue<F> {
                 }
                 Some(HostEvent::Failed { reason, lba, detail }) => {
                     if reason == Reason::PduMalformed {
-                        // The target hears what it did wrong, if it listens: nobody waits for it.
+                        // Tell the target what was wrong if the socket accepts it; nothing waits
+                        // for that.
                         let _ = back.connection.send(back.queue.transmit());
                     }
                     self.lose_back(reason, lba, &detail, now);
@@ -54,14 +55,14 @@ impl<F: Front> GatewayQueue<F> {
         self.close_drained();
     }
 
-    /// A target said how far the openings of its store have come.
+    /// Records the target's answer about the openings of its store.
     fn opened(&mut self, index: usize, status: Status, data: &[u8]) {
         let Some(back) = self.backs.get_mut(index) else { return };
         let openings = if status.is_success() { Openings::decode(data) } else { None };
         if let Some(openings) = &openings {
             self.shared.link(|link| link.opened(back.incarnation, openings));
         }
-        (back.is_told, back.openings) = (true, openings);
+        (back.has_openings_answer, back.openings) = (true, openings);
     }
 
     fn finish(
@@ -89,7 +90,7 @@ impl<F: Front> GatewayQueue<F> {
                 let status = if status.is_success() {
                     let told = data.first_chunk().and_then(Milestone::decode);
                     if !self.shared.link(|link| link.flushed(part.epoch, mark, told)) {
-                        // Another incarnation may be connected that lacks what this one flushed.
+                        // The incarnation now connected may lack what this one flushed.
                         return self.repeat(part, work);
                     }
                     status
@@ -109,7 +110,7 @@ impl<F: Front> GatewayQueue<F> {
                 }
             }
             Work::Swap { change, .. } => self.swap_ended(part, change, status, made, now),
-            Work::Outcomes { queue, .. } => self.told(queue, status, data),
+            Work::Outcomes { queue, .. } => self.take_outcomes(queue, status, data),
             Work::Openings => {}
         }
     }
@@ -135,8 +136,8 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// A part's change was made, says an answer: it is acknowledged, or sent again as `work` if the
-    /// answer is of an association that is over.
+    /// The target answered that a part's change was made: acknowledges it, or, if the association
+    /// of the answer is over, sends it again as `work`.
     fn acknowledge(
         &mut self,
         part: Part,
@@ -153,10 +154,10 @@ impl<F: Front> GatewayQueue<F> {
         self.part_done(&part, Status::SUCCESS);
     }
 
-    /// Sends a part again of which an association that is over had an answer.
+    /// Sends a part again whose answer belongs to an association that is over.
     fn repeat(&mut self, part: Part, work: Work) {
         if matches!(part.owner, Owner::Replay(_)) {
-            // Who sends the journal now flushes it.
+            // The queue that sends the journal now also flushes it.
             return;
         }
         self.again.push(Part { work, is_again: true, ..part });
@@ -173,7 +174,8 @@ impl<F: Front> GatewayQueue<F> {
         self.shared.link(|link| link.flush_ended(status));
     }
 
-    /// Goes on with a compare-and-write whose current sectors were read; or says how it ended.
+    /// Continues a compare-and-write whose current sectors were read; returns the part and its
+    /// status if it has failed.
     fn examined(
         &mut self,
         mut part: Part,
@@ -184,15 +186,17 @@ impl<F: Front> GatewayQueue<F> {
         let current: Vec<[u8; IV_BYTES]> =
             data.as_chunks::<BLOCK_BYTES>().0.iter().map(current_iv).collect();
         if let Some(change) = sent {
-            // An attempt whose outcome was lost: the sectors are ours if it was executed.
+            // The outcome of an earlier attempt was lost: if it was executed, the sectors are those
+            // it wrote.
             if is_of(&change, &current) {
-                // This opening began with it.
+                // The change was in the store when this opening began.
                 let made = self.backs.last().and_then(|back| back.made(0));
                 let again = |change| Work::Examine { sent: Some(change) };
                 self.acknowledge(part, change, made, again);
                 return None;
             }
-            // Not executed, or overwritten since: nobody can tell, so neither answer is true.
+            // Not executed, or overwritten since. As this can't be decided, neither success nor a
+            // failed comparison may be reported.
             return Some((part, Status::INTERNAL_PATH_ERROR.final_()));
         }
         let status = self.open(&part, data);
@@ -239,8 +243,8 @@ impl<F: Front> GatewayQueue<F> {
             part.work = Work::Examine { sent: Some(change) };
             self.send(part, now);
         } else if part.attempts < SWAPS_MAX {
-            // Another gateway was faster: compare with what it wrote. The IV of this attempt is
-            // spent.
+            // Another gateway wrote first: compare with its sectors. The IVs of this attempt are
+            // used up.
             part.attempts += 1;
             part.work = Work::Examine { sent: None };
             self.send(part, now);
@@ -274,7 +278,7 @@ impl<F: Front> GatewayQueue<F> {
         status
     }
 
-    /// Opens the sectors of a finished read: into the answer, or to compare or verify them.
+    /// Opens the sectors of a completed read, into the answer or to compare or verify them.
     fn open(&mut self, part: &Part, data: &[u8]) -> Status {
         let shared = Arc::clone(&self.shared);
         let Owner::Request(slot) = part.owner else { return Status::ABORTED };
@@ -325,7 +329,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Counts a part as ended, and answers the host when it was the last one.
+    /// Counts a part as ended, and completes the host's command if it was the last one.
     pub(super) fn part_done(&mut self, part: &Part, status: Status) {
         let Owner::Request(slot) = part.owner else { return };
         let Some(place) = self.requests.get_mut(usize::from(slot)) else { return };
@@ -335,7 +339,7 @@ impl<F: Front> GatewayQueue<F> {
             request.status = status;
         }
         if !request.status.is_success() {
-            // The rest of a failed command isn't worth asking for.
+            // The rest of a failed command need not be sent.
             request.is_cut = true;
         }
         if request.parts > 0 || !request.is_cut {
@@ -355,8 +359,8 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// Opens one sector; one that was never written, or was deallocated, is zeros. Where there can be
-/// none such, whoever says so would undo what was written.
+/// Opens one sector; one that was never written, or was deallocated, is zeros. In a fully sealed
+/// volume an unwritten sector is an error: otherwise a target could undo writes by reporting one.
 fn open_sector(
     shared: &Shared,
     lba: u64,
@@ -376,12 +380,12 @@ fn open_sector(
     Ok(())
 }
 
-/// What a write-if must name for this sector to be replaced: its IV, or zero if it is unwritten.
+/// The IV that a write-if must expect to replace this sector; zero if it is unwritten.
 fn current_iv(block: &Block) -> [u8; IV_BYTES] {
     if is_unwritten(block) { [0; IV_BYTES] } else { block_iv(block) }
 }
 
-/// Whether the current sectors are those of `change`.
+/// Whether the current sectors have the IVs of `change`.
 fn is_of(change: &Change, current: &[[u8; IV_BYTES]]) -> bool {
     match change {
         Change::Write { blocks, .. } => {

@@ -1,9 +1,9 @@
-//! What became of changes whose association was lost, asked of the target behind its fence: what was
-//! made must not be made again, because another gateway may have changed the blocks in between
-//! (`docs/formats/secure-queue.md` §3).
+//! Asks the target, after it has fenced a lost association, for the outcomes of that association's
+//! changes. A change that was made must not be made again, because another gateway may have changed
+//! the blocks in between (`docs/formats/secure-queue.md` §3).
 //!
-//! Only the incarnation that a change was sent to can tell. What another one has of it is decided by
-//! the journal and by sending again.
+//! Only the incarnation that a change was sent to knows its outcome. For other incarnations,
+//! changes are sent again, from the journal or as parts.
 
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::outcomes::{Ended, decode};
@@ -14,19 +14,19 @@ use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Sent, Work};
 
-/// What is known of a change that was sent.
+/// Outcome of a change that was sent.
 pub(super) enum Fate {
-    /// Its queue ended before it began: it never happens.
+    /// Its queue ended before the change began: it will never be made.
     Unmade,
-    /// The target is being asked.
+    /// The target has been asked.
     Asked,
-    /// It was made, or failed, or part of its ranges is done.
+    /// It was made, or it failed, or some of its ranges are done.
     Ended(Ended),
-    /// The target doesn't know any more.
+    /// The target no longer knows.
     Forgotten,
 }
 
-/// A queue that is over, and what its target says of its changes.
+/// A queue that has ended, and the target's answer about its changes.
 #[derive(Debug)]
 pub(super) struct Answer {
     queue: u64,
@@ -35,15 +35,16 @@ pub(super) struct Answer {
 
 #[derive(Debug)]
 enum Says {
-    /// Asked, and not answered yet.
+    /// Asked, but not answered yet.
     Nothing,
     Changes(Vec<Ended>),
-    /// It doesn't know them (any more).
+    /// The target doesn't know them (any more).
     Forgotten,
 }
 
 impl<F: Front> GatewayQueue<F> {
-    /// What became of a change that was sent to this incarnation of the target.
+    /// Outcome of a change that was sent to this incarnation of the target; asks for it if
+    /// necessary.
     pub(super) fn fate(&mut self, sent: Sent, now: Nanos) -> Fate {
         if let Some(answer) = self.answers.iter().find(|answer| answer.queue == sent.queue) {
             return match &answer.says {
@@ -63,20 +64,20 @@ impl<F: Front> GatewayQueue<F> {
         Fate::Asked
     }
 
-    /// The target answered how the changes of a queue ended.
-    pub(super) fn told(&mut self, queue: u64, status: Status, data: &[u8]) {
-        let told = if status.is_success() { decode(data) } else { None };
+    /// Records the target's answer about the changes of a queue.
+    pub(super) fn take_outcomes(&mut self, queue: u64, status: Status, data: &[u8]) {
+        let outcomes = if status.is_success() { decode(data) } else { None };
         if let Some(answer) = self.answers.iter_mut().find(|answer| answer.queue == queue) {
-            answer.says = told.map_or(Says::Forgotten, Says::Changes);
+            answer.says = outcomes.map_or(Says::Forgotten, Says::Changes);
         }
     }
 
-    /// Questions that were lost are asked again.
+    /// Forgets unanswered questions, so that they are asked again.
     pub(super) fn forget_questions(&mut self) {
         self.answers.retain(|answer| !matches!(answer.says, Says::Nothing));
     }
 
-    /// Settles the changes that were on their way when their association was lost: those that were
+    /// Settles the changes that were in flight when their association was lost: those that were
     /// made are acknowledged, the others may be sent again.
     pub(super) fn settle_unknown(&mut self, now: Nanos) {
         let Some((incarnation, epoch)) =
@@ -90,7 +91,7 @@ impl<F: Front> GatewayQueue<F> {
                 continue;
             };
             if sent.incarnation != incarnation {
-                // It may have been made, and lost or not.
+                // Whether it was made, and whether it was lost since, is unknown.
                 part.is_unknown = true;
                 part.sent = None;
                 part.ranges_done = 0;
@@ -123,7 +124,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// A change ended like this, and the answer was lost.
+    /// Ends a part whose answer was lost, with the outcome that the target reports.
     fn ended_before(&mut self, mut part: Part, ended: Ended, now: Nanos) {
         let Ended { status, mark, .. } = ended;
         let made = self.backs.last().and_then(|back| back.made(mark));
@@ -137,12 +138,12 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// Whether it matters if this is done twice.
+/// Whether the work changes sectors, so that doing it twice does harm.
 pub(super) fn is_change(work: &Work) -> bool {
     matches!(work, Work::Change { .. } | Work::Swap { .. })
 }
 
-/// The ranges of a deallocation that are still to be done.
+/// The remaining ranges of a deallocation of which the first `done` are done.
 pub(super) fn ranges_left(change: &Change, done: usize) -> &[std::ops::Range<u64>] {
     match change {
         Change::Deallocate(ranges) => ranges.get(done..).unwrap_or_default(),

@@ -1,9 +1,9 @@
-//! One front-end queue and the back end it has at the moment: a machine without I/O of its own.
+//! One front-end queue with its current back end: a state machine without I/O of its own.
 //!
-//! Plaintext comes in at the front, is copied once and sealed; sealed changes are kept until they
-//! are acknowledged, so that a lost association can be followed by the identical bytes. How parts
-//! are sent is in [`super::submission`], what their ends do in [`super::opening`], what a lost back
-//! end means in [`super::loss`] and [`super::replay`].
+//! Plaintext from the front end is copied once and sealed. Sealed changes are kept until they are
+//! acknowledged, so that the identical bytes can be sent again after an association is lost.
+//! [`super::submission`] sends parts, [`super::opening`] handles their answers, and [`super::loss`]
+//! and [`super::replay`] deal with a lost back end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use super::replay::Replay;
 use super::request::{Owner, Part, Parts, Request, Work};
 use super::{QueueName, Shared, add};
 
-/// Bytes of parts that the target may have: a store may have to announce writes before it makes them,
-/// and a network of a millisecond carries as much.
+/// Maximum bytes in flight to the target. It covers the latency of stores that announce writes
+/// before making them, and of networks with a round trip of a millisecond.
 pub(super) const TARGET_WINDOW: usize = 4 << 20;
-/// Bytes that may wait for the host before its commands wait too. Enough to keep the wire busy, and
-/// little enough to stay in the caches.
+/// Maximum bytes pending for the host; beyond it, its commands wait. Enough to keep the wire busy,
+/// and small enough to stay in the caches.
 pub(super) const HOST_WINDOW: usize = 512 * 1024;
 
-/// How the front end ended: reason id, empty if orderly, and words.
+/// End of the front end: reason id (empty if orderly) and description.
 pub(super) type Ended = (&'static str, String);
 
 pub(super) struct GatewayQueue<F: Front> {
@@ -37,25 +37,25 @@ pub(super) struct GatewayQueue<F: Front> {
     pub(super) name: QueueName,
     pub(super) front: F,
     pub(super) is_front_gone: bool,
-    /// The last one takes commands; those before it are being drained.
+    /// The last one is in use; those before it are being drained.
     pub(super) backs: Vec<Back>,
     pub(super) requests: Vec<Option<Request>>,
-    /// Commands of which parts are still to be cut, in the order of their arrival.
+    /// Commands of which parts remain to be cut, in order of arrival.
     pub(super) waiting: VecDeque<u16>,
-    /// Parts to be submitted again, in the order in which they were first.
+    /// Parts to be submitted again, in the order of their first submission.
     pub(super) again: Vec<Part>,
-    /// Parts that the target has.
+    /// Parts in flight to the target.
     pub(super) parts: Parts,
-    /// Bytes of the parts that the target has.
+    /// Bytes of the parts in flight.
     pub(super) in_flight: usize,
     pub(super) counters: Option<CounterRange>,
     pub(super) orders: u64,
-    /// Not later than the first deadline of the parts that the target has.
+    /// A time not later than the first deadline of the parts in flight.
     pub(super) first_deadline: Nanos,
-    /// Since when there has been no back end to work with.
+    /// Time since which there has been no usable back end.
     pub(super) held_since: Option<Nanos>,
     pub(super) replay: Option<Replay>,
-    /// What the target said of queues that are over.
+    /// The target's answers about queues that have ended.
     pub(super) answers: Vec<Answer>,
 }
 
@@ -83,7 +83,7 @@ impl<F: Front> GatewayQueue<F> {
 
     // Inputs.
 
-    /// Takes a back end that control opened. One of an association that is over is dropped.
+    /// Adds a back end opened by the control plane; drops it if its association is over.
     pub(super) fn add_back(&mut self, back: Back, now: Nanos) {
         if !self.shared.link(|link| link.is_live(back.epoch)) {
             return;
@@ -94,13 +94,14 @@ impl<F: Front> GatewayQueue<F> {
         if !self.backs.is_empty() {
             add(&self.shared.counters.rekeys, 1);
         }
-        // The one before it may hold answers that nobody took yet: only who takes them closes it.
+        // The previous back end may hold answers that haven't been processed: it is closed only
+        // after that.
         self.backs.push(back);
-        // Its first command: the answer is there before any change is acknowledged.
+        // Its first command, so that the answer arrives before any change is acknowledged.
         self.send(Part::internal(Owner::Outcomes, Work::Openings), now);
     }
 
-    /// Deadlines: of commands at the target, and of commands without one.
+    /// Checks the deadlines of commands at the target and of commands held without one.
     pub(super) fn handle_timeout(&mut self, now: Nanos) {
         self.follow_link(now);
         if now >= self.first_deadline {
@@ -118,7 +119,7 @@ impl<F: Front> GatewayQueue<F> {
         self.give_up_held(now);
     }
 
-    /// When [`Self::handle_timeout`] must be called next, if nothing else happens.
+    /// When [`Self::handle_timeout`] must next be called if nothing else happens.
     pub(super) fn next_timeout(&self) -> Option<Nanos> {
         let held = self.held_since.map(|since| since.saturating_add(self.hold()));
         let held = held.filter(|_| self.requests.iter().any(Option::is_some));
@@ -126,7 +127,7 @@ impl<F: Front> GatewayQueue<F> {
         held.into_iter().chain(first).min()
     }
 
-    /// Takes what the front end received; says why it ended, if it did.
+    /// Processes the front end's events; returns why it ended, if it did.
     pub(super) fn take_front_events(&mut self) -> Option<Ended> {
         while let Some(event) = self.front.next_event() {
             match event {
@@ -143,7 +144,7 @@ impl<F: Front> GatewayQueue<F> {
         None
     }
 
-    /// The host is gone: nothing that the target doesn't have yet is sent any more.
+    /// The host is gone: drops everything that hasn't been sent to the target.
     pub(super) fn abandon(&mut self) {
         self.is_front_gone = true;
         self.waiting.clear();
@@ -157,7 +158,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Submits what may be submitted now.
+    /// Submits everything that may be submitted now.
     pub(super) fn submit(&mut self, now: Nanos) {
         let phase = self.follow_link(now);
         if self.backs.is_empty() || self.is_front_gone {
@@ -175,7 +176,7 @@ impl<F: Front> GatewayQueue<F> {
         self.ask_for_keys();
     }
 
-    /// Leaves a back end whose association is over, and knows since when there has been none.
+    /// Drops back ends whose association is over, and records since when there has been none.
     fn follow_link(&mut self, now: Nanos) -> Phase {
         let (phase, epoch) = self.shared.link(|link| (link.phase(), link.epoch()));
         if self
@@ -215,7 +216,7 @@ impl<F: Front> GatewayQueue<F> {
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }
             | Operation::ReservationReport { .. } => {
-                // The front end's namespace doesn't offer them.
+                // The front end's namespace doesn't support them.
                 self.front.complete(slot, Status::INVALID_OPCODE.final_(), Vec::new());
                 return;
             }
@@ -243,7 +244,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Closes the connections of replaced queues that have nothing left to answer.
+    /// Closes the connections of replaced back-end queues without outstanding commands.
     pub(super) fn close_drained(&mut self) {
         let Some(current) = self.backs.len().checked_sub(1) else { return };
         let mut index = 0;
@@ -266,7 +267,8 @@ impl<F: Front> GatewayQueue<F> {
 
 impl<F: Front> Drop for GatewayQueue<F> {
     fn drop(&mut self) {
-        // Changes that are on their way have no known end: only a fence makes sure they have one.
+        // The outcome of changes in flight is unknown: only a fence makes sure that they have
+        // ended.
         let epoch = self.backs.last().map(|back| back.epoch);
         if let Some(epoch) = epoch
             && self.parts.iter().any(|part| !matches!(part.work, Work::Openings))
@@ -275,7 +277,7 @@ impl<F: Front> Drop for GatewayQueue<F> {
         }
         self.abandon();
         self.drop_backs(0);
-        // Counters that were never taken still belong to this gateway.
+        // Counters that were never used still belong to this gateway.
         self.shared.leased().extend(self.counters.take());
     }
 }

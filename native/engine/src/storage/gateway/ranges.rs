@@ -1,24 +1,24 @@
-//! Blocks that are being changed right now: overlapping changes of one gateway run one by one.
+//! Blocks being changed: a gateway makes overlapping changes one at a time.
 //!
-//! Hosts rarely overlap their writes. But where they do, the order in which the target made them
-//! must be known: the journal sends them again in that order.
+//! Hosts rarely overlap their writes. If they do, the order in which the target makes them must be
+//! known, because the journal sends them again in that order.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// The blocks of a change, in the order in which the host named them.
+/// The blocks of a change, in the host's order.
 #[derive(Debug, Clone)]
 pub(super) enum BlockRanges {
-    /// Those of a write: no allocation for the command that matters most.
+    /// Blocks of a write, without an allocation in the most frequent case.
     One([Range<u64>; 1]),
-    /// Those of a deallocation.
+    /// Blocks of a deallocation.
     Many(Arc<[Range<u64>]>),
 }
 
 impl BlockRanges {
     /// `blocks` from `lba` on.
-    #[allow(clippy::single_range_in_vec_init)] // a list of one range is meant
+    #[allow(clippy::single_range_in_vec_init)] // a list of one range is intended
     pub(super) fn one(lba: u64, blocks: u64) -> Self {
         Self::One([lba..lba + blocks])
     }
@@ -38,7 +38,7 @@ impl Deref for BlockRanges {
 /// Disjoint block ranges, each with the association epoch in which its change was first sent.
 #[derive(Debug, Default)]
 pub(super) struct ChangingRanges {
-    /// First block to (end, epoch).
+    /// Maps first block to (end, epoch).
     ranges: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -48,7 +48,8 @@ impl ChangingRanges {
         before.is_some_and(|(_, (end, _))| *end > range.start)
     }
 
-    /// Claims all of `ranges`, which may overlap each other but nothing claimed before; or none.
+    /// Claims all of `ranges`; false, and claims none, if any overlaps a range claimed before. They
+    /// may overlap each other.
     pub(super) fn claim(&mut self, ranges: &[Range<u64>], epoch: u64) -> bool {
         if let [range] = ranges
             && !range.is_empty()
@@ -69,7 +70,7 @@ impl ChangingRanges {
         true
     }
 
-    /// Gives up what was claimed with the same `ranges`.
+    /// Releases a claim made with the same `ranges`.
     pub(super) fn release(&mut self, ranges: &[Range<u64>]) {
         if let [range] = ranges
             && !range.is_empty()
@@ -82,7 +83,7 @@ impl ChangingRanges {
         }
     }
 
-    /// Whether a change that was first sent before `epoch` still has no end.
+    /// Whether a change first sent before `epoch` hasn't ended.
     pub(super) fn has_older(&self, epoch: u64) -> bool {
         self.ranges.values().any(|(_, begun)| *begun < epoch)
     }
@@ -90,12 +91,12 @@ impl ChangingRanges {
 
 /// A set of blocks.
 #[derive(Debug, Default)]
-pub(super) struct Cover {
-    /// Disjoint ranges: first block to end.
+pub(super) struct BlockSet {
+    /// Disjoint ranges; maps first block to end.
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Cover {
+impl BlockSet {
     /// Adds blocks; returns those that weren't in the set, as ranges in ascending order.
     pub(super) fn add(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let (mut start, mut end) = (range.start, range.end);
@@ -106,7 +107,7 @@ impl Cover {
         if let Some((&known, &known_end)) = self.ranges.range(..=start).next_back()
             && known_end >= start
         {
-            // Also one that only touches it: neighbours become one.
+            // Also if the ranges only touch: adjacent ones are merged.
             start = known;
         }
         let mut from = range.start;
@@ -142,26 +143,26 @@ fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // lists of one range are meant
+#[allow(clippy::single_range_in_vec_init)] // lists of one range are intended
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     #[test]
-    fn neighbours_go_together_and_overlaps_do_not() {
+    fn adjacent_ranges_can_be_claimed_and_overlapping_ones_can_not() {
         let mut changing = ChangingRanges::default();
         assert!(changing.claim(&[10..20], 1));
         assert!(changing.claim(&[20..30], 1) && changing.claim(&[0..10], 1));
         for overlapping in [9..11, 10..11, 19..20, 0..100, 12..13] {
             assert!(!changing.claim(&[40..41, overlapping], 1));
         }
-        assert!(changing.claim(&[40..41], 1), "a refused claim holds nothing");
+        assert!(changing.claim(&[40..41], 1), "a refused claim claims nothing");
         changing.release(&[10..20]);
         assert!(changing.claim(&[12..13], 1));
     }
 
     #[test]
-    fn older_changes_are_known_by_their_epoch() {
+    fn older_changes_are_recognised_by_their_epoch() {
         let mut changing = ChangingRanges::default();
         assert!(changing.claim(&[0..1], 5) && changing.claim(&[1..2], 6));
         assert!(changing.has_older(6) && !changing.has_older(5));
@@ -171,16 +172,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cover_agrees_with_a_set_of_blocks(
+        fn a_block_set_agrees_with_a_set_of_single_blocks(
             ranges in proptest::collection::vec((0u64..60, 0u64..20), 1..60),
         ) {
-            let (mut cover, mut known) = (Cover::default(), std::collections::BTreeSet::new());
+            let (mut set, mut known) = (BlockSet::default(), std::collections::BTreeSet::new());
             for (start, blocks) in ranges {
                 let expected: Vec<u64> =
                     (start..start + blocks).filter(|block| known.insert(*block)).collect();
-                let added: Vec<u64> = cover.add(start..start + blocks).into_iter().flatten().collect();
+                let added: Vec<u64> = set.add(start..start + blocks).into_iter().flatten().collect();
                 prop_assert_eq!(added, expected);
-                let disjoint = cover.ranges.iter().zip(cover.ranges.iter().skip(1));
+                let disjoint = set.ranges.iter().zip(set.ranges.iter().skip(1));
                 prop_assert!(disjoint.into_iter().all(|((_, end), (next, _))| end < next));
             }
         }

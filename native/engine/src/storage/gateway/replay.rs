@@ -1,5 +1,5 @@
-//! What the journal sends on its own behalf: itself, to a target that restarted, and flushes: the one
-//! that ends that, and the one that makes room in it.
+//! Commands that the journal itself causes: replaying it to a target that restarted, the flush that
+//! ends this replay, and the flush that makes room in a full journal.
 
 use sealane_proto::freshness::openings::Made;
 use sealane_proto::link::Nanos;
@@ -14,22 +14,22 @@ use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Work};
 use super::submission::flush_work;
 
-/// The journal on its way to a target that restarted.
+/// State of a replay of the journal to a target that restarted.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
-    /// All of it is there again; this makes it durable.
+    /// Whether all pieces are acknowledged and the flush that makes them durable was sent.
     is_flushing: bool,
 }
 
 impl<F: Front> GatewayQueue<F> {
-    /// Flushes because the journal is full.
+    /// Flushes to make room in the journal.
     pub(super) fn flush_journal(&mut self, now: Nanos) {
         add(&self.shared.counters.journal_flushes, 1);
         let part = Part::internal(Owner::Journal, flush_work(&self.shared));
         self.send(part, now);
     }
 
-    /// Sends the journal to a target that restarted, if it is this queue's turn to. Its pieces don't
+    /// Sends the journal to a target that restarted, if no other queue does. The pieces don't
     /// overlap, so their order doesn't matter.
     pub(super) fn submit_replay(&mut self, now: Nanos) {
         let name = self.name;
@@ -38,15 +38,15 @@ impl<F: Front> GatewayQueue<F> {
         }
         let Some(back) = self.backs.last() else { return };
         let incarnation = back.incarnation;
-        // Not before it is known what the target has.
-        if self.replay.is_none() || !back.is_told {
+        // Wait until it is known what the target's store contains.
+        if self.replay.is_none() || !back.has_openings_answer {
             return;
         }
         let judged = self.shared.link(|link| link.judge(incarnation, back.openings.as_ref()));
         if let Err(lba) = judged {
             let detail = format!(
                 "the journal, block {lba}: other gateways have changed the volume since the target \
-                 was last reached, nobody can tell what is newer"
+                 was last reached, and which version is newer can't be decided"
             );
             self.shared.fail(self.name, "journal.refused", detail);
             return;
@@ -62,7 +62,8 @@ impl<F: Front> GatewayQueue<F> {
         self.finish_replay(incarnation, now);
     }
 
-    /// Sends a piece of the journal, unless an earlier attempt was made. False: nobody knows yet.
+    /// Sends a piece of the journal, unless an earlier attempt succeeded. False if that isn't known
+    /// yet.
     fn send_piece(&mut self, mut piece: Piece, incarnation: u64, now: Nanos) -> bool {
         if let Some(sent) = piece.sent {
             match self.fate(sent, now) {
@@ -95,7 +96,7 @@ impl<F: Front> GatewayQueue<F> {
         true
     }
 
-    /// A piece of the journal has an end.
+    /// A piece of the journal was answered, or its outcome became known.
     pub(super) fn replayed(
         &mut self,
         incarnation: u64,
@@ -111,7 +112,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// A piece has no answer, or couldn't be sent: the journal still has it to send.
+    /// Returns a piece that has no answer or couldn't be sent to the pieces still to be sent.
     pub(super) fn return_replayed(&mut self, part: Part) {
         let Owner::Replay(incarnation) = part.owner else { return };
         let Part { place, lba, blocks, sent, ranges_done, work, .. } = part;
@@ -122,8 +123,8 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Flushes what was sent again, before anything else moves: writes that were acknowledged as
-    /// durable are so again.
+    /// Flushes the replayed changes before anything else is sent, so that writes acknowledged as
+    /// durable are durable again.
     fn finish_replay(&mut self, incarnation: u64, now: Nanos) {
         let Some(replay) = &mut self.replay else { return };
         if !replay.is_flushing && self.shared.link(|link| link.is_sent_again(incarnation)) {
@@ -133,7 +134,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// The flush that ends the journal's way has ended.
+    /// The flush that ends the replay has ended.
     pub(super) fn replay_flushed(&mut self, status: Status) {
         let name = self.name;
         if self.replay.take().is_none() {
@@ -142,8 +143,8 @@ impl<F: Front> GatewayQueue<F> {
         if status.is_success() {
             self.shared.link(|link| link.replayed(name));
         } else if let Some(epoch) = self.backs.last().map(|back| back.epoch) {
-            // The next association tries it again, after a pause.
-            let detail = "the journal is sent again but not flushed";
+            // The next association tries again, after a pause.
+            let detail = "the journal was replayed but couldn't be flushed";
             self.shared.lose(name, epoch, Reason::BackEndStatus.id(), detail);
         }
     }

@@ -1,4 +1,4 @@
-//! A host's command on its way through, and the parts of it that the target has.
+//! A host's command in progress, and its parts at the target.
 
 use std::ops::Range;
 
@@ -17,13 +17,13 @@ pub(super) struct Request {
     pub(super) lba: u64,
     pub(super) blocks: u32,
     pub(super) is_forced: bool,
-    /// First block that no part has been cut for.
+    /// First block for which no part has been cut.
     pub(super) cut: u32,
     /// Whether every part has been cut.
     pub(super) is_cut: bool,
-    /// Parts without an end.
+    /// Number of parts that haven't ended.
     pub(super) parts: u32,
-    /// Plaintext of a read, from its first part on.
+    /// Plaintext of a read; empty until its first part ends.
     pub(super) answer: Vec<u8>,
     pub(super) status: Status,
     /// When it first had to wait for a back end.
@@ -47,22 +47,22 @@ impl Request {
     }
 }
 
-/// Whom a part is for.
+/// The originator of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The host's command in this slot.
     Request(u16),
-    /// A command that was answered without waiting for this part.
+    /// None: the command was completed without waiting for this part.
     Nobody,
-    /// The journal, which was full.
+    /// The journal, to make room.
     Journal,
-    /// The journal, which is sent again to this incarnation of the target.
+    /// The journal, replayed to this incarnation of the target.
     Replay(u64),
-    /// This queue, which asks its target something.
+    /// This queue, for its own questions to the target.
     Outcomes,
 }
 
-/// Where a change was sent last. Until it has an answer it may have been made.
+/// Where a change was last sent. Until it is answered, it may or may not have been made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sent {
     /// The target's incarnation.
@@ -75,65 +75,67 @@ pub(super) struct Sent {
     pub(super) number: u64,
 }
 
-/// Blocks and room in the journal that are a change's own until it ends.
+/// Blocks and room in the journal that a change has claimed until it ends.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     pub(super) ranges: BlockRanges,
     pub(super) cost: usize,
 }
 
-/// What a part does at the target.
+/// The work of a part at the target.
 #[derive(Debug)]
 pub(super) enum Work {
     /// Reads for the host, or to compare or verify.
     Read,
-    /// A write or deallocation: sent again exactly as it is.
+    /// A write or deallocation; if it is sent again, then unchanged.
     Change { change: Change, is_forced: bool },
-    /// Makes durable what was acknowledged before `mark`, which is set before it is first sent.
+    /// Makes durable everything acknowledged before `mark`, which is taken before the flush is
+    /// first sent.
     Flush { mark: Mark },
-    /// Reads for a compare-and-write. `sent`: the new sectors, if an earlier attempt to store them
-    /// has an unknown outcome.
+    /// Reads for a compare-and-write. `sent` has the new sectors if the outcome of an earlier
+    /// attempt to store them is unknown.
     Examine { sent: Option<Change> },
-    /// Stores the new sectors of a compare-and-write if those it compared with are still current.
+    /// Stores the new sectors of a compare-and-write if the compared ones are still current.
     Swap { current: Vec<[u8; IV_BYTES]>, change: Change, is_forced: bool },
-    /// Asks how the changes of a queue ended that is over.
+    /// Asks for the outcomes of the changes of a queue that has ended.
     Outcomes { queue: u64, epoch: u64 },
-    /// Asks how far the openings of the target's store have come.
+    /// Asks for the openings of the target's store and how far they had come.
     Openings,
 }
 
-/// A part of a command that is one command at the target.
+/// A part of a command: one command at the target.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) owner: Owner,
     pub(super) lba: u64,
-    /// First block, from the start of the request.
+    /// First block, relative to the start of the request.
     pub(super) first: u32,
     pub(super) blocks: u32,
     pub(super) work: Work,
     pub(super) claim: Option<Claim>,
-    /// Grows with each part: the order in which they are sent again.
+    /// Increases with each part; parts are sent again in this order.
     pub(super) order: u64,
-    /// Attempts of a compare-and-write that met somebody else's.
+    /// Attempts of a compare-and-write that failed because of another gateway's write.
     pub(super) attempts: u32,
-    /// It was sent before, on an association that was lost.
+    /// Whether it was sent before, on an association that was lost.
     pub(super) is_again: bool,
-    /// Of a piece of the journal, its place there.
+    /// Position in the journal, if it is a piece of the journal.
     pub(super) place: u64,
-    /// Where it was sent last, if it is a change: its target must be asked before it is sent again.
+    /// Where it was last sent, if it is a change: that target must be asked before it is sent
+    /// again.
     pub(super) sent: Option<Sent>,
-    /// An earlier attempt may have been made by an incarnation of the target that is over.
+    /// Whether an earlier incarnation of the target may have executed an earlier attempt.
     pub(super) is_unknown: bool,
-    /// Ranges of a deallocation that were done by earlier attempts.
+    /// Number of ranges of a deallocation done by earlier attempts.
     pub(super) ranges_done: usize,
-    /// Association in which it was sent last.
+    /// Association epoch in which it was last sent.
     pub(super) epoch: u64,
-    /// When an answer is overdue.
+    /// When its answer is overdue.
     pub(super) deadline: Nanos,
 }
 
 impl Part {
-    /// A part that no host asked for.
+    /// Creates a part without a host's command.
     pub(super) fn internal(owner: Owner, work: Work) -> Self {
         Self {
             owner,
@@ -154,7 +156,7 @@ impl Part {
         }
     }
 
-    /// Bytes that move between gateway and target.
+    /// Bytes transferred between gateway and target.
     pub(super) fn back_bytes(&self) -> usize {
         match &self.work {
             Work::Change { change: Change::Deallocate(_), .. } => 0,
@@ -163,23 +165,23 @@ impl Part {
         }
     }
 
-    /// Where its plaintext is in the request's.
+    /// Position of its plaintext in the request's.
     pub(super) fn plain_range(&self) -> Range<usize> {
         let start = self.first as usize * DATA_BYTES;
         start..start + self.blocks as usize * DATA_BYTES
     }
 }
 
-/// Parts that the target has, by tag.
+/// Parts in flight to the target, by tag.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     parts: Vec<Option<Part>>,
-    /// Tags that are free.
+    /// Free tags.
     free: Vec<u64>,
 }
 
 impl Parts {
-    /// Gives the part the tag it comes back with.
+    /// Adds a part; returns its tag.
     pub(super) fn insert(&mut self, part: Part) -> u64 {
         if let Some(tag) = self.free.pop()
             && let Some(place) = self.parts.get_mut(tag as usize)
@@ -191,20 +193,21 @@ impl Parts {
         self.parts.len() as u64 - 1
     }
 
-    /// Takes the part out.
+    /// Removes and returns a part.
     pub(super) fn take(&mut self, tag: u64) -> Option<Part> {
         let part = self.parts.get_mut(tag as usize).and_then(Option::take)?;
         self.free.push(tag);
         Some(part)
     }
 
-    /// Takes all parts out.
+    /// Removes and returns all parts.
     pub(super) fn drain(&mut self) -> Vec<Part> {
         self.free.clear();
         self.parts.drain(..).flatten().collect()
     }
 
-    /// The command in `slot` was answered: its parts are nobody's, whatever comes to the slot next.
+    /// The command in `slot` was completed: detaches its parts, so that they aren't attributed to
+    /// the slot's next command.
     pub(super) fn disown(&mut self, slot: u16) {
         for part in self.parts.iter_mut().flatten() {
             if part.owner == Owner::Request(slot) {

@@ -1,4 +1,4 @@
-//! How a host's command becomes parts at the target: cut, claimed, sealed, sent.
+//! Turns a host's command into parts at the target: cuts, claims, seals and sends them.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Sent, Work};
 use super::{Shared, add};
 
-/// What became of an attempt to submit.
+/// Result of an attempt to submit a part.
 enum Submitted {
-    /// The target has it, or it was answered.
+    /// It was sent to the target, or the command was completed.
     Done,
-    /// It can't go now; it is first again next time.
+    /// It can't be sent now; it is the first to be tried next time.
     Later,
 }
 
@@ -47,7 +47,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// The next part of a command, if there is one left.
+    /// The next part of a command, if any is left.
     fn cut(&mut self, slot: u16) -> Option<Part> {
         let blocks_max = self.backs.last()?.blocks_max;
         let request = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut)?;
@@ -67,7 +67,7 @@ impl<F: Front> GatewayQueue<F> {
         let work = match &request.operation {
             Operation::Flush => flush_work(&self.shared),
             Operation::CompareAndWrite { .. } => Work::Examine { sent: None },
-            // Changes are made when their blocks are claimed.
+            // A change is prepared when its blocks have been claimed.
             _ => Work::Read,
         };
         Some(Part {
@@ -89,7 +89,7 @@ impl<F: Front> GatewayQueue<F> {
         })
     }
 
-    /// Claims what a new part needs, seals it if it is a write, and submits it.
+    /// Claims blocks and room for a new part, seals it if it is a write, and submits it.
     fn begin(&mut self, mut part: Part, now: Nanos) -> Submitted {
         let Owner::Request(slot) = part.owner else { return Submitted::Later };
         let Some(request) = self.requests.get(usize::from(slot)).and_then(Option::as_ref) else {
@@ -136,7 +136,7 @@ impl<F: Front> GatewayQueue<F> {
         Submitted::Done
     }
 
-    /// Notes that a part of the command in `slot` was cut.
+    /// Records that a part of the command in `slot` was cut.
     fn advance(&mut self, slot: u16, blocks: u32) {
         if let Some(request) = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut) {
             request.cut += blocks;
@@ -145,7 +145,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Makes the change of a part whose blocks are claimed; other parts change nothing yet.
+    /// Prepares the change of a part whose blocks are claimed; does nothing for other parts.
     fn prepare(&mut self, part: &mut Part, slot: u16, is_forced: bool) -> Result<(), Status> {
         let place = self.requests.get_mut(usize::from(slot));
         let Some(request) = place.and_then(Option::take) else { return Ok(()) };
@@ -179,7 +179,8 @@ impl<F: Front> GatewayQueue<F> {
         let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
         for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
-            // Counted one by one: when the lease ends within a part, what it burned stays burned.
+            // Counted one by one: if the lease is exhausted within a part, the IVs used so far stay
+            // used.
             let Ok(iv) = shared.take_iv(&mut self.counters) else {
                 self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
                 return Err(Status::from(Reason::LeaseExhausted));
@@ -205,7 +206,8 @@ impl<F: Front> GatewayQueue<F> {
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
         self.settle_unknown(now);
-        // A part with blocks of its own is a change that began: all of those must end first.
+        // A part with a claim is a change that has begun: all of these must end before other parts
+        // are sent.
         let may =
             |part: &Part| part.sent.is_none() && (phase == Phase::Ready || part.claim.is_some());
         while self.has_room()
@@ -217,7 +219,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Gives a part to the target. There must be room for it.
+    /// Sends a part to the target. There must be room for it.
     pub(super) fn send(&mut self, mut part: Part, now: Nanos) {
         if part.order == 0 {
             self.orders += 1;
@@ -229,7 +231,7 @@ impl<F: Front> GatewayQueue<F> {
         };
         let command = command_of(&part, back);
         part.epoch = back.epoch;
-        // The number that it gets now, if the queue takes it.
+        // The number that it gets if the queue accepts it.
         let (incarnation, queue, epoch) = (back.incarnation, back.queue.name(), back.epoch);
         let sent = Sent { incarnation, queue, epoch, number: back.queue.last_number() + 1 };
         part.sent = is_change(&part.work).then_some(sent);
@@ -255,7 +257,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// A part couldn't be given to the target now.
+    /// Keeps a part that couldn't be sent now.
     fn unsent(&mut self, part: Part) {
         match part.owner {
             Owner::Replay(_) => self.return_replayed(part),
@@ -265,12 +267,12 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// A flush of what is acknowledged by now. Sent again, it promises no more than that.
+/// A flush of everything acknowledged so far; it covers no more than that if it is sent again.
 pub(super) fn flush_work(shared: &Shared) -> Work {
     Work::Flush { mark: shared.link(|link| link.journal.mark()) }
 }
 
-/// The blocks that a part changes, if it changes any.
+/// The blocks that a part changes, if any.
 fn changed_ranges(operation: &Operation, part: &Part) -> Option<BlockRanges> {
     let ranges = match operation {
         Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::CompareAndWrite { .. } => {
@@ -288,7 +290,7 @@ fn changed_ranges(operation: &Operation, part: &Part) -> Option<BlockRanges> {
     Some(ranges).filter(|ranges| !ranges.is_empty())
 }
 
-/// The part as a command of the target, with a copy of what it sends.
+/// The part as a command for the target, with a copy of its data.
 fn command_of(part: &Part, back: &mut Back) -> HostCommand {
     let copy = |back: &mut Back, blocks: &[u8]| {
         let mut data = back.queue.buffer(blocks.len());
@@ -303,7 +305,7 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
         Work::Openings => HostCommand::Openings,
         Work::Outcomes { queue, epoch } => HostCommand::Outcomes { queue: *queue, epoch: *epoch },
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
-            // Of a change that is sent again, all but what newer ones replaced.
+            // If it is sent again, only the blocks that newer changes haven't replaced.
             let start = (part.lba - lba) as usize * BLOCK_BYTES;
             let blocks = blocks.get(start..start + part.blocks as usize * BLOCK_BYTES);
             let data = copy(back, blocks.unwrap_or_default());

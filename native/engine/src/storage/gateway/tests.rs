@@ -1,5 +1,5 @@
-//! Host, gateway queues and target in one thread, without sockets: connections break at any byte,
-//! the target forgets what wasn't flushed, and every read must still be the latest write.
+//! Host, gateway queues and target in one thread, without sockets. Connections break at any byte
+//! and the target loses unflushed changes, yet every read must return the latest write.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -99,7 +99,7 @@ fn milestone(incarnation: u64, log_flushed: u64) -> Milestone {
     Milestone { opening: [incarnation as u8; 16], checkpoint: incarnation, log_flushed }
 }
 
-/// The target's sectors: what it has, and what a power cut leaves.
+/// The target's sectors: the current ones, and those that survive a restart.
 #[derive(Default)]
 struct Disk {
     current: HashMap<u64, Box<Block>>,
@@ -107,15 +107,15 @@ struct Disk {
     incarnation: u64,
     flushes: u64,
     writes: Vec<(u64, [u8; IV_BYTES])>,
-    /// How the changes of each queue ended, by its name; empty again after a restart.
+    /// How the changes of each queue ended, by queue name; cleared by a restart.
     ended: HashMap<u64, Vec<Ended>>,
     /// Whether flushes fail.
     fails_flush: bool,
-    /// Changes that were marked as sent again after a restart.
+    /// Number of changes marked as sent again after a restart.
     sent_again: u64,
-    /// Questions about them that were answered.
+    /// Number of answered questions about outcomes.
     asked: u64,
-    /// How far the store's openings have come, if it keeps marks; the mark of each change.
+    /// The store's openings, if it keeps marks.
     openings: Option<Openings>,
     mark: u64,
 }
@@ -203,7 +203,7 @@ impl Disk {
             other => panic!("the gateway doesn't send {other:?}"),
         }
         if is_forced && status.is_success() {
-            // As little as a drive may make durable: the blocks of this command.
+            // The minimum that a drive must make durable: the blocks of this command.
             for lba in lba..lba + u64::from(blocks) {
                 self.durable.insert(lba, self.current[&lba].clone());
             }
@@ -220,7 +220,7 @@ impl Disk {
     }
 }
 
-/// One front-end queue with its host and, if it has one, its queue at the target.
+/// One front-end queue with its host and, while connected, its queue at the target.
 struct Lane {
     host: HostQueue,
     gateway: GatewayQueue<ControllerQueue>,
@@ -283,12 +283,12 @@ impl Lane {
         self.tag
     }
 
-    /// A queue's first command asks how far the store's openings have come: that is answered.
+    /// Answers a queue's first command, which asks for the store's openings.
     fn greet(&mut self, disk: &mut Disk) {
         let (Some(target), Some(back)) = (&mut self.target, self.gateway.backs.last_mut()) else {
             return;
         };
-        if !back.is_told {
+        if !back.has_openings_answer {
             target.receive(&back.queue.transmit().take());
             let Some(ControllerEvent::Received(command)) = target.next_event() else {
                 panic!("a command");
@@ -300,8 +300,8 @@ impl Lane {
         }
     }
 
-    /// Moves what is there one step. `cut`: of what goes to and from the target only so many bytes
-    /// arrive, and then the connection is gone.
+    /// Transfers all pending bytes once; returns whether there were any. With `cut`, only so many
+    /// bytes to and from the target arrive, and then the connection is lost.
     fn step(&mut self, disk: &mut Disk, cut: Option<(usize, usize)>) -> bool {
         self.greet(disk);
         let down = self.host.transmit().take();
@@ -362,8 +362,8 @@ impl Lane {
         self.run(disk, HostCommand::Write { lba, data, is_forced: false }).0
     }
 
-    /// Has the target execute the command that was submitted, and lose its association: its answer,
-    /// which is still in the socket.
+    /// Has the target execute the submitted command and end its association. Returns its answer,
+    /// which has not reached the gateway.
     fn executed(&mut self, disk: &mut Disk) -> Vec<u8> {
         self.greet(disk);
         let down = self.host.transmit().take();
@@ -434,8 +434,8 @@ fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
     lane.write(&mut disk, 1, 1);
     let flush = lane.submit(HostCommand::Flush);
     let answers = lane.executed(&mut disk);
-    // The target's owner puts it back to before the flush, whose answer is still in the socket, and
-    // another queue is connected first.
+    // The target's owner rolls its disk back to before the flush, whose answer is still in the
+    // socket, and another queue connects first.
     disk.durable.clear();
     disk.restart();
     Lane::new(&lane.gateway.shared, 2).connect(2, disk.incarnation);
@@ -445,7 +445,11 @@ fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(lane.ended[&flush].0, Status::SUCCESS);
-    assert_eq!((lane.read(&mut disk, 1), disk.flushes), (1, 3), "the journal's own among them");
+    assert_eq!(
+        (lane.read(&mut disk, 1), disk.flushes),
+        (1, 3),
+        "including the journal's own flush"
+    );
 }
 
 #[test]
@@ -454,8 +458,8 @@ fn a_write_answered_by_an_incarnation_that_is_over_is_sent_again() {
     let data = vec![5; DATA_BYTES];
     let write = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
     let answers = lane.executed(&mut disk);
-    // The target restarts and loses the write, whose answer is still in the socket, and another queue
-    // is connected first.
+    // The target restarts and loses the write, whose answer is still in the socket, and another
+    // queue connects first.
     disk.restart();
     Lane::new(&lane.gateway.shared, 2).connect(2, disk.incarnation);
     lane.gateway.backs[0].queue.receive(&answers);
@@ -472,7 +476,7 @@ fn a_write_is_sent_again_as_the_identical_ciphertext() {
     let (mut lane, mut disk) = world();
     let data = vec![5; DATA_BYTES];
     let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
-    // The write is executed and its answer is lost, and then what was written.
+    // The write is executed and its answer is lost; then the write itself is lost.
     lane.step(&mut disk, Some((usize::MAX, 0)));
     assert_eq!(lane.ended.get(&tag), None);
     let first = disk.writes.clone();
@@ -483,7 +487,7 @@ fn a_write_is_sent_again_as_the_identical_ciphertext() {
     assert_eq!(disk.writes, [first.clone(), first].concat());
 }
 
-/// A change that is made and whose answer is lost; then somebody else changes its blocks.
+/// A change is made and its answer is lost; then another gateway changes its blocks.
 fn lost_and_overwritten(command: HostCommand) -> (Lane, Disk, Status) {
     let (mut lane, mut disk) = world();
     for lba in 0..4 {
@@ -492,7 +496,7 @@ fn lost_and_overwritten(command: HostCommand) -> (Lane, Disk, Status) {
     let tag = lane.submit(command);
     lane.step(&mut disk, Some((usize::MAX, 0)));
     assert_eq!(lane.ended.get(&tag), None);
-    // As another gateway's: all of them are something else, durably.
+    // As if by another gateway: all blocks have other contents.
     for lba in 0..4 {
         disk.current.insert(lba, Box::new([9; BLOCK_BYTES]));
     }
@@ -500,7 +504,7 @@ fn lost_and_overwritten(command: HostCommand) -> (Lane, Disk, Status) {
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     let status = lane.ended.remove(&tag).expect("the command ended").0;
-    assert!(disk.current == others, "it happened twice");
+    assert!(disk.current == others, "the change was made twice");
     assert_eq!(disk.writes.len(), before);
     (lane, disk, status)
 }
@@ -563,16 +567,16 @@ fn a_change_that_its_target_has_forgotten_is_not_claimed_and_not_made_again() {
     lane.connect(2, disk.incarnation);
     lane.gateway.submit(lane.now);
     let asked = lane.gateway.backs[0].queue.outstanding();
-    assert_eq!(asked, 2, "how far it is, and what became of the write");
+    assert_eq!(asked, 2, "the openings, and the outcome of the write");
     let name = secure(1, 1, 1).name();
-    lane.gateway.told(name, Status::SUCCESS, &[0; BLOCK_BYTES]);
+    lane.gateway.take_outcomes(name, Status::SUCCESS, &[0; BLOCK_BYTES]);
     lane.settle(&mut disk);
     assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::INTERNAL_PATH_ERROR.final_());
     assert!(disk.writes.is_empty());
 }
 
 #[test]
-fn of_a_deallocation_that_was_made_in_part_the_rest_is_made() {
+fn the_rest_of_a_deallocation_that_was_done_in_part_is_done() {
     let (mut lane, mut disk) = world();
     for lba in 0..3 {
         lane.write(&mut disk, lba, 1);
@@ -587,7 +591,7 @@ fn of_a_deallocation_that_was_made_in_part_the_rest_is_made() {
     lane.settle(&mut disk);
     assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
     let left: Vec<u64> = (0..3).filter(|lba| disk.current.contains_key(lba)).collect();
-    assert_eq!(left, [0, 1], "those that were done are somebody else's now");
+    assert_eq!(left, [0, 1], "ranges done before may have been changed by others");
     // A target that restarts has lost all of it.
     lane.lose();
     disk.restart();
@@ -597,8 +601,8 @@ fn of_a_deallocation_that_was_made_in_part_the_rest_is_made() {
 }
 
 #[test]
-fn what_was_acknowledged_as_durable_is_never_undone_by_sending_the_journal_again() {
-    // Each change of blocks 3 and 4, and whether it is durable when it is answered.
+fn a_replay_never_undoes_a_write_acknowledged_as_durable() {
+    // Changes of blocks 3 and 4; the last argument says whether a write is durable when answered.
     let write = |lba, count: usize, byte, is_forced| HostCommand::Write {
         lba,
         data: vec![byte; count * DATA_BYTES],
@@ -612,7 +616,7 @@ fn what_was_acknowledged_as_durable_is_never_undone_by_sending_the_journal_again
         vec![write(3, 2, 1, false), write(3, 1, 2, true), write(4, 1, 3, false)],
     ];
     for history in histories {
-        // The target dies again, with its gateway, after each byte that comes through.
+        // Target and gateway die again after some bytes of the replay have arrived.
         for bytes in (0..40_000).step_by(1000) {
             let (mut lane, mut disk) = world();
             for command in history.clone() {
@@ -622,24 +626,24 @@ fn what_was_acknowledged_as_durable_is_never_undone_by_sending_the_journal_again
             disk.restart();
             lane.connect(2, disk.incarnation);
             lane.step(&mut disk, Some((bytes, 0)));
-            // Whatever of it is durable then.
+            // Whether or not the current blocks are durable.
             for left in [&disk.durable, &disk.current] {
                 let block = left.get(&3).expect("it was durable").as_ref();
                 let mut plain = [0; DATA_BYTES];
                 lane.gateway.shared.keys.open(3, block, &mut plain).expect("opens");
-                assert!(plain == [2; DATA_BYTES], "{bytes} bytes of the journal came through");
+                assert!(plain == [2; DATA_BYTES], "{bytes} bytes of the replay arrived");
             }
         }
     }
 }
 
 #[test]
-fn only_what_was_answered_is_marked_as_sent_again() {
+fn only_acknowledged_changes_are_marked_as_sent_again() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 3, 7);
     let ranges = vec![LbaRange { lba: 4, blocks: 1 }];
     assert_eq!(lane.run(&mut disk, HostCommand::Deallocate(ranges)).0, Status::SUCCESS);
-    // The host still waits for this one: it may be ordered behind all that others were answered.
+    // The host still waits for this one: it may be ordered after anything acknowledged to others.
     let data = vec![9; DATA_BYTES];
     let tag = lane.submit(HostCommand::Write { lba: 5, data, is_forced: false });
     lane.lose();
@@ -652,7 +656,7 @@ fn only_what_was_answered_is_marked_as_sent_again() {
 }
 
 #[test]
-fn the_journal_is_flushed_behind_itself_and_nothing_else_moves_before() {
+fn a_replay_is_flushed_before_anything_else_is_sent() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 3, 7);
     lane.lose();
@@ -672,7 +676,7 @@ fn the_journal_is_flushed_behind_itself_and_nothing_else_moves_before() {
 }
 
 #[test]
-fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
+fn pieces_made_by_an_interrupted_replay_are_not_sent_again() {
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
     let mut disk = Disk { incarnation: 1, ..Disk::default() };
@@ -684,12 +688,12 @@ fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
     disk.restart();
     disk.writes.clear();
     lanes[0].connect(2, disk.incarnation);
-    // Three blocks come through, and none of the answers.
+    // Three blocks arrive, but none of the answers.
     lanes[0].step(&mut disk, Some((3 * (BLOCK_BYTES + 72) + 10, 0)));
-    let came_through: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
-    assert_eq!(came_through.len(), 3);
-    // Another gateway overwrites them. Another queue goes on.
-    for lba in &came_through {
+    let arrived: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
+    assert_eq!(arrived.len(), 3);
+    // Another gateway overwrites them. Another queue continues the replay.
+    for lba in &arrived {
         disk.current.insert(*lba, Box::new([9; BLOCK_BYTES]));
     }
     lanes[1].connect(3, disk.incarnation);
@@ -701,12 +705,12 @@ fn what_came_through_of_an_interrupted_journal_is_not_sent_again() {
     assert_eq!(common.link(|link| link.phase()), Phase::Ready);
     let mut sent: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
     sent.sort_unstable();
-    assert_eq!(sent, [0, 1, 2, 3, 4, 5], "each once");
-    assert!(came_through.iter().all(|lba| *disk.current[lba] == [9; BLOCK_BYTES]));
+    assert_eq!(sent, [0, 1, 2, 3, 4, 5], "each is sent once");
+    assert!(arrived.iter().all(|lba| *disk.current[lba] == [9; BLOCK_BYTES]));
     assert_eq!(disk.asked, 1);
 }
 
-/// A gateway, and a target whose store keeps marks, in its first opening.
+/// A gateway, and a target whose store keeps marks and is in its first opening.
 fn marked_world() -> (Lane, Disk) {
     let mut lane = Lane::new(&shared(settings()), 1);
     let openings = Some(Openings { now: milestone(1, 0), earlier: Vec::new() });
@@ -716,7 +720,8 @@ fn marked_world() -> (Lane, Disk) {
 }
 
 impl Disk {
-    /// Restarts; the openings before, latest first, had come so far.
+    /// Restarts with these earlier openings, latest first: each one's number and how far it had
+    /// come.
     fn restart_after(&mut self, earlier: &[(u64, u64)]) {
         self.restart();
         self.writes.clear();
@@ -735,7 +740,7 @@ impl Disk {
 }
 
 #[test]
-fn what_the_store_contains_of_a_journal_is_not_sent_again() {
+fn changes_that_the_store_contains_are_not_replayed() {
     let (mut lane, mut disk) = marked_world();
     for (lba, mark) in [(3, 5), (4, 7), (5, 8)] {
         disk.write(&mut lane, lba, mark);
@@ -745,12 +750,12 @@ fn what_the_store_contains_of_a_journal_is_not_sent_again() {
     lane.connect(2, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(disk.written(), [5]);
-    assert_eq!(disk.flushes, 1, "what was left out is flushed as well");
+    assert_eq!(disk.flushes, 1, "changes that were left out are flushed as well");
     assert!(lane.gateway.shared.link(|link| link.journal.is_empty()));
 }
 
 #[test]
-fn marks_are_told_by_answers_to_questions_too() {
+fn answers_about_outcomes_carry_marks_as_well() {
     let (mut lane, mut disk) = marked_world();
     disk.mark = 5;
     let write = HostCommand::Write { lba: 3, data: vec![3; DATA_BYTES], is_forced: false };
@@ -767,7 +772,7 @@ fn marks_are_told_by_answers_to_questions_too() {
 }
 
 #[test]
-fn what_was_sent_again_has_the_mark_of_the_life_that_answered_it() {
+fn a_replayed_change_has_the_mark_of_the_incarnation_that_acknowledged_it() {
     let (mut lane, mut disk) = marked_world();
     disk.write(&mut lane, 3, 5);
     lane.lose();
@@ -787,7 +792,7 @@ fn what_was_sent_again_has_the_mark_of_the_life_that_answered_it() {
 
 #[test]
 fn a_gateway_that_was_absent_while_others_changed_something_fails() {
-    // Nothing was changed in opening 2: it isn't listed.
+    // In the second case nothing was changed in opening 2, so it isn't listed.
     for (earlier, phase) in
         [(&[(2, 1001), (1, 4)][..], Phase::Failed), (&[(1, 4)][..], Phase::Ready)]
     {
@@ -807,7 +812,7 @@ fn a_gateway_that_was_absent_while_others_changed_something_fails() {
 }
 
 #[test]
-fn a_gateway_that_changed_something_itself_since_goes_on() {
+fn a_gateway_whose_own_change_is_the_only_newer_one_goes_on() {
     let (mut lane, mut disk) = marked_world();
     for lba in 3..6 {
         disk.write(&mut lane, lba, 5);
@@ -816,7 +821,7 @@ fn a_gateway_that_changed_something_itself_since_goes_on() {
     disk.restart_after(&[(1, 4)]);
     disk.mark = 1001;
     lane.connect(2, disk.incarnation);
-    // One piece comes through, with its answer; the connection ends.
+    // One piece arrives and is answered; then the connection ends.
     lane.greet(&mut disk);
     lane.step(&mut disk, Some((BLOCK_BYTES + 72 + 10, usize::MAX)));
     assert_eq!(disk.written().len(), 1);
@@ -831,7 +836,7 @@ fn a_gateway_that_changed_something_itself_since_goes_on() {
 }
 
 #[test]
-fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
+fn a_lost_compare_and_write_is_neither_executed_twice_nor_reported_as_failed() {
     for (is_executed, is_restarted) in [(true, false), (false, false), (true, true)] {
         let (mut lane, mut disk) = world();
         lane.write(&mut disk, 6, 1);
@@ -856,7 +861,7 @@ fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
 }
 
 #[test]
-fn a_lost_compare_and_write_that_nobody_can_tell_of_is_not_claimed() {
+fn a_compare_and_write_of_unknown_outcome_is_not_reported_as_successful() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 6, 1);
     lane.write(&mut disk, 7, 1);
@@ -865,7 +870,7 @@ fn a_lost_compare_and_write_that_nobody_can_tell_of_is_not_claimed() {
     let tag = lane.submit(HostCommand::CompareAndWrite { lba: 6, expected, data });
     lane.step(&mut disk, None);
     lane.step(&mut disk, Some((0, 0)));
-    // It may have been executed, and overwritten since.
+    // It might have been executed and overwritten since.
     let others = disk.current[&7].clone();
     disk.durable.insert(6, others);
     disk.restart();
@@ -875,7 +880,7 @@ fn a_lost_compare_and_write_that_nobody_can_tell_of_is_not_claimed() {
 }
 
 #[test]
-fn a_compare_and_write_loses_against_what_is_there() {
+fn a_compare_and_write_fails_if_other_data_are_stored() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 6, 1);
     let (expected, data) = (vec![9; DATA_BYTES], vec![2; DATA_BYTES]);
@@ -890,7 +895,7 @@ fn a_compare_and_write_loses_against_what_is_there() {
 }
 
 #[test]
-fn another_gateways_write_in_between_is_compared_with() {
+fn a_compare_and_write_compares_with_another_gateways_write_in_between() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 6, 1);
     lane.write(&mut disk, 7, 1);
@@ -898,7 +903,7 @@ fn another_gateways_write_in_between_is_compared_with() {
     let (expected, data) = (vec![1; DATA_BYTES], vec![2; DATA_BYTES]);
     let tag = lane.submit(HostCommand::CompareAndWrite { lba: 6, expected, data });
     lane.step(&mut disk, None);
-    // Sealed for another place: what the next look at it finds doesn't open, and is never replaced.
+    // Sealed for another LBA: it doesn't open when it is read again, and is never replaced.
     disk.current.insert(6, others);
     lane.settle(&mut disk);
     assert_eq!(failure_of(lane.ended.remove(&tag).unwrap().0), Status::GUARD_CHECK);
@@ -918,7 +923,7 @@ fn commands_are_held_for_a_back_end_and_then_given_up() {
     lane.settle(&mut disk);
     assert_eq!(lane.ended[&tag].0, Status::INTERNAL_PATH_ERROR);
     let (status, _) = lane.run(&mut disk, HostCommand::Flush);
-    assert_eq!(status, Status::INTERNAL_PATH_ERROR, "new ones too, at once");
+    assert_eq!(status, Status::INTERNAL_PATH_ERROR, "new commands fail, too, and at once");
     lane.connect(2, disk.incarnation);
     assert_eq!(lane.read(&mut disk, 0), 0);
 }
@@ -945,7 +950,7 @@ fn a_journal_is_flushed_before_writes_have_to_wait_for_it() {
         assert_eq!(lane.write(&mut disk, index as u64 % BLOCKS, index as u8), Status::SUCCESS);
         assert!(lane.gateway.shared.link(|link| link.journal.bytes()) <= JOURNAL_BYTES_MIN);
     }
-    assert_eq!(disk.flushes, 2, "whenever half of it is full");
+    assert_eq!(disk.flushes, 2, "whenever it is half full");
 }
 
 #[test]
@@ -965,7 +970,7 @@ fn keys_are_replaced_before_they_are_used_up_and_nothing_is_lost() {
     for index in 14..16 {
         lane.write(&mut disk, index, 1);
     }
-    // Used up: the next one waits for new keys.
+    // The keys are used up: the next command waits for new ones.
     let data = vec![1; DATA_BYTES];
     let tag = lane.submit(HostCommand::Write { lba: 16, data, is_forced: false });
     lane.settle(&mut disk);
@@ -998,8 +1003,8 @@ fn a_journal_that_the_target_refuses_fails_the_volume() {
 }
 
 #[test]
-fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
-    for was_on_its_way in [false, true] {
+fn reads_wait_until_changes_that_may_have_been_seen_are_made_again() {
+    for is_in_flight in [false, true] {
         let common = shared(settings());
         let (mut writer, mut reader) = (Lane::new(&common, 1), Lane::new(&common, 2));
         let mut disk = Disk { incarnation: 1, ..Disk::default() };
@@ -1008,7 +1013,7 @@ fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
         let data = vec![5; DATA_BYTES];
         writer.submit(HostCommand::Write { lba: 9, data, is_forced: false });
         let mut tag = None;
-        if was_on_its_way {
+        if is_in_flight {
             tag = Some(reader.submit(HostCommand::Read { lba: 9, blocks: 1 }));
             let down = reader.host.transmit().take();
             reader.gateway.front.receive(&down);
@@ -1021,7 +1026,7 @@ fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
         reader.connect(2, disk.incarnation);
         let tag = tag.unwrap_or_else(|| reader.submit(HostCommand::Read { lba: 9, blocks: 1 }));
         reader.settle(&mut disk);
-        assert!(reader.ended.is_empty(), "the write isn't there again");
+        assert!(reader.ended.is_empty(), "the write hasn't been made again");
         writer.connect(2, disk.incarnation);
         writer.settle(&mut disk);
         reader.settle(&mut disk);
@@ -1030,7 +1035,7 @@ fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
 }
 
 #[test]
-fn a_host_that_goes_takes_its_unsent_writes_with_it() {
+fn unsent_writes_of_a_host_that_is_gone_are_dropped() {
     let (mut lane, mut disk) = world();
     let data = vec![5; DATA_BYTES];
     lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
@@ -1059,14 +1064,14 @@ fn a_queue_that_ends_with_commands_at_the_target_ends_the_association() {
     assert_eq!(shared.link(|link| link.phase()), Phase::Lost);
 }
 
-/// What the host knows of one block: the values a read may return.
+/// The host's view of one block: its value, and that of a pending change.
 #[derive(Clone, Default)]
 struct Known {
     value: u8,
     pending: Option<u8>,
 }
 
-/// Random commands over two queues, random cuts and restarts: reads are never stale.
+/// Runs random commands on two queues with random cuts and restarts; reads must not be stale.
 fn chaos(seed: u64) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let common = shared(settings());
@@ -1154,7 +1159,7 @@ fn chaos(seed: u64) {
     }
     let mut ivs = HashMap::new();
     for (lba, iv) in &disk.writes {
-        assert_eq!(ivs.entry(*iv).or_insert(*lba), lba, "seed {seed}: an IV at two places");
+        assert_eq!(ivs.entry(*iv).or_insert(*lba), lba, "seed {seed}: an IV at two LBAs");
     }
 }
 
@@ -1190,7 +1195,7 @@ fn check(
 }
 
 #[test]
-fn no_read_is_stale_whatever_is_cut_and_forgotten() {
+fn no_read_is_stale_whatever_is_cut_and_lost() {
     for seed in 0..60 {
         chaos(seed);
     }
@@ -1205,7 +1210,7 @@ fn sealed_world() -> (Lane, Disk) {
 }
 
 #[test]
-fn no_unwritten_sector_is_believed_where_all_are_sealed() {
+fn a_fully_sealed_volume_accepts_no_unwritten_sector() {
     let (mut lane, mut disk) = sealed_world();
     assert_eq!(lane.write(&mut disk, 4, 1), Status::SUCCESS);
     let (status, _) = lane.run(&mut disk, HostCommand::Read { lba: 4, blocks: 2 });
@@ -1214,9 +1219,9 @@ fn no_unwritten_sector_is_believed_where_all_are_sealed() {
 }
 
 #[test]
-fn zeroes_are_sealed_where_all_sectors_are_and_come_again_as_they_were() {
+fn a_fully_sealed_volume_seals_zeroes_once_and_sends_the_same_bytes_again() {
     let (mut lane, mut disk) = sealed_world();
-    // More than one command of the target takes.
+    // More than one command to the target can carry.
     let zeroes = HostCommand::WriteZeroes { lba: 3, blocks: 20, deallocate: true };
     let tag = lane.submit(zeroes);
     lane.step(&mut disk, Some((1 << 20, 0)));
@@ -1231,7 +1236,7 @@ fn zeroes_are_sealed_where_all_sectors_are_and_come_again_as_they_were() {
 }
 
 #[test]
-fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
+fn changes_acknowledged_during_a_flush_are_kept() {
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
     let mut disk = Disk { incarnation: 1, ..Disk::default() };
@@ -1254,14 +1259,14 @@ fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
 }
 
 #[test]
-fn an_answer_for_a_command_that_was_given_up_is_not_its_successors() {
+fn an_answer_to_a_command_that_was_given_up_does_not_end_its_successor() {
     let (mut lane, mut disk) = world();
     let write =
         |byte| HostCommand::Write { lba: 9, data: vec![byte; DATA_BYTES], is_forced: false };
     let first = lane.submit(write(5));
     lane.step(&mut disk, Some((0, 0)));
     disk.restart();
-    // It is sent again, and answered when it has been given up and its slot is another command's.
+    // It is sent again, and answered after it was given up and another command has its slot.
     lane.now += 50 * SECOND;
     lane.connect(2, disk.incarnation);
     let answers = lane.executed(&mut disk);
@@ -1271,7 +1276,7 @@ fn an_answer_for_a_command_that_was_given_up_is_not_its_successors() {
     let second = lane.submit(write(6));
     lane.gateway.backs[0].queue.receive(&answers);
     lane.settle(&mut disk);
-    assert!(!lane.ended.contains_key(&second), "the target never saw it");
+    assert!(!lane.ended.contains_key(&second), "the target never received it");
     lane.connect(3, disk.incarnation);
     lane.settle(&mut disk);
     assert_eq!(lane.ended[&second].0, Status::SUCCESS);
@@ -1279,7 +1284,7 @@ fn an_answer_for_a_command_that_was_given_up_is_not_its_successors() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_flushed_is_told_to_who_needs_room_in_it_only() {
+fn a_failed_flush_of_the_journal_fails_only_commands_that_need_room() {
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
     let mut disk = Disk { incarnation: 1, fails_flush: true, ..Disk::default() };
@@ -1291,7 +1296,7 @@ fn a_journal_that_cannot_be_flushed_is_told_to_who_needs_room_in_it_only() {
         lba = (lba + 1) % BLOCKS;
         assert_eq!(lanes[0].write(&mut disk, lba, 1), Status::SUCCESS);
     }
-    // The first queue flushes; until that has failed the second one has used up the room.
+    // The first queue flushes; before that fails, the second one has used up the room.
     lanes[0].submit(HostCommand::Write { lba: 0, data: vec![1; DATA_BYTES], is_forced: false });
     let answers = lanes[0].executed(&mut disk);
     let waiting = loop {

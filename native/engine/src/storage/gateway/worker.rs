@@ -1,4 +1,4 @@
-//! The thread of one front-end queue: moves bytes between its sockets and the machine.
+//! The thread of one front-end queue: moves bytes between its sockets and the state machine.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -14,24 +14,24 @@ use super::front::Front;
 use super::queue::{Ended, GatewayQueue, HOST_WINDOW};
 use crate::clock::now;
 
-/// How long a queue whose host is gone waits for what it has at the target. Then its association
-/// is given up, and the fence sees to it.
+/// How long a queue whose host is gone waits for its commands at the target. After that it gives up
+/// its association, and the fence ends the commands.
 const DRAIN: Nanos = 5_000_000_000;
 
-/// Runs until the host is gone or `stop` is readable, and nothing is on its way to the target.
+/// Runs until the host is gone or `stop` is readable, and nothing is in flight to the target.
 pub(super) fn run(
     mut queue: GatewayQueue<ControllerQueue>,
     mut front: Connection,
     mailbox: &Mailbox,
     stop: &OwnedFd,
 ) -> Ended {
-    // The host's dirty pages may only become free through this thread: it must not wait for them.
-    // Without the capability (CAP_SYS_RESOURCE) it goes on as any other thread.
+    // Freeing the host's dirty pages may depend on this thread, so it must not wait for that.
+    // Without the capability (CAP_SYS_RESOURCE) it runs as an ordinary thread.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let ended = serve(&mut queue, &mut front, mailbox, stop);
     queue.abandon();
-    front.farewell(queue.front.transmit());
-    // The host must see the end now: it may reconnect while the rest drains.
+    front.shut_down(queue.front.transmit());
+    // The host must see the end now, so that it can reconnect while the rest drains.
     drop(front);
     drain(&mut queue, mailbox);
     ended
@@ -66,7 +66,8 @@ fn serve(
                 return ("", detail);
             }
         }
-        // The answers first: a new back end makes those of an older association worthless.
+        // Answers first: after a new back end is added, those of an older association are of no
+        // use.
         receive(queue, backs_ready);
         if !woken.is_empty() {
             take_mail(queue, mailbox);
@@ -77,7 +78,7 @@ fn serve(
         let time = now();
         queue.take_back_events(time);
         queue.handle_timeout(time);
-        // The host first: what it takes makes room for what is submitted.
+        // Send to the host first, which makes room for submissions.
         if let Err(Gone(detail)) = front.send(queue.front.transmit()) {
             return ("", detail);
         }
@@ -90,7 +91,7 @@ fn serve(
     }
 }
 
-/// Waits for the ends of what the target has.
+/// Waits until the parts at the target have ended.
 fn drain(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox) {
     let deadline = now() + DRAIN;
     while !queue.parts.is_empty() && now() < deadline {
@@ -123,7 +124,7 @@ fn ready<const N: usize>(
     ready_until(queue, first, until)
 }
 
-/// Waits for the descriptors and the back ends, at most until `until`.
+/// Waits for the descriptors and the back ends, no longer than `until`.
 pub(super) fn ready_until<const N: usize>(
     queue: &mut GatewayQueue<impl Front>,
     first: [PollFd<'_>; N],
@@ -161,7 +162,7 @@ pub(super) fn receive(queue: &mut GatewayQueue<impl Front>, ready: &[PollFlags])
     }
     if let Some(detail) = lost {
         let time = now();
-        // What came before the end still counts.
+        // Answers received before the end still count.
         queue.take_back_events(time);
         queue.lose_back(Reason::QueueClosed, None, &detail, time);
     }

@@ -1,9 +1,9 @@
-//! Host side of a plain I/O queue: many transfers at once, from any thread.
+//! Host side of a plain I/O queue: concurrent transfers from any thread.
 //!
-//! Whoever starts a transfer submits and sends what the queue takes at once; the queue's own thread
-//! receives, completes, and submits what had to wait. Ends are taken when the descriptor of
-//! [`HostVolumeQueue::as_fd`] is readable: no call ever waits for the peer, and nothing is called
-//! back.
+//! The thread that starts a transfer submits and sends as many of its commands as the queue
+//! accepts. The queue's own thread receives answers, completes transfers and submits the remaining
+//! commands. The caller collects completed transfers when the descriptor of
+//! [`HostVolumeQueue::as_fd`] is readable: no call waits for the peer, and there are no callbacks.
 
 mod transfer;
 
@@ -22,19 +22,19 @@ use self::transfer::Extent;
 pub use self::transfer::{Transfer, TransferBuffer, TransferError};
 use super::connection::{Connection, Gone, wait};
 
-/// Most bytes in flight: more would only wait in socket buffers and fall out of the caches.
+/// Maximum bytes in flight: more would only wait in socket buffers and drop out of the caches.
 const IN_FLIGHT_BYTES: usize = 512 * 1024;
-/// Most transfers of one queue that have not ended.
+/// Maximum transfers of one queue that have not ended or whose end hasn't been taken.
 pub const TRANSFERS_MAX: usize = 1024;
 
-/// A transfer that ended, with what it was given.
+/// The end of a transfer, with its buffers.
 #[derive(Debug)]
 pub struct Done {
-    /// As `start` returned it.
+    /// The ticket returned by `start`.
     pub ticket: u64,
-    /// How.
+    /// How it ended.
     pub outcome: Result<(), TransferError>,
-    /// Returned to whoever owns its buffers.
+    /// The transfer itself, which owns its buffers.
     pub transfer: Transfer,
 }
 
@@ -48,7 +48,7 @@ struct Active {
     submitted: u64,
     /// Commands in flight.
     commands: usize,
-    /// Why no more are submitted; reported once those in flight have ended.
+    /// Why no more commands are submitted; reported once those in flight have ended.
     failed: Option<TransferError>,
 }
 
@@ -63,7 +63,7 @@ impl Active {
 struct InFlight {
     tag: u64,
     ticket: u64,
-    /// First block, relative to the transfer's.
+    /// First block, relative to the start of the transfer.
     first: u64,
     bytes: usize,
     deadline: Instant,
@@ -77,9 +77,9 @@ struct Inner {
     io_bytes: usize,
     timeout: Duration,
     transfers: HashMap<u64, Active>,
-    /// Tickets of transfers with commands to submit, in turns.
+    /// Tickets of transfers with commands to submit; served round-robin.
     waiting: VecDeque<u64>,
-    /// Oldest first.
+    /// Commands in flight, oldest first.
     in_flight: VecDeque<InFlight>,
     in_flight_bytes: usize,
     next_ticket: u64,
@@ -94,7 +94,7 @@ struct Shared {
     inner: Mutex<Inner>,
     /// Wakes the queue's thread.
     wake: OwnedFd,
-    /// Readable while there are ends to take.
+    /// Readable while there are completed transfers to take.
     ready: OwnedFd,
 }
 
@@ -103,13 +103,14 @@ struct Shared {
 pub struct HostVolumeQueue {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The process that its thread runs in: a forked child has this memory, but not that thread.
+    /// The process in which the thread runs: a forked child has a copy of this memory, but not the
+    /// thread.
     process: u32,
 }
 
 impl HostVolumeQueue {
-    /// Takes a connected socket whose Connect command succeeded. Transfers are cut into commands
-    /// of `io_bytes`; `timeout` is how long one command may take.
+    /// Uses a connected socket whose Connect command succeeded. Transfers are split into commands
+    /// of at most `io_bytes`; `timeout` limits the time of one command.
     pub fn new(
         fd: OwnedFd,
         limits: HostLimits,
@@ -147,8 +148,8 @@ impl HostVolumeQueue {
         Ok(Self { shared, thread: Mutex::new(Some(thread)), process: std::process::id() })
     }
 
-    /// Starts a transfer at `lba`; its end comes with the ticket returned. On an error nothing was
-    /// started.
+    /// Starts a transfer at `lba`; its end is reported with the returned ticket. On an error
+    /// nothing was started.
     pub fn start(&self, lba: u64, transfer: Transfer) -> Result<u64, TransferError> {
         let mut inner = self.shared.lock();
         if let Some(ended) = &inner.ended {
@@ -172,8 +173,8 @@ impl HostVolumeQueue {
         Ok(ticket)
     }
 
-    /// Gives a transfer up: nothing more of it is submitted, nothing more is copied into its
-    /// buffer. Its end comes when the commands in flight have ended.
+    /// Cancels a transfer: no more of it is submitted, and nothing more is copied into its buffer.
+    /// It ends when its commands in flight have ended.
     pub fn cancel(&self, ticket: u64) {
         let mut inner = self.shared.lock();
         if let Some(active) = inner.transfers.get_mut(&ticket) {
@@ -183,25 +184,25 @@ impl HostVolumeQueue {
         }
     }
 
-    /// Takes the transfers that ended.
+    /// Takes the completed transfers.
     pub fn take_done(&self) -> Vec<Done> {
         let mut inner = self.shared.lock();
         drain(&self.shared.ready);
         std::mem::take(&mut inner.done)
     }
 
-    /// Bytes moved since the queue was made.
+    /// Bytes transferred since the queue was created.
     pub fn progress(&self) -> u64 {
         self.shared.lock().progress
     }
 
-    /// Whether this process is a forked child of the one that made the queue: nothing of it works
-    /// here, its locks may be held for ever, and its thread can't be waited for.
+    /// Whether this process is a forked child of the one that created the queue. The queue doesn't
+    /// work here: its locks may be held for ever, and its thread can't be joined.
     pub fn is_forked(&self) -> bool {
         self.process != std::process::id()
     }
 
-    /// Ends the queue: so does every transfer, with an error. In a forked child it does nothing.
+    /// Closes the queue; every transfer ends with an error. Does nothing in a forked child.
     pub fn close(&self) {
         if self.is_forked() {
             return;
@@ -210,14 +211,14 @@ impl HostVolumeQueue {
         signal(&self.shared.wake);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // A thread that panicked is as stopped as one that ended.
+            // A thread that panicked has stopped, too.
             let _ = thread.join();
         }
     }
 }
 
 impl AsFd for HostVolumeQueue {
-    /// Readable while there are ends to take.
+    /// Readable while there are completed transfers to take.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.ready.as_fd()
     }
@@ -226,7 +227,7 @@ impl AsFd for HostVolumeQueue {
 impl Drop for HostVolumeQueue {
     fn drop(&mut self) {
         if self.is_forked() {
-            // Not even detached: the thread is not this process's.
+            // Neither join nor detach it: the thread belongs to another process.
             let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             std::mem::forget(thread);
         } else {
@@ -251,7 +252,7 @@ impl Shared {
                 let pending = inner.queue.transmit().pending_bytes();
                 (Connection::interest(true, pending), inner.time_left())
             };
-            // Whoever changes either wakes this thread.
+            // Every change of these two wakes this thread.
             let descriptors = [(socket.as_fd(), interest), (self.wake.as_fd(), PollFlags::IN)];
             let outcome = wait(descriptors, left);
             let mut inner = self.lock();
@@ -288,7 +289,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Submits and sends what goes, reports what ended.
+    /// Submits and sends what is possible now, and reports completed transfers.
     fn advance(&self, inner: &mut Inner) {
         inner.submit();
         let Inner { connection, queue, .. } = &mut *inner;
@@ -312,7 +313,7 @@ impl Shared {
             let outcome = Err(active.failed.unwrap_or_else(|| error.clone()));
             inner.done.push(Done { ticket, outcome, transfer: active.transfer });
         }
-        // The peer sees the end now, not when the last reference goes.
+        // Let the peer see the end now, not when the last reference is dropped.
         let _ = inner.connection.send(inner.queue.transmit());
         let _ = rustix::net::shutdown(inner.connection.as_fd(), rustix::net::Shutdown::Both);
         if !inner.done.is_empty() {
@@ -323,13 +324,13 @@ impl Shared {
 }
 
 impl Inner {
-    /// Until the oldest command must have ended.
+    /// Time left until the oldest command times out.
     fn time_left(&self) -> Option<Duration> {
         let oldest = self.in_flight.front().map(|command| command.deadline);
         oldest.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Submits commands of all transfers in turns, while there is room.
+    /// Submits commands of all transfers round-robin, while there is room.
     fn submit(&mut self) {
         while self.queue.can_submit()
             && let Some(ticket) = self.waiting.pop_front()
@@ -360,7 +361,7 @@ impl Inner {
         let command = active.transfer.command(active.lba, first, blocks, *block_bytes, buffer);
         match queue.submit(self.next_tag, command) {
             Ok(()) => {}
-            // It waits for others to end; alone it would wait for ever.
+            // Retried when other commands have ended; if there are none, it would wait for ever.
             Err((SubmitError::Full, _)) if !self.in_flight.is_empty() => return false,
             Err((SubmitError::Length | SubmitError::Full, _)) => {
                 active.failed.get_or_insert(TransferError::Length);
@@ -416,7 +417,7 @@ impl Inner {
         self.settle(command.ticket);
     }
 
-    /// Reports a transfer that has nothing in flight and nothing to submit.
+    /// Reports a transfer if it has nothing in flight and nothing to submit.
     fn settle(&mut self, ticket: u64) {
         let has_ended = |active: &Active| active.commands == 0 && !active.has_more();
         if !self.transfers.get(&ticket).is_some_and(has_ended) {
@@ -433,12 +434,12 @@ pub(super) fn closed(detail: String) -> TransferError {
 }
 
 fn signal(event: &OwnedFd) {
-    // It fails only when the counter is full, and then the waiter is told already.
+    // Fails only if the counter is full; then the waiter is already signalled.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 fn drain(event: &OwnedFd) {
-    // It fails only when nothing was signalled.
+    // Fails only if nothing was signalled.
     let _ = rustix::io::read(event, &mut [0; 8]);
 }
 

@@ -1,4 +1,4 @@
-//! Transfers against a target's controller, and against a peer that says nothing.
+//! Transfers with a target's controller, and with a peer that doesn't answer.
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ const TRANSFER_MAX: usize = 128 * 1024;
 const LONG: Duration = Duration::from_secs(60);
 const DIGESTS: Digests = Digests { header: false, data: true };
 
-/// A buffer that its owner sees too, and how often it was written to.
+/// A buffer shared with its owner, and the number of writes to it.
 #[derive(Debug, Clone)]
 struct Bytes {
     content: Arc<Mutex<Vec<u8>>>,
@@ -53,7 +53,7 @@ impl TransferBuffer for Bytes {
     }
 }
 
-/// The queue, the other end of its socket if nobody serves it, and ends taken but not asked for.
+/// The queue, its controller if there is one, and the ends taken for other callers.
 struct Host {
     queue: HostVolumeQueue,
     _controller: Option<Controller>,
@@ -93,7 +93,7 @@ impl Host {
         Self::new(near, Some(controller), LONG)
     }
 
-    /// A queue whose peer never answers; the peer must be kept.
+    /// A queue whose peer never answers; the returned peer must be kept alive.
     fn silent(timeout: Duration) -> (Self, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (Self::new(near, None, timeout), far)
@@ -108,7 +108,7 @@ impl Host {
                     return outcome;
                 }
             }
-            // Others may take this one's end meanwhile.
+            // Another thread may take this one's end meanwhile.
             let left = Some(Duration::from_millis(10));
             wait([(self.queue.as_fd(), PollFlags::IN)], left).unwrap();
         }
@@ -138,7 +138,7 @@ fn many_threads_use_one_queue_at_once() {
         for thread in 0..8_u64 {
             scope.spawn(move || {
                 for round in 0..20 {
-                    // 1 to 40 blocks: some are one command, some are more than may be in flight.
+                    // 1 to 40 blocks: some fit in one command, some exceed the limit in flight.
                     let blocks = 1 + (thread * 7 + round * 13) % 40;
                     let content = vec![(thread * 20 + round) as u8; blocks as usize * BLOCK];
                     host.write(thread * 128, content.clone()).unwrap();
@@ -151,7 +151,7 @@ fn many_threads_use_one_queue_at_once() {
 }
 
 #[test]
-fn more_than_fits_in_flight_moves_whole() {
+fn a_transfer_larger_than_the_limit_in_flight_is_complete() {
     let host = Host::served();
     let content: Vec<u8> = (0..BLOCKS as usize * BLOCK).map(|at| (at / 5000) as u8).collect();
     host.write(0, content.clone()).unwrap();
@@ -186,13 +186,13 @@ fn a_refused_command_ends_its_transfer_only() {
 }
 
 #[test]
-fn a_cancelled_transfer_touches_its_buffer_no_more() {
+fn a_cancelled_transfer_no_longer_touches_its_buffer() {
     let (host, mut peer) = Host::silent(LONG);
     let into = Bytes::new(vec![7; BLOCK]);
     let ticket = host.queue.start(0, Transfer::Read(into.boxed())).unwrap();
     let waiting: Vec<u64> = (0..7).map(|_| host.queue.start(0, Transfer::Flush).unwrap()).collect();
     host.queue.cancel(ticket);
-    // Nothing of this one was submitted: the queue is full.
+    // None of its commands was submitted: the queue is full.
     host.queue.cancel(waiting[6]);
     assert!(matches!(host.finish(waiting[6]), Err(TransferError::Cancelled)));
     assert!(host.queue.take_done().is_empty());
@@ -225,7 +225,7 @@ fn answer_read(peer: &mut UnixStream, byte: u8) {
 }
 
 #[test]
-fn an_answer_that_doesnt_come_ends_the_queue() {
+fn a_missing_answer_ends_the_queue() {
     let (host, _peer) = Host::silent(Duration::from_millis(20));
     let transfers: Vec<u64> =
         (0..20).map(|_| host.queue.start(0, Transfer::Flush).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! What a caller asks of a host's I/O queue, and how it is cut into commands.
+//! Transfers that a caller starts on a host's I/O queue, and how they are split into commands.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use sealane_proto::nvme::host_command::{BLOCKS_MAX, HostCommand};
 use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
 
-/// Memory of a caller. The queue uses it from its own thread, until the transfer has ended.
+/// Memory of a caller. The queue accesses it from its own thread until the transfer has ended.
 pub trait TransferBuffer: std::fmt::Debug + Send {
-    /// Bytes.
+    /// Length in bytes.
     fn bytes(&self) -> usize;
-    /// Copies what is at `offset` into `into`.
+    /// Fills `into` with the bytes from `offset` on.
     fn copy_to(&self, offset: usize, into: &mut [u8]);
     /// Copies `data` to `offset`.
     fn copy_from(&mut self, offset: usize, data: &[u8]);
 }
 
-/// What to do to blocks, cut into as many commands as it takes.
+/// An operation on blocks, split into as many commands as necessary.
 #[derive(Debug)]
 pub enum Transfer {
     /// Fill the buffer.
@@ -26,21 +26,21 @@ pub enum Transfer {
     Write {
         /// Whole blocks.
         data: Box<dyn TransferBuffer>,
-        /// Durable before it ends.
+        /// Whether it must be durable before it completes.
         is_forced: bool,
     },
     /// Compare the stored blocks with the buffer.
     Compare(Box<dyn TransferBuffer>),
     /// Make blocks read as zeros.
     WriteZeroes {
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
-        /// They may be deallocated.
+        /// Whether they may be deallocated.
         deallocate: bool,
     },
-    /// Check stored blocks where they are.
+    /// Verify stored blocks without transferring them.
     Verify {
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
     },
     /// Make completed writes durable; one command.
@@ -49,9 +49,9 @@ pub enum Transfer {
     Deallocate(Vec<LbaRange>),
     /// Write `data` if the stored blocks equal `expected`; one (fused) command.
     CompareAndWrite {
-        /// What must be stored now.
+        /// The blocks that must be stored now.
         expected: Vec<u8>,
-        /// What to store then.
+        /// The blocks to store then.
         data: Vec<u8>,
     },
 }
@@ -62,7 +62,7 @@ pub enum TransferError {
     /// The controller answered with an error.
     #[error("{status} at LBA {lba}")]
     Status {
-        /// What it answered.
+        /// The status in its answer.
         status: Status,
         /// First LBA of the command.
         lba: u64,
@@ -70,29 +70,29 @@ pub enum TransferError {
     /// The queue ended; commands in flight have an unknown outcome.
     #[error("queue ended: {detail} [{}]", reason.id())]
     Ended {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// In words.
+        /// Description.
         detail: String,
     },
     /// A command wasn't answered in time: its outcome is unknown, and the queue ends.
     #[error("no answer for {0:?}")]
     TimedOut(Duration),
-    /// The caller gave it up; commands that were in flight may have been executed.
+    /// The caller cancelled it; commands that were in flight may have been executed.
     #[error("the transfer was cancelled")]
     Cancelled,
-    /// As many transfers as a queue may have are waiting.
-    #[error("{0} transfers wait for this queue already")]
+    /// The queue has reached its limit of transfers.
+    #[error("{0} transfers are waiting for this queue already")]
     Busy(usize),
-    /// No command can be as long as this one would have to be.
-    #[error("compare-and-write takes equal buffers of whole blocks; deallocate 1 to 256 ranges")]
+    /// No command can have this length.
+    #[error("compare-and-write needs equal buffers of whole blocks, deallocate 1 to 256 ranges")]
     Length,
     /// The buffer isn't a whole number of blocks.
     #[error("a transfer moves whole blocks of {0} bytes")]
     Misaligned(usize),
 }
 
-/// Blocks of a transfer: all of them, and those of one command.
+/// Number of blocks of a transfer, and of each of its commands.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extent {
     pub(super) blocks: u64,
@@ -100,7 +100,7 @@ pub(super) struct Extent {
 }
 
 impl Transfer {
-    /// How it is cut if one command moves at most `io_bytes`.
+    /// How the transfer is split if one command moves at most `io_bytes`.
     pub(super) fn extent(
         &self,
         io_bytes: usize,
@@ -124,7 +124,7 @@ impl Transfer {
         Ok(Extent { blocks: (bytes / block_bytes) as u64, step })
     }
 
-    /// Bytes that a command of `blocks` moves.
+    /// Bytes that a command for `blocks` moves.
     pub(super) fn moved(&self, blocks: u64, block_bytes: usize) -> usize {
         match self {
             Self::Read(_) | Self::Write { .. } | Self::Compare(_) => blocks as usize * block_bytes,
@@ -133,8 +133,8 @@ impl Transfer {
         }
     }
 
-    /// The command for `blocks` at `first` of a transfer that begins at `lba`. `buffer` makes
-    /// room for its data.
+    /// The command for `blocks` at `first` of a transfer that begins at `lba`. `buffer` supplies
+    /// memory for its data.
     pub(super) fn command(
         &self,
         lba: u64,

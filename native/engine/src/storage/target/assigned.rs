@@ -1,4 +1,4 @@
-//! A namespace as one controller shows it to its host.
+//! A namespace as attached to one controller.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ pub enum AnaState {
     Optimized,
     /// Use this path if there is no better one.
     NonOptimized,
-    /// Not by this controller now.
+    /// Currently not accessible through this controller.
     Inaccessible,
-    /// Never again by this controller.
+    /// Never again accessible through this controller.
     PersistentLoss,
-    /// Changing; try again.
+    /// The state is changing; the host should retry.
     Change,
 }
 
@@ -33,27 +33,27 @@ impl AnaState {
     }
 }
 
-/// A namespace as one controller shows it.
+/// A namespace attached to a controller.
 #[derive(Debug, Clone)]
 pub struct Assigned {
     /// Its id at the controller.
     pub nsid: u32,
-    /// What is behind it.
+    /// The namespace.
     pub namespace: Arc<Namespace>,
-    /// How the controller reaches it.
+    /// Its ANA state at the controller.
     pub state: AnaState,
-    /// The controller's host may not change it.
+    /// Whether the controller's host may only read it.
     pub is_read_only: bool,
 }
 
 impl Assigned {
-    /// What a queue must know of it.
+    /// Its format for the controller's queues.
     #[must_use]
     pub fn format(&self) -> NamespaceFormat {
         let verify = CommandSet::VERIFY;
         let common = verify.with(CommandSet::WRITE_ZEROES).with(CommandSet::DEALLOCATE);
         let commands = match (self.namespace.is_sealed, self.namespace.is_fresh) {
-            // Nothing could tell a deallocated sector from a lost one.
+            // No deallocation: a deallocated sector couldn't be distinguished from a lost one.
             (true, false) => verify.with(CommandSet::WRITE_IF),
             (true, true) => common.with(CommandSet::WRITE_IF),
             (false, _) => common

@@ -1,19 +1,20 @@
-//! Which blocks of a namespace were changed since its store was opened.
+//! The blocks of a namespace that have been changed since its store was opened.
 //!
-//! What a gateway sends again after a restart of the target is older than any of these changes, so
-//! it must not replace them (`docs/understand/crash-consistency.md` §4). Who asks and who notes hold
-//! the range lock of the blocks. Kept in memory: the next life of the target changes them anew.
+//! Changes that a gateway sends again after a restart of the target are older than any of these, so
+//! they must not replace them (`docs/understand/crash-consistency.md` §4). Callers hold the range
+//! lock of the blocks. The set is kept in memory only: it begins empty with each start of the
+//! target.
 
 use std::ops::Range;
 
 use roaring::RoaringTreemap;
 
-/// The blocks that were changed.
+/// The changed blocks.
 #[derive(Debug, Default)]
 pub(super) struct Changed(RoaringTreemap);
 
 impl Changed {
-    /// Notes that these blocks were changed.
+    /// Records a change of these blocks.
     pub(super) fn note(&mut self, blocks: Range<u64>) {
         if blocks.end - blocks.start == 1 {
             self.0.insert(blocks.start);
@@ -22,7 +23,7 @@ impl Changed {
         }
     }
 
-    /// Those of these blocks that were not changed, as ranges in their order.
+    /// The unchanged ones among these blocks, as ranges in ascending order.
     pub(super) fn unchanged(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         let mut unchanged: Vec<Range<u64>> = Vec::new();
         for block in blocks.filter(|block| !self.0.contains(*block)) {
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_tells_the_blocks_between_those_that_were_changed() {
+    fn blocks_between_changed_ones_are_unchanged() {
         let mut changed = Changed::default();
         changed.note(4..6);
         changed.note(8..9);

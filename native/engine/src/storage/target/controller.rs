@@ -24,36 +24,36 @@ use crate::storage::connection::Connection;
 use crate::storage::events::EventLog;
 use crate::storage::queues::Queues;
 
-/// How long a queue's thread may take to say whether it aborted a command.
+/// Time limit for a queue's thread to answer whether it aborted a command.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
 
-/// Entries of the error log, as Identify Controller says (ELPE).
+/// Maximum entries of the error log, reported by Identify Controller (ELPE).
 pub const ERROR_LOG_MAX: usize = 64;
 
 /// An entry of the error log (NVMe Base 2.0 §5.16.1.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// Errors so far, this one included.
+    /// Number of errors so far, including this one.
     pub count: u64,
-    /// Queue of the command.
+    /// Queue id of the command.
     pub queue_id: u16,
-    /// The command.
+    /// The command and its error.
     pub error: CommandError,
 }
 
-/// Numbers of queues, unique in the process.
+/// Next queue number; numbers are unique in the process.
 static NEXT_QUEUE: AtomicU64 = AtomicU64::new(1);
 
-/// What the queues of a controller share.
+/// State shared by a controller and its queues.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub association: u64,
     pub host_id: HostId,
-    /// Until when the host may act; `None`: nobody's word ends it.
+    /// The host may act while this permit holds; `None`: no permit limits it.
     pub permit: Option<Arc<Permit>>,
     pub events: EventLog,
     pub refusals: AtomicU64,
-    /// When a byte was received last, on any queue.
+    /// When a byte was last received on any queue.
     received: AtomicU64,
     state: Mutex<State>,
 }
@@ -62,14 +62,14 @@ pub(super) struct Shared {
 struct State {
     namespaces: Vec<Assigned>,
     error_count: u64,
-    /// The newest last.
+    /// Newest last.
     errors: VecDeque<ErrorEntry>,
     is_read_only: bool,
     mailboxes: Vec<(u16, Weak<Mailbox>)>,
 }
 
 impl Shared {
-    /// Enters an error into the log.
+    /// Adds an error to the log.
     pub fn note_error(&self, queue_id: u16, error: CommandError) {
         let mut state = self.lock();
         state.error_count += 1;
@@ -84,7 +84,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a byte was received.
+    /// Records that bytes were received.
     pub fn touch(&self) {
         self.received.store(clock::now(), Ordering::Relaxed);
     }
@@ -93,18 +93,18 @@ impl Shared {
 /// The I/O side of one controller.
 #[derive(Debug)]
 pub struct Controller {
-    // First, so that the queues are stopped before what they share goes.
+    // First, so that the queues are stopped before their shared state is dropped.
     queues: Queues,
     shared: Arc<Shared>,
 }
 
 impl Controller {
-    /// A controller without queues and namespaces.
+    /// Creates a controller without queues and namespaces.
     pub fn new(association: u64, host_id: HostId) -> io::Result<Self> {
         Self::permitted(association, host_id, None)
     }
 
-    /// The same for a host that may act as long as `permit` holds: queues end with it.
+    /// As [`Controller::new`], for a host that may act while `permit` holds: queues end with it.
     pub fn permitted(
         association: u64,
         host_id: HostId,
@@ -122,8 +122,8 @@ impl Controller {
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared) })
     }
 
-    /// The same for a host that may change nothing: commands that would end with Namespace is Write
-    /// Protected.
+    /// Makes it a controller for a host that may not change anything: changes fail with Namespace
+    /// is Write Protected.
     #[must_use]
     pub fn read_only(self) -> Self {
         self.shared.lock().is_read_only = true;
@@ -132,8 +132,8 @@ impl Controller {
 
     // Commands.
 
-    /// Makes these the controller's namespaces. Running queues change over on their own threads;
-    /// commands that were accepted before are still executed.
+    /// Replaces the controller's namespaces. Running queues adopt them on their own threads;
+    /// commands accepted earlier are still executed.
     pub fn set_namespaces(&self, entries: Vec<(u32, Arc<Namespace>, AnaState)>) {
         let mut state = self.shared.lock();
         let is_read_only = state.is_read_only;
@@ -149,8 +149,9 @@ impl Controller {
         });
     }
 
-    /// Serves an I/O queue on its own thread: `fd` is a connected socket whose Connect command is
-    /// answered. Sealed namespaces are served to secure queues only, and nothing else is.
+    /// Serves an I/O queue on its own thread. `fd` is a connected socket whose Connect command has
+    /// been answered. A secure queue serves only sealed namespaces, any other queue only plain
+    /// ones.
     pub fn start_queue(
         &self,
         fd: OwnedFd,
@@ -168,7 +169,7 @@ impl Controller {
         let secure_name =
             secure.as_ref().map(|queue| (queue.host_nqn().to_owned(), name_of(queue)));
         shared.touch();
-        // With the state locked: no change of namespaces may come between.
+        // The state stays locked, so that the namespaces can't change meanwhile.
         self.queues.start(format!("target-q{queue_id}"), self.shared.association, move |stop| {
             let queue = ControllerQueue::new(limits, Vec::new(), secure);
             let ids = (queue_id, limits.queue_depth);
@@ -180,7 +181,7 @@ impl Controller {
         })
     }
 
-    /// Aborts a command whose data hasn't all arrived; says whether there was one.
+    /// Aborts a command whose data haven't all arrived; returns whether there was one.
     pub fn abort(&self, queue_id: u16, cid: u16) -> bool {
         let mailbox = {
             let state = self.shared.lock();
@@ -191,11 +192,11 @@ impl Controller {
         let (reply, replies) = sync_channel(1);
         mailbox.post(Message::Abort(cid, reply));
         drop(mailbox);
-        // A thread that ends answers nothing: then nothing was aborted.
+        // A thread that has ended doesn't answer: nothing was aborted.
         replies.recv_timeout(ABORT_WAIT).unwrap_or(false)
     }
 
-    /// Stops every queue; returns when nothing is in flight.
+    /// Stops every queue; returns when none has anything in flight.
     pub fn close(&self) {
         self.queues.stop(None);
     }
@@ -207,22 +208,22 @@ impl Controller {
         clock::now().saturating_sub(self.shared.received.load(Ordering::Relaxed))
     }
 
-    /// Queues whose thread runs.
+    /// Number of queues whose thread is running.
     pub fn queues_running(&self) -> usize {
         self.queues.running()
     }
 
-    /// Queues and commands that were refused by a check, but for stored sectors.
+    /// Number of queues and commands refused by a check, except checks of stored sectors.
     pub fn refusals(&self) -> u64 {
         self.shared.refusals.load(Ordering::Relaxed)
     }
 
-    /// Events of the queues and the descriptor that tells of them.
+    /// Events of the queues, with a descriptor that signals them.
     pub fn events(&self) -> &EventLog {
         &self.shared.events
     }
 
-    /// The error log, the newest entry first.
+    /// The error log, newest entry first.
     pub fn errors(&self) -> Vec<ErrorEntry> {
         self.shared.lock().errors.iter().rev().copied().collect()
     }

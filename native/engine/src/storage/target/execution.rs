@@ -1,8 +1,9 @@
-//! What happens to one command between its arrival and its completion.
+//! Execution of a command between its arrival and its completion.
 //!
-//! Quality of service lets it go, it takes the range lock of its blocks, the reservations are
-//! asked, its store operations run one after another, and then it is completed and its range
-//! freed. A command takes one range at a time: see [`super::range_lock`].
+//! A command is admitted by quality of service, takes the range lock of its blocks and is checked
+//! against the reservations. Then its store operations run one after another; finally it is
+//! completed and its range released. A command holds one range at a time: see
+//! [`super::range_lock`].
 
 use std::io;
 use std::ops::Range;
@@ -27,63 +28,63 @@ use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreDone, StoreRequest};
 use crate::storage::stores::fresh::failure::reason_of;
 
-/// Blocks of a verify that are read at a time, however many it names: it moves none to the host,
-/// so that no transfer bounds them.
+/// Blocks that a verify reads at a time. Its total isn't limited by the maximum transfer size, as
+/// it moves no data to the host.
 const VERIFY_BLOCKS: u64 = 32;
 
 /// Namespace id of a flush of all namespaces.
 const ALL_NAMESPACES: u32 = u32::MAX;
 
-/// Why a change has the store flushed, where several gateways use the namespace.
+/// Flush of the store on behalf of a change, if several gateways use the namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Flushing {
     #[default]
     No,
-    /// Before it: another gateway changed its blocks.
+    /// Before the change: another gateway changed its blocks.
     Before,
-    /// After it: its parts were made at different times, which one mark can't tell.
+    /// After the change: its parts were made at different times, which one mark can't express.
     After,
 }
 
 /// A command being executed.
 #[allow(clippy::struct_excessive_bools)] // independent facts
 pub(super) struct Task {
-    /// Index of the attachment; of all of them for a flush of all.
+    /// Index of the attachment; `usize::MAX` for a flush of all namespaces.
     attachment: usize,
     operation: Operation,
     blocks: Range<u64>,
     is_forced: bool,
-    /// The range it holds or waits for.
+    /// The range lock that it holds or waits for.
     lock: Option<LockId>,
-    /// Store operations whose end is still to come.
+    /// Number of store operations that haven't ended.
     stores: usize,
     /// The first failure.
     status: Status,
-    /// Ranges of a deallocation that are done.
+    /// Number of ranges of a deallocation that are done.
     ranges_done: usize,
-    /// Blocks of a verify that are done.
+    /// Number of blocks of a verify that are done.
     verified: u64,
-    /// A gateway sends it again after a restart: blocks that were changed since are left out.
+    /// Whether a gateway sends it again after a restart: blocks changed since then are left out.
     is_sent_again: bool,
-    /// A flush that its store operation is, between gateways.
+    /// Which flush its current store operation is, if any.
     flushing: Flushing,
-    /// The flush as others wait for it.
+    /// Token of the flush in progress.
     token: Option<Token>,
-    /// The range it holds may be changed: what others changed there is flushed.
+    /// Whether other gateways' changes in its range are flushed, so that it may be changed.
     is_ordered: bool,
-    /// Some of its blocks were left out.
+    /// Whether some of its blocks were left out.
     has_left_out: bool,
-    /// When its change was made, as the store counts.
+    /// The store's mark of its change.
     mark: u64,
-    /// Number and id of the command, by which its gateway may ask how it ended.
+    /// Number and id of the command, by which its gateway can ask for its outcome.
     number: u64,
     cid: u16,
-    /// A store was given a change to make.
+    /// Whether a change was submitted to the store.
     has_changed: bool,
 }
 
 impl Task {
-    /// The blocks that its next read of the store has.
+    /// The blocks of its next read from the store.
     fn to_read(&self) -> Range<u64> {
         match self.operation {
             Operation::Verify => {
@@ -114,7 +115,7 @@ impl Task {
         }
     }
 
-    /// How the command ended, if it changed anything or began to.
+    /// The outcome of the command, if a change was submitted.
     fn ended(&self) -> Option<Ended> {
         let (mut status, mut ranges) = (self.status, 0);
         if let Operation::Deallocate(all) = &self.operation
@@ -122,7 +123,7 @@ impl Task {
         {
             ranges = self.ranges_done as u16;
             if status.is_success() {
-                // Its queue ended between two of its ranges.
+                // Its queue ended after some of its ranges.
                 status = Status::ABORTED;
             }
         }
@@ -130,7 +131,7 @@ impl Task {
         self.has_changed.then_some(Ended { number: self.number, status, ranges, mark })
     }
 
-    /// The blocks that its next store operation changes; None: it changes none.
+    /// The blocks that its next store operation changes; None if it changes none.
     fn to_change(&self) -> Option<Range<u64>> {
         match &self.operation {
             Operation::Write(_)
@@ -142,8 +143,8 @@ impl Task {
         }
     }
 
-    /// Whether its store operation is a read. A write-if that still has its sectors waits for
-    /// those that are current.
+    /// Whether its store operation is a read. A write-if that still has its data is reading the
+    /// current sectors.
     fn is_reading(&self) -> bool {
         match &self.operation {
             Operation::Read
@@ -155,7 +156,7 @@ impl Task {
         }
     }
 
-    /// What quality of service counts it as; `None` if it isn't subject to it.
+    /// Its cost for quality of service; `None` if it isn't subject to it.
     fn cost(&self, block_bytes: usize) -> Option<Cost> {
         let bytes = (self.blocks.end - self.blocks.start) * block_bytes as u64;
         match self.operation {
@@ -175,7 +176,7 @@ impl Task {
 }
 
 impl Worker {
-    /// Begins a command that the queue handed out.
+    /// Begins a command received by the queue.
     pub fn execute(&mut self, command: Command) {
         let Command { slot, nsid, operation, lba, blocks, is_forced, is_sent_again, number, cid } =
             command;
@@ -183,12 +184,12 @@ impl Worker {
             return self.flush_all(slot);
         }
         let Some(index) = self.attached(nsid) else {
-            // It was there when the command was checked.
+            // The namespace was there when the command was checked.
             return self.queue.complete(slot, Status::INVALID_NAMESPACE.final_(), Vec::new());
         };
         let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
         if self.secure_name.is_some() && usize::from(cid) >= self.tasks.len() {
-            // Ends are kept by command id, so those of a gateway are as many as its queue is deep.
+            // Outcomes are kept by command id: the limit bounds them by the depth of the queue.
             return self.queue.complete(slot, Status::INVALID_FIELD.final_(), Vec::new());
         }
         let blocks = lba..lba.saturating_add(u64::from(blocks));
@@ -242,7 +243,7 @@ impl Worker {
             | Operation::Openings
             | Operation::ReservationReport { .. } => None,
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
-            // Nothing runs while reservations change: who is preempted has nothing in flight.
+            // Nothing runs while reservations change, so a preempted host has nothing in flight.
             Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. } => Some(0..u64::MAX),
@@ -323,7 +324,7 @@ impl Worker {
         attachment.channel.submit(u64::from(slot), request);
     }
 
-    /// Has the store flushed, before a change or after it; the range stays locked.
+    /// Flushes the store before or after a change; the range stays locked.
     fn flush_between(&mut self, slot: u16, flushing: Flushing) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
@@ -333,7 +334,7 @@ impl Worker {
         attachment.channel.submit(u64::from(slot), StoreRequest::Flush);
     }
 
-    /// Goes on with a change for which the store was flushed.
+    /// Continues a change after the flush before it, or completes it after the flush behind it.
     fn flushed_between(&mut self, slot: u16, flushing: Flushing, buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -351,7 +352,7 @@ impl Worker {
         self.start(slot);
     }
 
-    /// Starts a change that is sent again, without the blocks that were changed since.
+    /// Starts a change that is sent again, without blocks that were changed since.
     fn start_again(&mut self, slot: u16, request: StoreRequest) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
@@ -412,7 +413,7 @@ impl Worker {
         }
     }
 
-    /// Goes on after a store operation of a command has ended.
+    /// Continues a command after one of its store operations has ended.
     pub fn finished(&mut self, index: usize, done: StoreDone) {
         let slot = done.ticket as u16;
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
@@ -431,7 +432,8 @@ impl Worker {
             let detail = error.to_string();
             if error.kind() == io::ErrorKind::NotConnected {
                 self.store_lost = Some(detail.clone());
-                // A device that the gateway has to itself: it makes the change again.
+                // Only the gateway's own device fails like this: the gateway makes the change
+                // again.
                 task.has_changed = false;
             }
             let refusal = (reason, lba, detail);
@@ -458,7 +460,7 @@ impl Worker {
             self.reading = self.reading.saturating_sub(done.buffer.len());
         }
         if task.stores > 0 {
-            // Of a change that is sent again: the end of its last part is the command's.
+            // A change sent again in parts: the command ends with its last part.
         } else if !task.status.is_success() {
             self.finish(slot, done.buffer);
         } else if is_read {
@@ -468,7 +470,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with a write whose condition holds; its range stays locked.
+    /// Continues a conditional write whose condition holds; its range stays locked.
     fn write_compared(&mut self, slot: u16, buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
@@ -484,7 +486,7 @@ impl Worker {
         attachment.channel.submit(u64::from(slot), request);
     }
 
-    /// Blocks came from the store.
+    /// The store has read blocks.
     fn read_done(&mut self, slot: u16, mut buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -532,7 +534,7 @@ impl Worker {
         self.finish(slot, buffer);
     }
 
-    /// Goes on with a verify; its range stays locked.
+    /// Continues a verify; its range stays locked.
     fn verify_more(&mut self, slot: u16, mut buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
@@ -544,7 +546,7 @@ impl Worker {
         attachment.channel.submit(u64::from(slot), StoreRequest::Read { lba: next.start, buffer });
     }
 
-    /// Blocks were stored, deallocated or made durable.
+    /// The store has written or deallocated blocks, or flushed.
     fn change_done(&mut self, slot: u16, buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -563,7 +565,7 @@ impl Worker {
             drop(order);
             task.mark = namespace.mark();
         }
-        // What is sent again is older than any change since: it supersedes nothing itself.
+        // A change that is sent again is older than any change since, so it supersedes nothing.
         let is_noted = self.secure_name.is_some() && !task.is_sent_again;
         let note_changed = |blocks| {
             if is_noted {
@@ -610,7 +612,7 @@ impl Worker {
         self.finish(slot, buffer);
     }
 
-    /// Answers how far the openings of the store have come.
+    /// Answers with the openings of the store and how far they had come.
     fn tell_openings(&mut self, slot: u16) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -623,7 +625,7 @@ impl Worker {
         self.forget(slot);
     }
 
-    /// Answers how the changes of another queue of the same gateway ended.
+    /// Answers with the outcomes of the changes of another queue of the same gateway.
     fn tell_outcomes_of(&mut self, slot: u16, name: QueueName) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
@@ -687,7 +689,7 @@ impl Worker {
         self.forget(slot);
     }
 
-    /// Frees what a completed command held.
+    /// Releases everything that a completed command held.
     fn forget(&mut self, slot: u16) {
         let task = self.tasks.get_mut(usize::from(slot)).and_then(Option::take);
         let Some(task) = task else { return };
@@ -704,7 +706,7 @@ impl Worker {
         self.detach(task.attachment);
     }
 
-    /// Gives up the commands of a queue that ends which have nothing in flight at a store.
+    /// Drops the commands that have nothing in flight at a store; their queue is ending.
     pub fn give_up_waiting(&mut self) {
         for slot in 0..self.tasks.len() {
             let waits = self.tasks.get(slot).and_then(Option::as_ref);
@@ -715,7 +717,7 @@ impl Worker {
     }
 }
 
-/// The answer to a flush with milestone: that in the first bytes of a block of zeros.
+/// The answer to a flush with milestone: a block that begins with the milestone; the rest is zero.
 fn milestone_block(namespace: &Namespace, mut block: Vec<u8>) -> Vec<u8> {
     block.fill(0);
     if let Some(milestone) = namespace.milestone() {
@@ -724,12 +726,13 @@ fn milestone_block(namespace: &Namespace, mut block: Vec<u8>) -> Vec<u8> {
     block
 }
 
-/// Takes the IVs that must be the current ones out of the sectors of a write-if.
+/// Takes the expected IVs out of the sectors of a write-if.
 fn take_expected(buffer: &mut [u8]) -> Vec<[u8; IV_BYTES]> {
     buffer.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().map(take_expected_iv).collect()
 }
 
-/// Whether what is stored is what a conditional write expects, and what it then writes.
+/// Whether the stored blocks are those that a conditional write expects, and the data it then
+/// writes.
 fn compared(operation: &mut Operation, stored: &[u8]) -> (bool, Vec<u8>) {
     match operation {
         Operation::CompareAndWrite { expected, data } => (expected == stored, std::mem::take(data)),
@@ -747,7 +750,7 @@ fn range_of(range: &LbaRange) -> Range<u64> {
     range.lba..range.lba.saturating_add(u64::from(range.blocks))
 }
 
-/// The status of a command that the store failed.
+/// The status of a command for which the store failed.
 fn failure(reason: Reason, is_read: bool, error: &io::Error) -> Status {
     match error.kind() {
         _ if reason != Reason::StoreFailed => Status::from(reason),

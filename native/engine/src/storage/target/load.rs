@@ -1,37 +1,37 @@
-//! How many commands of hosts a namespace executes, and for how long.
+//! Measures how many commands of hosts a namespace executes, and for how long.
 
 use sealane_proto::link::Nanos;
 
 use crate::clock;
 
-/// How commands of hosts fare, as long as somebody watches.
+/// Measurements of hosts' commands, taken while there is a watcher.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostLoad {
-    /// Commands that have ended.
+    /// Number of commands that have ended.
     pub ended: u64,
-    /// Commands being executed.
+    /// Number of commands being executed.
     pub running: u64,
-    /// Durations of all commands so far, added up.
+    /// Total duration of all commands so far.
     pub time: Nanos,
 }
 
-/// Commands that begin and end.
+/// Load of a namespace.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     running: u64,
-    /// Since when at least one runs …
+    /// Start of the current busy period, in which at least one command is running.
     busy_since: Nanos,
-    /// … and how long that was so before.
+    /// Total duration of earlier busy periods.
     busy: Nanos,
-    /// Background jobs that want to know how commands fare; without any it isn't kept.
+    /// Number of background jobs that watch the load; without any, `host` isn't updated.
     watchers: usize,
     host: HostLoad,
-    /// Up to when that is known.
+    /// Time up to which `host` is updated.
     seen: Nanos,
 }
 
 impl Load {
-    // Both look at the clock only if it matters: they are called for each command.
+    // Called for each command, so both read the clock only if necessary.
 
     pub(super) fn begin(&mut self) {
         self.see();
@@ -52,7 +52,7 @@ impl Load {
         }
     }
 
-    /// Begins or ends to keep how commands fare, for one watcher.
+    /// Begins or ends the measurement for one watcher.
     pub(super) fn watch(&mut self, is_watched: bool) {
         if is_watched {
             if self.watchers == 0 {
@@ -64,13 +64,13 @@ impl Load {
         }
     }
 
-    /// How commands have fared while somebody watched.
+    /// The measurements made while there was a watcher.
     pub(super) fn watched(&mut self) -> HostLoad {
         self.see();
         HostLoad { running: self.running, ..self.host }
     }
 
-    /// How long at least one command was being executed.
+    /// Total time during which at least one command was being executed.
     pub(super) fn busy(&self) -> Nanos {
         let running =
             if self.running > 0 { clock::now().saturating_sub(self.busy_since) } else { 0 };

@@ -1,4 +1,4 @@
-//! What other threads tell a queue's thread.
+//! Messages from other threads to a queue's thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,17 +12,17 @@ use super::assigned::Assigned;
 /// A message to a queue's thread. At most one of the first two kinds per outstanding command.
 #[derive(Debug)]
 pub enum Message {
-    /// The command in this slot holds its range now.
+    /// The command in this slot now holds its range.
     Locked(u16),
-    /// The command in this slot may go: quality of service lets it.
+    /// Quality of service admits the command in this slot.
     Released(u16),
-    /// The controller's namespaces are others now.
+    /// The controller has new namespaces.
     Namespaces(Vec<Assigned>),
-    /// Abort the command with this id, and say whether it was.
+    /// Abort the command with this id, and reply whether it was aborted.
     Abort(u16, SyncSender<bool>),
 }
 
-/// Messages to one thread, and the descriptor that wakes it.
+/// Messages to one thread, with a descriptor that wakes it.
 #[derive(Debug)]
 pub struct Mailbox {
     messages: Mutex<Vec<Message>>,
@@ -30,28 +30,28 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// An empty mailbox.
+    /// Creates an empty mailbox.
     pub fn new() -> io::Result<Self> {
         let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { messages: Mutex::default(), signal })
     }
 
-    /// Leaves a message.
+    /// Adds a message.
     pub fn post(&self, message: Message) {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         messages.push(message);
         if messages.len() == 1 {
-            // It fails only when the counter is full, and then the descriptor is readable anyway.
+            // Fails only if the counter is full; then the descriptor is readable anyway.
             let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
         }
     }
 
-    /// Takes all messages; the descriptor is no longer readable.
+    /// Takes all messages and clears the descriptor.
     pub fn take(&self) -> Vec<Message> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         if !messages.is_empty() {
             let mut count = [0; 8];
-            // It can't fail: something was signalled and not taken yet.
+            // Can't fail: a signal is pending.
             let _ = rustix::io::read(&self.signal, &mut count);
         }
         std::mem::take(&mut *messages)
@@ -64,7 +64,7 @@ impl AsFd for Mailbox {
     }
 }
 
-/// The command that waits: whose thread to tell, and which slot of its queue.
+/// A waiting command: the mailbox of its queue's thread and its slot.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     /// Mailbox of the queue's thread.

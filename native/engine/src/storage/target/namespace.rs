@@ -1,4 +1,4 @@
-//! A namespace: where its blocks are, who may touch them when, and what was done to them.
+//! A namespace: its store, locks, limits, reservations and counters.
 
 use std::fmt::Write as _;
 use std::io;
@@ -25,7 +25,7 @@ use crate::storage::events::{EventLog, StorageEvent};
 use crate::storage::store::{BlockStore, StoreChannel};
 use crate::storage::upkeep::Upkeep;
 
-/// What hosts did to a namespace; all count commands or blocks that succeeded unless said otherwise.
+/// Counters of a namespace's commands or blocks that succeeded, unless stated otherwise.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     /// Read and compare commands.
@@ -35,7 +35,7 @@ pub(super) struct Counters {
     pub deallocations: AtomicU64,
     pub sectors_read: AtomicU64,
     pub sectors_stored: AtomicU64,
-    /// Commands that the store failed.
+    /// Commands for which the store failed.
     pub media_errors: AtomicU64,
     /// Sectors and commands refused by a check.
     pub refusals: AtomicU64,
@@ -44,9 +44,9 @@ pub(super) struct Counters {
     pub throttled: AtomicU64,
     /// Commands that had to wait for a range.
     pub contended: AtomicU64,
-    /// Blocks that a gateway sent again and that had been changed since: left as they are.
+    /// Blocks that a gateway sent again and that were left out, as they had been changed since.
     pub superseded: AtomicU64,
-    /// Flushes that a gateway waited for because another one had changed the same block.
+    /// Flushes that a gateway had to wait for because another gateway had changed the same block.
     pub ordering_flushes: AtomicU64,
 }
 
@@ -62,9 +62,9 @@ pub struct Namespace {
     pub(super) block_bytes: usize,
     block_count: AtomicU64,
     pub(super) is_sealed: bool,
-    /// Whether the store keeps marks: else nothing orders changes over a restart, and nothing need.
+    /// Whether the store keeps marks; without them, changes need not be ordered for restarts.
     has_marks: bool,
-    /// Whether the store tells what is unwritten and reads current sectors only.
+    /// Whether the store knows which sectors are unwritten, and reads current sectors only.
     pub(super) is_fresh: bool,
     locks: Mutex<RangeLocks<Waiter>>,
     qos: Mutex<Qos<Waiter>>,
@@ -80,26 +80,26 @@ pub struct Namespace {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic half-way through a change.
+    // No holder of one of these locks can panic in the middle of a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Namespace {
-    /// A namespace over a store; sealed if the store's blocks have metadata, and then the store
-    /// must be one that reads current sectors only.
+    /// Creates a namespace on a store. It is sealed if the store's blocks have metadata; then the
+    /// store must be one that reads current sectors only.
     pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
         Self::assemble(store, is_sealed, true)
     }
 
-    /// A namespace without freshness: any well-formed sector of its store passes, older ones too,
-    /// and an unwritten one is an error.
+    /// Creates a namespace without freshness: it accepts any well-formed sector of its store, even
+    /// an old one; an unwritten sector is an error.
     pub fn without_freshness(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
         Self::assemble(store, is_sealed, false)
     }
 
-    /// A namespace for any host, also if its blocks have metadata: that is the host's then.
+    /// Creates a namespace for any host. If its blocks have metadata, these belong to the host.
     pub fn plain(store: Box<dyn BlockStore>) -> io::Result<Self> {
         Self::assemble(store, false, true)
     }
@@ -132,7 +132,7 @@ impl Namespace {
 
     // Commands.
 
-    /// Changes the limits, also for commands that wait.
+    /// Changes the limits, also for waiting commands.
     pub fn set_limits(&self, limits: QosLimits) {
         let mut released = Vec::new();
         {
@@ -168,14 +168,14 @@ impl Namespace {
         }
     }
 
-    /// Offers the first blocks of a store only that grew without anybody being told.
+    /// Offers only the first blocks of a store, whose growth hasn't been announced.
     pub fn offer(&self, block_count: u64) {
         self.block_count.fetch_min(block_count, Ordering::Relaxed);
     }
 
-    /// Offers `block_count` blocks from now on, to queues that start then. `ResourceBusy` while a
-    /// queue or a background job is running, `InvalidInput` for fewer blocks than before; see
-    /// [`BlockStore::extend`].
+    /// Extends the namespace to `block_count` blocks, for queues that start afterwards.
+    /// `ResourceBusy` while a queue or a background job is running, `InvalidInput` for fewer blocks
+    /// than before; see [`BlockStore::extend`].
     pub fn extend(&self, block_count: u64) -> io::Result<()> {
         if block_count < self.block_count() {
             let detail = format!("a namespace of {} blocks never shrinks", self.block_count());
@@ -190,20 +190,20 @@ impl Namespace {
         Ok(())
     }
 
-    /// Lets the store go, as soon as the last queue that uses it has.
+    /// Closes the store as soon as the last queue that uses it has ended.
     pub fn close(&self) {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     // Questions.
 
-    /// Whether its blocks are sealed sectors, served to secure queues only.
+    /// Whether its blocks are sealed sectors, which are served to secure queues only.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
     }
 
-    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    /// Name of the block layout of a store that keeps freshness; empty if it keeps none.
     #[must_use]
     pub fn layout(&self) -> &'static str {
         self.layout
@@ -215,49 +215,51 @@ impl Namespace {
         self.block_bytes
     }
 
-    /// Blocks.
+    /// Number of blocks.
     #[must_use]
     pub fn block_count(&self) -> u64 {
         self.block_count.load(Ordering::Relaxed)
     }
 
-    /// How far its store has come; None: it keeps no freshness, or is closed.
+    /// The milestone of its store; None if the store keeps no freshness or is closed.
     #[must_use]
     pub fn milestone(&self) -> Option<Milestone> {
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         store.as_ref().and_then(|store| store.milestone())
     }
 
-    /// Whether its store has everything that was flushed when this was told. A closed one has not.
+    /// Whether its store contains everything that was flushed at this milestone; false if it is
+    /// closed.
     #[must_use]
     pub fn contains(&self, told: &Milestone) -> bool {
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         store.as_ref().is_some_and(|store| store.contains(told))
     }
 
-    /// The mark of a change that has ended, while its blocks are locked; 0: its store keeps none.
+    /// The mark of a completed change whose blocks are still locked; 0 if the store keeps none.
     pub(super) fn mark(&self) -> u64 {
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         store.as_ref().map_or(0, |store| store.mark())
     }
 
-    /// How far the openings of its store have come; None: it keeps no freshness, or is closed.
+    /// The openings of its store and how far they had come; None if the store keeps no freshness or
+    /// is closed.
     pub(super) fn openings(&self) -> Option<Openings> {
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         store.as_ref().and_then(|store| store.openings())
     }
 
-    /// Events so far and the descriptor that tells of them.
+    /// The events, with a descriptor that signals them.
     pub fn events(&self) -> &EventLog {
         &self.events
     }
 
-    /// Looks at the reservations.
+    /// Reads the reservations.
     pub fn with_reservations<T>(&self, look: impl FnOnce(&Reservations) -> T) -> T {
         look(&lock(&self.reservations))
     }
 
-    /// Counters by name, the store's own among them.
+    /// Counters by name, including the store's.
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
@@ -280,7 +282,8 @@ impl Namespace {
             ("events_dropped", self.events.dropped()),
         ]
         .into();
-        // A store that is being extended tells nothing: who asks may be who its anchor waits for.
+        // Omit the counters of a store that is being extended: its anchor may be waiting for the
+        // caller.
         if let Ok(store) = self.store.try_read()
             && let Some(store) = &*store
         {
@@ -291,14 +294,14 @@ impl Namespace {
 
     // For the queues' threads.
 
-    /// Checks sectors that came from the store: an error tells the first that can't be served.
+    /// Checks sectors read from the store; an error gives the first that can't be served.
     pub(super) fn check(&self, lba: u64, blocks: &mut [u8]) -> Result<(), (Reason, u64)> {
         if !self.is_sealed() {
             return Ok(());
         }
         let mut sectors = (lba..).zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0);
         sectors.try_for_each(|(lba, sector)| {
-            // Zeros are what a store that keeps freshness says of an unwritten one.
+            // A store that keeps freshness returns zeros for an unwritten sector.
             if self.is_fresh && metadata(sector, field::VERSION) == [0] {
                 set_unwritten(sector);
                 return Ok(());
@@ -330,9 +333,9 @@ impl Namespace {
         }
     }
 
-    /// Whether a command may go now; if not, its thread is told when it may.
+    /// Whether a command may run now; if not, its thread gets a message when it may.
     pub(super) fn admit(&self, queue: u64, cost: Cost, waiter: &Waiter) -> bool {
-        // The limits may change right behind this look: then the next command notices.
+        // If the limits change just after this check, the next command notices.
         if !self.is_limited.load(Ordering::Relaxed) {
             return true;
         }
@@ -343,7 +346,7 @@ impl Namespace {
         admitted
     }
 
-    /// Lets commands through that may go by now; when to call again, if any are left.
+    /// Releases commands that may run by now; returns when to call again, if any are left.
     pub(super) fn dispatch(&self, now: Nanos) -> Option<Nanos> {
         let mut released = Vec::new();
         let due = {
@@ -355,13 +358,13 @@ impl Namespace {
         due
     }
 
-    /// Forgets the commands of a queue that ends.
+    /// Drops the waiting commands of a queue that ends.
     pub(super) fn cancel(&self, queue: u64) {
         lock(&self.qos).cancel(queue);
     }
 
-    /// Whether the reservations let this through. Callers hold a range, so that no reservation
-    /// changes between this and the end of the command.
+    /// Whether the reservations permit this. Callers hold a range, so no reservation changes before
+    /// the end of the command.
     pub(super) fn allows(&self, host: HostId, group: Group) -> bool {
         let allowed = !self.is_reserved.load(Ordering::Relaxed)
             || lock(&self.reservations).allows(host, group);
@@ -371,7 +374,7 @@ impl Namespace {
         allowed
     }
 
-    /// Changes the reservations and tells those it concerns. Callers hold the whole namespace.
+    /// Changes the reservations and notifies affected hosts. Callers hold the whole namespace.
     pub(super) fn change_reservations<E>(
         &self,
         change: impl FnOnce(&mut Reservations) -> Result<Notices, E>,
@@ -395,13 +398,13 @@ impl Namespace {
         Ok(())
     }
 
-    /// Notes that a secure queue changed these blocks, whose range it holds.
+    /// Records that a secure queue, which holds their range, changed these blocks.
     pub(super) fn note_changed(&self, blocks: Range<u64>) {
         lock(&self.changed).note(blocks);
     }
 
-    /// Of blocks that are sent again and whose range is held: those to change. The others were
-    /// changed since the store was opened.
+    /// The blocks of a change sent again that may be changed; the others were changed since the
+    /// store was opened. Callers hold the range.
     pub(super) fn not_superseded(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         let count = blocks.end - blocks.start;
         let left = lock(&self.changed).unchanged(blocks);
@@ -410,17 +413,17 @@ impl Namespace {
         left
     }
 
-    /// A queue of a gateway begins; whose it is.
+    /// Registers a queue of a gateway; returns the gateway's number.
     pub(super) fn join(&self, gateway: &str) -> Writer {
         if self.has_marks { self.order().join(gateway) } else { 0 }
     }
 
-    /// Whose changes no flush has yet.
+    /// The changes of each gateway that aren't flushed yet.
     pub(super) fn order(&self) -> MutexGuard<'_, Order> {
         lock(&self.order)
     }
 
-    /// How the changes of its secure queues ended.
+    /// The outcomes of the changes of secure queues.
     pub(super) fn outcomes(&self) -> MutexGuard<'_, Outcomes> {
         lock(&self.outcomes)
     }
@@ -435,7 +438,7 @@ impl Namespace {
 
     // For background jobs.
 
-    /// Who checks and refreshes what the store holds; None: nobody can.
+    /// Checks and refreshes the store's contents; None if the store has nothing to check.
     pub(super) fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
         match &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
             Some(store) => store.upkeep(),
@@ -443,7 +446,7 @@ impl Namespace {
         }
     }
 
-    /// Asks for a range as [`Namespace::acquire`] does; it isn't a command that waits.
+    /// As [`Namespace::acquire`], but a wait isn't counted as a command's.
     pub(super) fn acquire_for_job(
         &self,
         blocks: Range<u64>,
@@ -453,12 +456,12 @@ impl Namespace {
         lock(&self.locks).acquire(blocks, mode, waiter)
     }
 
-    /// Begins or ends to watch the load.
+    /// Begins or ends watching the load.
     pub(super) fn watch_load(&self, is_watched: bool) {
         lock(&self.load).watch(is_watched);
     }
 
-    /// The load, while it is watched.
+    /// The load measured while it is watched.
     pub(super) fn load(&self) -> HostLoad {
         lock(&self.load).watched()
     }
@@ -503,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_of_a_plain_namespace_is_the_hosts() {
+    fn metadata_of_a_plain_namespace_belong_to_the_host() {
         let namespace = Namespace::plain(Box::new(MemoryStore::new(10, true))).expect("namespace");
         assert!(!namespace.is_sealed());
         assert_eq!(namespace.check(0, &mut [0; BLOCK_BYTES]), Ok(()));

@@ -1,32 +1,34 @@
-//! Whose changes of which blocks no flush has yet, where several gateways use a volume.
+//! Tracks which gateway's changes of which blocks aren't flushed yet, if several gateways use a
+//! volume.
 //!
-//! Before a gateway changes a block whose last change was another gateway's, the store is flushed. So
-//! after a restart of the target the older of two changes is contained for certain if the newer one is,
-//! and isn't made once more when its gateway sends it again (`docs/understand/crash-consistency.md` §4). A
-//! volume that only one gateway has used since its store was opened costs nothing.
+//! Before a gateway changes a block last changed by another gateway, the store is flushed. So after
+//! a restart of the target, the store contains the older of two changes if it contains the newer
+//! one, and doesn't make the older one again when its gateway sends it again
+//! (`docs/understand/crash-consistency.md` §4). This costs nothing while only one gateway has used
+//! the volume since its store was opened.
 //!
-//! Who asks and who notes hold the range lock of the blocks.
+//! Callers hold the range lock of the blocks.
 
 use std::ops::Range;
 
 use roaring::RoaringTreemap;
 
-/// Blocks of a command that are looked up one by one; more are counted by the map's containers.
+/// Maximum blocks of a command that are looked up one by one; more are counted by rank.
 const FEW_BLOCKS: u64 = 64;
 
-/// A gateway of the namespace, by the order in which they came.
+/// Number of a gateway of the namespace, in order of arrival.
 pub(super) type Writer = usize;
 
-/// A flush that some changes wait for.
+/// Identifies a flush in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token(u64);
 
-/// Changes of one gateway that no flush has.
+/// Unflushed changes of one gateway.
 #[derive(Debug, Default)]
 struct Changes {
-    /// Made since the last flush began that is waited for.
+    /// Made since the last tracked flush began.
     since: RoaringTreemap,
-    /// Made before it.
+    /// Made before that, while the flush is in progress.
     before: RoaringTreemap,
 }
 
@@ -47,20 +49,20 @@ fn has_any(changed: &RoaringTreemap, blocks: &Range<u64>) -> bool {
     changed.rank(blocks.end - 1) > before
 }
 
-/// The gateways that have had queues since the store was opened, and their changes.
+/// The gateways that have had queues since the store was opened, with their changes.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     gateways: Vec<String>,
     changes: Vec<Changes>,
-    /// Of the first one, what it changed while it was alone: nobody noted which blocks. Since, and
-    /// before the flush that is waited for.
+    /// Whether the first gateway has unflushed changes from the time when it was alone, whose
+    /// blocks weren't recorded: made since, and before, the last tracked flush began.
     has_unnoted: [bool; 2],
     waits_for: Option<Token>,
     tokens: u64,
 }
 
 impl Order {
-    /// A queue of a gateway begins.
+    /// Registers a gateway's queue; returns the gateway's number.
     pub(super) fn join(&mut self, gateway: &str) -> Writer {
         if let Some(known) = self.gateways.iter().position(|known| known == gateway) {
             return known;
@@ -78,7 +80,7 @@ impl Order {
         self.gateways.len() > 1
     }
 
-    /// A change of these blocks has ended.
+    /// Records a completed change of these blocks.
     pub(super) fn note(&mut self, writer: Writer, blocks: Range<u64>) {
         if self.is_shared()
             && let Some(changes) = self.changes.get_mut(writer)
@@ -94,7 +96,8 @@ impl Order {
         is_unnoted || others.any(|(_, changes)| changes.has(blocks))
     }
 
-    /// A flush begins. None: nothing is kept, or another one is waited for.
+    /// Begins tracking a flush. None if there is nothing to track, or another flush is being
+    /// tracked.
     pub(super) fn begin_flush(&mut self) -> Option<Token> {
         if !self.is_shared() || self.waits_for.is_some() {
             return None;
@@ -108,7 +111,7 @@ impl Order {
         self.waits_for
     }
 
-    /// The flush has ended.
+    /// Ends tracking a flush.
     pub(super) fn end_flush(&mut self, token: Token, is_flushed: bool) {
         if self.waits_for != Some(token) {
             return;
@@ -124,7 +127,7 @@ impl Order {
         }
     }
 
-    /// A flush that began while this gateway held the range of these blocks has ended well.
+    /// A flush that began while the caller held the range of these blocks has succeeded.
     pub(super) fn flushed(&mut self, blocks: &Range<u64>) {
         for changes in &mut self.changes {
             changes.since.remove_range(blocks.clone());
@@ -137,7 +140,7 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// Two gateways, and nothing that one of them changed while it was alone.
+    /// Two gateways without changes from the time when one of them was alone.
     fn shared() -> Order {
         let mut order = Order::default();
         assert_eq!([order.join("a"), order.join("b"), order.join("a")], [0, 1, 0]);
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_is_alone_never_waits_and_nothing_is_kept() {
+    fn a_single_gateway_never_waits_and_its_changes_are_not_recorded() {
         let mut order = Order::default();
         let alone = order.join("a");
         order.note(alone, 3..9);
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_gateway_did_alone_is_flushed_before_another_one_changes_anything() {
+    fn changes_made_by_a_single_gateway_are_flushed_before_another_one_changes_anything() {
         let mut order = Order::default();
         let (first, second) = (order.join("a"), order.join("b"));
         assert!(order.must_flush(second, &(0..1)) && !order.must_flush(first, &(0..1)));
@@ -169,14 +172,14 @@ mod tests {
         order.end_flush(token, true);
         assert!(!order.must_flush(second, &(0..1)));
         assert_eq!(order.join("c"), 2);
-        assert!(!order.must_flush(2, &(0..1)), "all is noted by now");
+        assert!(!order.must_flush(2, &(0..1)), "all changes are recorded by now");
     }
 
     #[test]
-    fn blocks_that_another_gateway_changed_since_the_last_flush_began_need_one() {
+    fn blocks_changed_by_another_gateway_since_the_last_flush_began_need_a_flush() {
         let mut order = shared();
         order.note(0, 4..6);
-        assert!(!order.must_flush(0, &(0..9)), "its own");
+        assert!(!order.must_flush(0, &(0..9)), "its own changes");
         assert!(order.must_flush(1, &(5..9)) && !order.must_flush(1, &(6..9)));
         assert!(order.must_flush(1, &(0..1000)) && !order.must_flush(1, &(6..1000)));
         let token = order.begin_flush().expect("none is waited for");
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_failed_has_nothing() {
+    fn a_failed_flush_covers_nothing() {
         let mut order = shared();
         order.note(0, 4..6);
         let token = order.begin_flush().expect("none is waited for");
@@ -197,11 +200,11 @@ mod tests {
         order.end_flush(token, false);
         assert!(order.must_flush(1, &(4..5)) && order.must_flush(1, &(8..9)));
         order.end_flush(token, true);
-        assert!(order.must_flush(1, &(4..5)), "it is over");
+        assert!(order.must_flush(1, &(4..5)), "its token is no longer valid");
     }
 
     #[test]
-    fn a_flush_for_some_blocks_frees_these() {
+    fn a_flush_for_some_blocks_covers_these() {
         let mut order = shared();
         order.note(0, 4..8);
         order.flushed(&(5..6));

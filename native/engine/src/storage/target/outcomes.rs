@@ -1,21 +1,21 @@
-//! How the changes of secure queues ended that are over, for gateways that never heard of it.
+//! Outcomes of the changes of secure queues that have ended, for gateways that didn't receive them.
 //!
-//! A gateway whose association was lost doesn't know which of its changes were made. To make one
-//! twice would undo what another gateway did to its blocks in between, so it asks the fenced queue's
-//! target first (`docs/formats/secure-queue.md` §3). Kept in memory: with the target's incarnation ends what
-//! this can answer for.
+//! A gateway whose association was lost doesn't know which of its changes were made. Making one
+//! twice would undo another gateway's changes in between, so it asks the target first, after the
+//! queue is fenced (`docs/formats/secure-queue.md` §3). Outcomes are kept in memory, as the target
+//! can answer only for its current incarnation.
 //!
-//! A gateway uses a command id again only when it has the completion of the command before. So of
-//! each command id only the last change can be one that it doesn't know the end of.
+//! A gateway reuses a command id only after it has the completion of the previous command. So for
+//! each command id only the outcome of the last change can be unknown to it.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use sealane_proto::nvme::outcomes::Ended;
 
-/// Most queues of a gateway that are kept, the newest; 16 queues that are lost 16 times before a
-/// question comes through.
+/// Maximum queues kept for each gateway, the newest ones: enough for 16 queues lost 16 times before
+/// a question arrives.
 pub(super) const QUEUES_MAX: usize = 256;
-/// Most gateways; as many as a volume has.
+/// Maximum gateways; as many as a volume may have.
 pub(super) const GATEWAYS_MAX: usize = 128;
 
 /// The changes of one queue, by command id.
@@ -23,7 +23,8 @@ pub(super) const GATEWAYS_MAX: usize = 128;
 pub(super) struct Changes(Vec<Option<Ended>>);
 
 impl Changes {
-    /// Notes how a change ended; the one before of the same command id is known to its gateway.
+    /// Records the outcome of a change; its gateway knows that of the previous one with the same
+    /// command id.
     pub(super) fn note(&mut self, cid: u16, ended: Ended) {
         let index = usize::from(cid);
         if self.0.len() <= index {
@@ -39,7 +40,7 @@ impl Changes {
     }
 }
 
-/// A secure queue, as its gateway names it.
+/// A secure queue, as identified by its gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct QueueName {
     pub(super) name: u64,
@@ -50,7 +51,7 @@ pub(super) struct QueueName {
 #[derive(Debug)]
 struct Queue {
     name: QueueName,
-    /// None while its thread runs: then its changes may have no end yet.
+    /// None while its thread is running, as changes may still be in progress.
     changes: Option<Box<[Ended]>>,
 }
 
@@ -64,14 +65,14 @@ pub(super) struct Outcomes {
 #[derive(Debug)]
 struct Gateway {
     queues: VecDeque<Queue>,
-    /// Of this epoch and newer ones every queue is known that ever began.
+    /// Every queue of this epoch and newer ones that ever began is known.
     known_since: u64,
-    /// Grows with each queue of any gateway.
+    /// Sequence number of its last queue, counted over all gateways.
     last_begun: u64,
 }
 
 impl Outcomes {
-    /// A queue of `gateway` begins to take commands.
+    /// Registers a queue of `gateway` that begins to take commands.
     pub(super) fn begin(&mut self, gateway: &str, name: QueueName) {
         self.begun += 1;
         if !self.gateways.contains_key(gateway)
@@ -92,7 +93,7 @@ impl Outcomes {
         known.queues.push_back(Queue { name, changes: None });
     }
 
-    /// The queue is over, and nothing of it is at a store any more.
+    /// Records the outcomes of a queue that has ended and has nothing left in flight at a store.
     pub(super) fn end(&mut self, gateway: &str, name: QueueName, changes: Changes) {
         let known = self.gateways.get_mut(gateway);
         let queue =
@@ -102,8 +103,8 @@ impl Outcomes {
         }
     }
 
-    /// How the changes of a queue of `gateway` ended; None: it isn't known (any more), or not over.
-    /// A fenced queue that never began has changed nothing.
+    /// Outcomes of the changes of a queue of `gateway`; None if they aren't known (any more), or it
+    /// hasn't ended. A fenced queue that never began has changed nothing.
     pub(super) fn of(&self, gateway: &str, name: QueueName) -> Option<&[Ended]> {
         let known = self.gateways.get(gateway)?;
         match known.queues.iter().find(|queue| queue.name == name) {
@@ -128,7 +129,7 @@ mod tests {
         Ended { number, status: Status::SUCCESS, ranges: 0, mark: 0 }
     }
 
-    /// The queue `number`, in an association of its own.
+    /// Queue `number`, in an association of its own.
     fn queue(number: u64) -> QueueName {
         QueueName { name: number << 32, epoch: number }
     }
@@ -141,17 +142,17 @@ mod tests {
     }
 
     #[test]
-    fn of_each_command_id_the_last_change_is_told() {
+    fn the_outcome_of_the_last_change_of_each_command_id_is_kept() {
         let mut outcomes = Outcomes::default();
         outcomes.begin("g", queue(7));
-        assert_eq!(outcomes.of("g", queue(7)), None, "not over");
+        assert_eq!(outcomes.of("g", queue(7)), None, "not ended");
         let mut changes = Changes::default();
         for (cid, number) in [(5, 1), (0, 2), (5, 9)] {
             changes.note(cid, ended(number));
         }
         outcomes.end("g", queue(7), changes);
         assert_eq!(outcomes.of("g", queue(7)), Some(&[ended(2), ended(9)][..]));
-        assert_eq!(outcomes.of("h", queue(7)), None, "another gateway's");
+        assert_eq!(outcomes.of("h", queue(7)), None, "another gateway");
     }
 
     #[test]
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_and_gateways_are_bounded_and_the_oldest_go() {
+    fn queues_and_gateways_are_bounded_and_the_oldest_are_dropped() {
         let mut outcomes = Outcomes::default();
         for number in 1..=QUEUES_MAX as u64 + 1 {
             over(&mut outcomes, "g", number);
@@ -177,7 +178,7 @@ mod tests {
         }
         over(&mut outcomes, "g", 999);
         over(&mut outcomes, "one more", 1);
-        assert_eq!(outcomes.of("g", queue(3)), Some(&[ended(3)][..]), "it was there last but one");
+        assert_eq!(outcomes.of("g", queue(3)), Some(&[ended(3)][..]), "the second most recent");
         assert_eq!(outcomes.of("h0", queue(1)), None);
         over(&mut outcomes, "h0", 2);
         assert_eq!(outcomes.of("h0", queue(1)), None, "forgotten for good");

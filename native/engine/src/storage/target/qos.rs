@@ -1,15 +1,15 @@
-//! Quality of service of one namespace: how many commands and bytes per second it takes.
+//! Quality of service of one namespace: limits on commands and bytes per second.
 //!
-//! A limit is a virtual clock that every command moves on by its cost; a command may go while the
-//! clock is at most [`BURST`] ahead of now. Commands beyond that wait, and are let through one from
-//! each queue in turn, so a deep queue can't crowd out a shallow one. Time is a parameter.
+//! A limit is a virtual clock that every command advances by its cost; a command may run while the
+//! clock is at most [`BURST`] ahead of now. Other commands wait and are released round-robin, one
+//! from each queue, so a deep queue can't crowd out a shallow one. Time is a parameter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
-/// How far ahead of its rate a namespace may run after a pause.
+/// How far a namespace may run ahead of its rate after a pause.
 const BURST: Nanos = NANOS_PER_SECOND / 100;
 
 /// Limits per second; 0 means none.
@@ -21,7 +21,7 @@ pub struct QosLimits {
     pub bytes_per_second: u64,
     /// Reads.
     pub read_iops: u64,
-    /// Writes, and whatever else changes blocks.
+    /// Writes and other commands that change blocks.
     pub write_iops: u64,
     /// Bytes read.
     pub read_bytes_per_second: u64,
@@ -29,7 +29,7 @@ pub struct QosLimits {
     pub write_bytes_per_second: u64,
 }
 
-/// What one command takes.
+/// The cost of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// Data bytes.
@@ -41,7 +41,7 @@ pub struct Cost {
 #[derive(Debug, Default)]
 struct Bucket {
     per_second: u64,
-    /// When everything let through so far would have gone at exactly the rate.
+    /// When all commands released so far would have been done at exactly the rate.
     clock: Nanos,
 }
 
@@ -78,17 +78,17 @@ impl Buckets {
     }
 
     fn set(&mut self, commands: u64, bytes: u64) {
-        // What was let through at the old rate is forgiven: at most one burst.
+        // Commands released at the old rate aren't counted: at most one burst.
         self.commands = Bucket { per_second: commands, clock: 0 };
         self.bytes = Bucket { per_second: bytes, clock: 0 };
     }
 }
 
-/// Commands wait by queue and direction: a read doesn't wait behind a write that it isn't limited
-/// with.
+/// A waiting line: queue and direction, so that a read doesn't wait behind a write under a limit
+/// that applies to writes only.
 type Line = (u64, bool);
 
-/// The limits of one namespace and the commands that wait for them.
+/// The limits of one namespace, and its waiting commands.
 #[derive(Debug)]
 pub struct Qos<W> {
     limits: QosLimits,
@@ -96,7 +96,7 @@ pub struct Qos<W> {
     reads: Buckets,
     writes: Buckets,
     waiting: BTreeMap<Line, VecDeque<(Cost, W)>>,
-    /// The line that was served last.
+    /// The line served last.
     last: Line,
 }
 
@@ -114,7 +114,7 @@ impl<W> Default for Qos<W> {
 }
 
 impl<W> Qos<W> {
-    /// Changes the limits, from now on and for those who wait. Call [`Self::dispatch`] behind it.
+    /// Changes the limits, also for waiting commands. Call [`Self::dispatch`] afterwards.
     pub fn set_limits(&mut self, limits: QosLimits) {
         self.limits = limits;
         self.total.set(limits.iops, limits.bytes_per_second);
@@ -122,16 +122,16 @@ impl<W> Qos<W> {
         self.writes.set(limits.write_iops, limits.write_bytes_per_second);
     }
 
-    /// Whether there is any limit, or anybody left who waits.
+    /// Whether there is any limit or any waiting command.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.limits != QosLimits::default() || !self.waiting.is_empty()
     }
 
-    /// Lets a command of `queue` through (true), or keeps it until [`Self::dispatch`] names it.
+    /// Admits a command of `queue` (true), or keeps it until [`Self::dispatch`] releases it.
     pub fn admit(&mut self, now: Nanos, queue: u64, cost: Cost, waiter: W) -> bool {
         let line = (queue, cost.is_write);
-        // Nobody overtakes those of its own line, nor anybody who only waits for the timer.
+        // A command overtakes neither those in its own line nor one that is already due.
         let overtakes =
             self.waiting.contains_key(&line) || self.next_due().is_some_and(|due| due <= now);
         if !overtakes && self.due(cost) <= now {
@@ -142,7 +142,7 @@ impl<W> Qos<W> {
         false
     }
 
-    /// Lets through what may go by now, one command of each queue in turn.
+    /// Releases the commands that may run by now, round-robin.
     pub fn dispatch(&mut self, now: Nanos, released: &mut Vec<W>) {
         while let Some(line) = self.next_line(now) {
             let Some(commands) = self.waiting.get_mut(&line) else { return };
@@ -156,19 +156,19 @@ impl<W> Qos<W> {
         }
     }
 
-    /// When [`Self::dispatch`] will have something to do; `None` while nobody waits.
+    /// When [`Self::dispatch`] can next release a command; `None` if none is waiting.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let heads = self.waiting.values().filter_map(VecDeque::front);
         heads.map(|(cost, _)| self.due(*cost)).min()
     }
 
-    /// Forgets the commands of a queue that ends.
+    /// Drops the waiting commands of a queue that ends.
     pub fn cancel(&mut self, queue: u64) {
         self.waiting.retain(|(waiting, _), _| *waiting != queue);
     }
 
-    /// The next line after the one served last whose first command may go.
+    /// The next line after the one served last whose first command may run.
     fn next_line(&self, now: Nanos) -> Option<Line> {
         let later = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded));
         let earlier = self.waiting.range(..=self.last);
@@ -203,7 +203,8 @@ mod tests {
         qos
     }
 
-    /// Runs `queues` (each with its commands ready at all times) for `seconds`; commands by queue.
+    /// Keeps `depth` commands of each queue waiting for `seconds`; returns the commands done by
+    /// queue.
     fn saturate(qos: &mut Qos<u32>, costs: &[Cost], depth: &[usize], seconds: u64) -> Vec<u64> {
         let (start, mut done) = (5 * NANOS_PER_SECOND, vec![0; costs.len()]);
         let mut now = start;
@@ -220,7 +221,7 @@ mod tests {
             now = now.max(due);
             let mut released = Vec::new();
             qos.dispatch(now, &mut released);
-            assert!(!released.is_empty(), "due, and nothing to do");
+            assert!(!released.is_empty(), "due, but nothing was released");
             for queue in released {
                 done[queue as usize] += 1;
                 let cost = costs[queue as usize];
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_larger_than_the_burst_goes_and_is_paid_for() {
+    fn a_command_larger_than_the_burst_runs_and_is_counted_in_full() {
         let mut qos = limited(QosLimits { bytes_per_second: 4096, ..QosLimits::default() });
         assert!(qos.admit(NANOS_PER_SECOND, 1, Cost { bytes: 40_960, is_write: true }, 0));
         assert!(!qos.admit(NANOS_PER_SECOND, 1, WRITE, 1));
@@ -272,7 +273,7 @@ mod tests {
         assert!(qos.admit(NANOS_PER_SECOND, 1, WRITE, 0));
         assert!(!qos.admit(NANOS_PER_SECOND, 1, WRITE, 1));
         assert!(qos.admit(NANOS_PER_SECOND, 1, READ, 2));
-        // Whoever is due and only waits for a timer isn't overtaken.
+        // A command that is due and only waits for the timer isn't overtaken.
         let later = 2 * NANOS_PER_SECOND;
         assert!(!qos.admit(later, 2, WRITE, 3));
         assert!(!qos.admit(later, 2, READ, 4));
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_ends_is_forgotten() {
+    fn commands_of_a_queue_that_ends_are_dropped() {
         let mut qos = limited(QosLimits { iops: 1, ..QosLimits::default() });
         assert!(qos.admit(NANOS_PER_SECOND, 1, READ, 0));
         assert!(!qos.admit(NANOS_PER_SECOND, 1, READ, 1));

@@ -1,21 +1,21 @@
-//! Range locks of one namespace: who may touch which blocks now, and who waits for whom.
+//! Range locks of one namespace.
 //!
-//! Strictly first come, first served among overlapping ranges: a request waits for every earlier
-//! one it conflicts with, running or waiting. So nobody starves, and because a holder never asks
-//! for a second range while it holds one, nobody can deadlock. Nothing blocks in here: a request
-//! that must wait is told later, by the release that makes way for it.
+//! Overlapping ranges are granted strictly first come, first served: a request waits for every
+//! earlier one that it conflicts with, granted or waiting. So no request starves, and as a holder
+//! never requests a second range, there are no deadlocks. No call blocks: a request that must wait
+//! is granted later, by a release.
 
 use std::ops::Range;
 
 /// Handle of a request.
 pub type LockId = usize;
 
-/// What a request wants.
+/// Kind of lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Together with other readers.
+    /// Shared with other readers.
     Shared,
-    /// Alone.
+    /// Exclusive.
     Exclusive,
 }
 
@@ -24,7 +24,7 @@ pub enum Mode {
 pub enum Acquired {
     /// The range is held.
     Granted(LockId),
-    /// A release will name the waiter.
+    /// A later release will return the waiter.
     Waiting(LockId),
 }
 
@@ -34,7 +34,7 @@ struct Request<W> {
     mode: Mode,
     /// Order of arrival.
     number: u64,
-    /// Whom to tell; `None` once the range is held.
+    /// The waiter; `None` once the range is held.
     waiter: Option<W>,
 }
 
@@ -46,7 +46,7 @@ impl<W> Request<W> {
     }
 }
 
-/// The ranges held and waited for. Bounded by the commands its users may have outstanding.
+/// The ranges held and waited for. Their number is bounded by the commands that may be outstanding.
 #[derive(Debug)]
 pub struct RangeLocks<W> {
     requests: Vec<Option<Request<W>>>,
@@ -62,7 +62,7 @@ impl<W> Default for RangeLocks<W> {
 }
 
 impl<W> RangeLocks<W> {
-    /// Asks for a range; `waiter` is kept until the range is held.
+    /// Requests a range; `waiter` is kept until the range is held.
     pub fn acquire(&mut self, blocks: Range<u64>, mode: Mode, waiter: W) -> Acquired {
         let must_wait =
             self.requests.iter().flatten().any(|earlier| earlier.conflicts(&blocks, mode));
@@ -87,8 +87,8 @@ impl<W> RangeLocks<W> {
         }
     }
 
-    /// Gives a range back, or a request up, and adds those who hold theirs from now on to
-    /// `granted`, with their handles, in the order in which they had asked.
+    /// Releases a range, or withdraws a request. Adds the waiters that hold their range from now on
+    /// to `granted`, with their handles, in order of their requests.
     pub fn release(&mut self, id: LockId, granted: &mut Vec<(LockId, W)>) {
         let Some(gone) = self.requests.get_mut(id).and_then(Option::take) else { return };
         self.free.push(id);
@@ -119,14 +119,14 @@ impl<W> RangeLocks<W> {
         }
     }
 
-    /// Whether nothing that arrived before a request conflicts with it.
+    /// Whether no earlier request conflicts with this one.
     fn is_first(&self, number: u64, id: LockId) -> bool {
         let Some(Some(request)) = self.requests.get(id) else { return false };
         let mut earlier = self.requests.iter().flatten().filter(|earlier| earlier.number < number);
         !earlier.any(|earlier| earlier.conflicts(&request.blocks, request.mode))
     }
 
-    /// Requests that hold a range or wait for one.
+    /// Number of requests that hold a range or wait for one.
     #[cfg(test)]
     fn requests(&self) -> usize {
         self.requests.len() - self.free.len()
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_waiting_makes_way_for_those_behind() {
+    fn a_withdrawn_request_makes_way_for_later_ones() {
         let mut locks = RangeLocks::default();
         let reader = acquire(&mut locks, 0..8, Mode::Shared, 1);
         let writer = acquire(&mut locks, 0..8, Mode::Exclusive, 2);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_of_nothing_changes_nothing() {
+    fn a_release_of_an_unknown_handle_changes_nothing() {
         let mut locks = RangeLocks::default();
         let id = acquire(&mut locks, 0..8, Mode::Exclusive, 1);
         acquire(&mut locks, 0..8, Mode::Exclusive, 2);
@@ -196,14 +196,14 @@ mod tests {
     }
 
     proptest! {
-        /// Against the plain rule: whoever waits has an earlier, conflicting request before it; whoever
-        /// runs has none; and everybody gets through once those before have gone.
+        /// Checks against a model: a request waits exactly if an earlier request conflicts with it,
+        /// and every request is granted once the earlier ones are released.
         #[test]
-        fn order_and_exclusion_hold_and_nobody_starves(
+        fn order_and_exclusion_hold_and_no_request_starves(
             steps in proptest::collection::vec((0u64..12, 1u64..6, any::<bool>(), 0usize..8), 1..80)
         ) {
             let mut locks = RangeLocks::default();
-            // Number of arrival to (id, blocks, mode, runs).
+            // Maps number of arrival to (id, blocks, mode, is granted).
             let mut live: BTreeMap<u32, (LockId, Range<u64>, Mode, bool)> = BTreeMap::new();
             let conflict = |a: &(LockId, Range<u64>, Mode, bool), b: &(LockId, Range<u64>, Mode, bool)| {
                 (a.2 == Mode::Exclusive || b.2 == Mode::Exclusive)

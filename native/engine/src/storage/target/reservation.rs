@@ -1,7 +1,8 @@
-//! Reservations of one namespace (NVMe Base 2.0 §8.19): who registered, who holds what, and which
-//! commands that lets through. A pure state machine; hosts are known by their 128-bit identifier.
+//! Reservations of one namespace (NVMe Base 2.0 §8.19): registered hosts, the reservation held, and
+//! which commands it permits. A pure state machine; hosts are identified by their 128-bit
+//! identifier.
 //!
-//! Nothing persists through power loss, which is also what is reported (PTPLS = 0).
+//! Nothing persists through power loss, and this is reported (PTPLS = 0).
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,10 @@ use sealane_proto::nvme::operation::{AcquireAction, Persistence, RegisterAction,
 /// Host identifier, as given in Connect.
 pub type HostId = [u8; 16];
 
-/// Most hosts registered with a namespace at a time.
+/// Maximum hosts registered with a namespace.
 pub const REGISTRANTS_MAX: usize = 64;
 
-/// Controller id reported for a registrant: controllers are dynamic.
+/// Controller id reported for a registrant, as controllers are dynamic.
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
 
 /// Command groups of the NVM command set.
@@ -38,10 +39,10 @@ pub enum Refusal {
     Full,
 }
 
-/// What a host is told about something another host did (reservation notification log page).
+/// Notice to a host about an action of another host (reservation notification log page).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// Its registration was taken away.
+    /// Its registration was removed.
     RegistrationPreempted,
     /// The reservation was released.
     ReservationReleased,
@@ -89,7 +90,7 @@ pub struct Acquire {
     pub preempt_key: u64,
 }
 
-/// Hosts to tell, each with what.
+/// Hosts to notify, each with its notice.
 pub type Notices = Vec<(HostId, Notice)>;
 
 fn is_held_by_all(kind: ReservationType) -> bool {
@@ -97,12 +98,12 @@ fn is_held_by_all(kind: ReservationType) -> bool {
     matches!(kind, T::WriteExclusiveAllRegistrants | T::ExclusiveAccessAllRegistrants)
 }
 
-/// Whether registrants that don't hold it are let through like the holder.
+/// Whether all registrants have the holder's access.
 fn admits_registrants(kind: ReservationType) -> bool {
     !matches!(kind, ReservationType::WriteExclusive | ReservationType::ExclusiveAccess)
 }
 
-/// Whether everybody may read.
+/// Whether all hosts may read.
 fn admits_readers(kind: ReservationType) -> bool {
     use ReservationType as T;
     matches!(
@@ -131,7 +132,7 @@ impl Reservations {
 
     /// Reservation Register.
     pub fn register(&mut self, host: HostId, command: Register) -> Result<Notices, Refusal> {
-        // A key of zero would be taken for "everybody" by preempt.
+        // Preempt would take a key of zero for "all registrants".
         let removes = command.action == RegisterAction::Unregister;
         if command.persistence == Persistence::Set || (!removes && command.new_key == 0) {
             return Err(Refusal::InvalidField);
@@ -156,7 +157,8 @@ impl Reservations {
         Ok(notices)
     }
 
-    /// Reservation Acquire. "Preempt and abort" is the caller's: it must let nothing run meanwhile.
+    /// Reservation Acquire. For "preempt and abort" the caller must make sure that no command is
+    /// running.
     pub fn acquire(&mut self, host: HostId, command: Acquire) -> Result<Notices, Refusal> {
         let Acquire { action, kind, current_key, preempt_key } = command;
         self.authenticate(host, current_key)?;
@@ -195,7 +197,7 @@ impl Reservations {
 
     // Questions.
 
-    /// Whether commands of `host` in this group are let through.
+    /// Whether commands of `host` in this group are permitted.
     #[must_use]
     pub fn allows(&self, host: HostId, group: Group) -> bool {
         let Some(held) = self.held else { return true };
@@ -204,13 +206,13 @@ impl Reservations {
             || (group == Group::Read && admits_readers(held.kind))
     }
 
-    /// Whether [`Self::allows`] can say no.
+    /// Whether [`Self::allows`] can return false.
     #[must_use]
     pub fn is_reserved(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The reservation's type and its holder, which is `None` when all registrants hold it.
+    /// The reservation's type and holder; the holder is `None` if all registrants hold it.
     #[must_use]
     pub fn held(&self) -> Option<(ReservationType, Option<HostId>)> {
         self.held.map(|held| (held.kind, held.holder))
@@ -227,8 +229,8 @@ impl Reservations {
         self.registrants.iter().map(|(host, key)| (*host, *key, self.holds(*host)))
     }
 
-    /// The status data structure of Reservation Report, cut off or filled up to `bytes`. Only the
-    /// extended form has room for the 128-bit identifiers that all hosts have on fabrics.
+    /// The status data structure of Reservation Report, truncated or padded to `bytes`. Only the
+    /// extended form has room for the 128-bit host identifiers used on fabrics.
     pub fn report(&self, extended: bool, bytes: usize) -> Result<Vec<u8>, Refusal> {
         if !extended {
             return Err(Refusal::HostIdFormat);
@@ -264,7 +266,7 @@ impl Reservations {
         Held { kind, holder: (!is_held_by_all(kind)).then_some(host) }
     }
 
-    /// The same notice for every registrant but the one who caused it.
+    /// A notice for every registrant but the host that caused it.
     fn notices(&self, cause: HostId, notice: Notice) -> Notices {
         let others = self.registrants.keys().filter(|host| **host != cause);
         others.map(|host| (*host, notice)).collect()
@@ -279,7 +281,7 @@ impl Reservations {
         held.map(|held| self.free(host, held)).unwrap_or_default()
     }
 
-    /// Ends the reservation; whoever it let through is told.
+    /// Ends the reservation; notifies registrants that it admitted.
     fn free(&mut self, host: HostId, held: Held) -> Notices {
         self.held = None;
         if admits_registrants(held.kind) {

@@ -65,7 +65,7 @@ fn keys(reservations: &Reservations) -> Vec<(HostId, u64, bool)> {
 }
 
 #[test]
-fn every_type_lets_through_whom_the_table_of_the_specification_lets_through() {
+fn every_type_permits_exactly_the_commands_of_the_specifications_table() {
     // By type: (registrant reads, registrant writes, others read, others write).
     let expected = [
         (true, false, true, false),
@@ -108,7 +108,7 @@ fn only_a_holder_acquires_again_and_only_the_same_type() {
 }
 
 #[test]
-fn a_key_is_registered_once_and_replaced_by_who_knows_it() {
+fn a_key_is_registered_once_and_replaced_only_with_its_current_value() {
     let mut reservations = world(None);
     assert_eq!(register(&mut reservations, A, 10), Ok(vec![]));
     assert_eq!(register(&mut reservations, A, 11), Err(Refusal::Conflict));
@@ -149,7 +149,7 @@ fn registrants_are_bounded() {
 }
 
 #[test]
-fn a_holder_that_unregisters_releases_and_tells_those_who_were_let_through() {
+fn a_holder_that_unregisters_releases_and_admitted_registrants_are_notified() {
     for kind in TYPES {
         let mut reservations = world(Some(kind));
         let notices = unregister(&mut reservations, A, 10).unwrap();
@@ -178,7 +178,7 @@ fn only_holders_release_and_only_with_the_right_type() {
         assert_eq!(reservations.release(A, Some(other), 10), Err(Refusal::InvalidField));
         if !is_held_by_all(kind) {
             assert_eq!(reservations.release(B, Some(kind), 20), Ok(vec![]));
-            assert!(reservations.is_reserved(), "a release by no holder has no effect");
+            assert!(reservations.is_reserved(), "a release by a non-holder has no effect");
         }
         let notices = reservations.release(A, Some(kind), 10).unwrap();
         let told = admits_registrants(kind).then_some((B, Notice::ReservationReleased));
@@ -188,7 +188,7 @@ fn only_holders_release_and_only_with_the_right_type() {
 }
 
 #[test]
-fn clear_removes_everything_and_tells_all_others() {
+fn clear_removes_everything_and_notifies_all_others() {
     for kind in TYPES {
         let mut reservations = world(Some(kind));
         assert_eq!(reservations.release(B, None, 21), Err(Refusal::Conflict));
@@ -270,7 +270,7 @@ fn the_generation_counts_registrations_preemptions_and_clears_only() {
 }
 
 #[test]
-fn the_report_has_the_specified_layout_and_the_wanted_length() {
+fn the_report_has_the_specified_layout_and_the_requested_length() {
     let reservations = world(Some(T::WriteExclusiveRegistrants));
     assert_eq!(reservations.report(false, 4096), Err(Refusal::HostIdFormat));
     let report = reservations.report(true, 256).unwrap();

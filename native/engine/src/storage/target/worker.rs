@@ -1,7 +1,7 @@
 //! The thread of one I/O queue: its socket, its channels to the stores, its commands.
 //!
-//! It sleeps in one `poll` over the socket, its mailbox and the stores that owe it something. It
-//! never waits for a lock across I/O and never blocks on another thread.
+//! It sleeps in one `poll` over the socket, its mailbox and the stores with operations in flight.
+//! It never holds or waits for a lock during I/O, and never blocks on another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,15 +25,14 @@ use crate::storage::connection::{Connection, Gone};
 use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreChannel, StoreDone};
 
-/// Bytes that may wait for the host, or be read from a store for it, before its commands are no
-/// longer executed. Enough to keep the wire busy, and little enough to stay in the processor's
-/// caches.
+/// Maximum bytes pending for the host or being read from a store for it; beyond it, commands aren't
+/// executed. Enough to keep the wire busy, and small enough to stay in the processor's caches.
 const PENDING_MAX: usize = 512 * 1024;
 
-/// How long a queue that ends waits before it looks again at stores that said nothing.
+/// How often a queue that ends polls stores that haven't signalled anything.
 const DRAIN_LOOK: Nanos = 100_000_000;
 
-/// Why a queue ended: a stable reason id, empty if it is nobody's fault, and words.
+/// Why a queue ended: a stable reason id (empty if there was no fault) and a description.
 pub(super) type Ended = (&'static str, String);
 
 /// A namespace and this thread's channel to its store.
@@ -41,13 +40,13 @@ pub(super) struct Attachment {
     pub nsid: u32,
     pub namespace: Arc<Namespace>,
     pub channel: Box<dyn StoreChannel>,
-    /// Commands of this queue that use it.
+    /// Number of this queue's commands that use it.
     pub tasks: usize,
-    /// How the changes ended, for a secure queue.
+    /// Outcomes of the changes of a secure queue.
     pub changes: Changes,
-    /// Whose queue a secure one is.
+    /// Number of the gateway of a secure queue.
     pub writer: Writer,
-    /// No longer the controller's; goes with its last command.
+    /// Whether the controller no longer has this namespace; dropped with its last command.
     is_retired: bool,
 }
 
@@ -56,20 +55,20 @@ pub(super) struct Worker {
     pub mailbox: Arc<Mailbox>,
     pub queue: ControllerQueue,
     pub queue_id: u16,
-    /// Unlike any other queue's of the process.
+    /// Unique in the process.
     pub number: u64,
-    /// NQN of the gateway and name of a secure queue; None: a plain one.
+    /// NQN of the gateway and name of a secure queue; None for a plain one.
     pub secure_name: Option<(String, QueueName)>,
     pub attachments: Vec<Option<Attachment>>,
     /// By slot of the queue.
     pub tasks: Vec<Option<Task>>,
     /// Bytes being read from stores.
     pub reading: usize,
-    /// Commands that wait for quality of service.
+    /// Number of commands that wait for quality of service.
     pub throttled: usize,
-    /// The queue is over: nothing new is started.
+    /// Whether the queue is ending: nothing new is started.
     pub is_ending: bool,
-    /// A store lost its device: what it has of the commands on their way is unknown.
+    /// Description of the loss of a store's device: the outcome of commands in flight is unknown.
     pub store_lost: Option<String>,
     done: Vec<StoreDone>,
 }
@@ -99,8 +98,8 @@ impl Worker {
         }
     }
 
-    /// Runs until the peer goes, the queue fails or `stop` is readable; then until nothing of it
-    /// is in flight. Returns why it ended.
+    /// Runs until the peer is gone, the queue fails or `stop` is readable, and then until nothing
+    /// of the queue is in flight. Returns why it ended.
     pub fn run(&mut self, connection: &mut Connection, stop: BorrowedFd<'_>) -> Ended {
         let ended = self.serve(connection, stop);
         self.drain();
@@ -130,10 +129,10 @@ impl Worker {
         }
     }
 
-    /// Works until nothing is left to do but wait.
+    /// Works until there is nothing left to do but wait.
     ///
-    /// The host's permit is looked at before anything is begun and before anything is answered: once
-    /// it has ended, commands that a store has are completed there and nobody is told.
+    /// Checks the host's permit before beginning or answering anything. Once the permit has ended,
+    /// commands in flight at a store are completed there, but not answered.
     fn work(&mut self, connection: &mut Connection) -> Option<Ended> {
         loop {
             let messages = self.mailbox.take();
@@ -146,12 +145,12 @@ impl Worker {
                 self.receive(message);
             }
             if let Some(ended) = self.execute_some() {
-                connection.farewell(self.queue.transmit());
+                connection.shut_down(self.queue.transmit());
                 return Some(ended);
             }
             let progressed = self.collect();
             if let Some(detail) = self.store_lost.take() {
-                // No answer at all: a status would be an outcome, and nobody knows it.
+                // Send no answer: a status would report an outcome, which is unknown.
                 return Some((Reason::StoreFailed.id(), detail));
             }
             while let Some(error) = self.queue.next_error() {
@@ -172,7 +171,7 @@ impl Worker {
         }
     }
 
-    /// How the queue ends if its host may not act any more.
+    /// Why the queue ends, if its host may no longer act.
     fn unpermitted(&self) -> Option<Ended> {
         let permit = self.controller.permit.as_ref().filter(|permit| !permit.holds())?;
         Some((permit.reason(), "the host may not act any more".into()))
@@ -200,7 +199,7 @@ impl Worker {
         None
     }
 
-    /// Takes what the stores have finished; says whether there was anything.
+    /// Processes completed store operations; returns whether there were any.
     fn collect(&mut self) -> bool {
         let mut progressed = false;
         for index in 0..self.attachments.len() {
@@ -228,13 +227,13 @@ impl Worker {
             }
             Message::Namespaces(assigned) => self.assign(&assigned),
             Message::Abort(cid, reply) => {
-                // Nobody may wait for the answer any more.
+                // The caller may no longer be waiting for the reply.
                 let _ = reply.try_send(self.queue.abort(cid));
             }
         }
     }
 
-    /// Makes the queue's namespaces these, as far as they may be on a queue of its kind.
+    /// Sets the queue's namespaces to those that a queue of its kind may serve.
     pub fn assign(&mut self, assigned: &[Assigned]) {
         let fits = |entry: &&Assigned| entry.namespace.is_sealed() == self.secure_name.is_some();
         let assigned: Vec<&Assigned> = assigned.iter().filter(fits).collect();
@@ -280,7 +279,7 @@ impl Worker {
         }
     }
 
-    /// The attachment that commands to this namespace use.
+    /// Index of the attachment for commands to this namespace.
     pub fn attached(&self, nsid: u32) -> Option<usize> {
         self.attachments.iter().position(|place| {
             place.as_ref().is_some_and(|known| known.nsid == nsid && !known.is_retired)
@@ -300,7 +299,7 @@ impl Worker {
         }
     }
 
-    /// Lets commands through that quality of service held up; when to look again.
+    /// Releases commands that quality of service held; returns when to call again.
     fn dispatch(&mut self) -> Option<Nanos> {
         if self.throttled == 0 {
             return None;
@@ -310,7 +309,8 @@ impl Worker {
         namespaces.filter_map(|attachment| attachment.namespace.dispatch(now)).min()
     }
 
-    /// Waits for the socket (first), the order to stop (second), messages, stores or `due`.
+    /// Waits for the socket, `stop`, messages, stores or `due`; returns the events of the first
+    /// two.
     fn wait(
         &self,
         connection: &Connection,
@@ -337,7 +337,8 @@ impl Worker {
         }
     }
 
-    /// Adds the descriptors of the stores that owe something; when those without one are due.
+    /// Adds the descriptors of stores with operations in flight; returns when the first one without
+    /// a descriptor is due.
     fn add_stores<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Nanos> {
         let mut due = None;
         for attachment in self.attachments.iter().flatten() {
@@ -350,8 +351,8 @@ impl Worker {
         due
     }
 
-    /// Gives up what isn't being stored yet and waits for what is: when this returns, nothing of
-    /// the queue touches a store any more, and every range it held is free.
+    /// Drops commands that aren't in flight at a store and waits for those that are. When this
+    /// returns, the queue has no store operation in flight and holds no range.
     fn drain(&mut self) {
         self.is_ending = true;
         for attachment in self.attachments.iter().flatten() {
@@ -367,12 +368,12 @@ impl Worker {
             let mut fds = Vec::new();
             let due = self.add_stores(&mut fds);
             let left = due.map_or(DRAIN_LOOK, |due| due.saturating_sub(clock::now()));
-            // Whatever `poll` says, `collect` looks.
+            // The result of `poll` doesn't matter, as `collect` checks all stores.
             let _ = poll(&mut fds, Some(&clock::timespec(left.min(DRAIN_LOOK))));
         }
     }
 
-    /// Says how the changes ended, once nothing of the queue is in flight.
+    /// Records the outcomes of the queue's changes, once nothing is in flight.
     fn tell_outcomes(&mut self) {
         let Some((gateway, name)) = &self.secure_name else { return };
         for attachment in self.attachments.iter_mut().flatten() {

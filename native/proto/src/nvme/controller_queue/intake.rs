@@ -1,4 +1,4 @@
-//! The way of a command from its capsule to being handed out: checks, data, fused pairs.
+//! Intake of commands, from the capsule to being handed out: checks, data, fused pairs.
 
 use zerocopy::IntoBytes;
 
@@ -17,9 +17,9 @@ use crate::sector::{BLOCK_BYTES, check_conditional, check_written};
 use crate::secure_queue::{Direction, SecureQueue};
 
 impl ControllerQueue {
-    /// Ends a command that isn't handed out: now if nothing of it is on its way, else when its
-    /// data are here. The other command of its pair fails with it.
-    pub(super) fn doom(&mut self, index: u16, status: Status) {
+    /// Ends a command that hasn't been handed out: at once if none of its data are in flight,
+    /// otherwise when they have arrived. The other command of its pair fails, too.
+    pub(super) fn end_early(&mut self, index: u16, status: Status) {
         let Some(slot) = self.slot_mut(index) else { return };
         let partner = slot.partner.take();
         match slot.stage {
@@ -41,7 +41,7 @@ impl ControllerQueue {
             if let Some(other) = self.slot_mut(partner) {
                 other.partner = None;
             }
-            self.doom(partner, Status::ABORTED_FAILED_FUSED);
+            self.end_early(partner, Status::ABORTED_FAILED_FUSED);
         }
     }
 
@@ -94,7 +94,7 @@ impl ControllerQueue {
         false
     }
 
-    /// Checks an authentic command and gives it a slot; `None` if it is answered already.
+    /// Checks an authentic command and gives it a slot; `None` if it was answered.
     fn admit(
         &mut self,
         entry: SubmissionEntry,
@@ -107,7 +107,7 @@ impl ControllerQueue {
         if let Pair::First(first) = pair
             && role != FUSED_SECOND
         {
-            self.doom(first, Status::ABORTED_MISSING_FUSED.final_());
+            self.end_early(first, Status::ABORTED_MISSING_FUSED.final_());
         }
         self.pair = Pair::None;
         let wanted = match self.check(&entry, data, pair) {
@@ -117,7 +117,7 @@ impl ControllerQueue {
                 match (role, pair) {
                     (FUSED_FIRST, _) => self.pair = Pair::Failed,
                     (FUSED_SECOND, Pair::First(first)) => {
-                        self.doom(first, Status::ABORTED_FAILED_FUSED);
+                        self.end_early(first, Status::ABORTED_FAILED_FUSED);
                     }
                     _ => {}
                 }
@@ -177,7 +177,7 @@ impl ControllerQueue {
         Ok(wanted)
     }
 
-    /// Takes a command whose capsule is complete to its next stage.
+    /// Moves a command with a complete capsule to its next stage.
     fn proceed(&mut self, index: u16) {
         let Some(slot) = self.slot_mut(index) else { return };
         let partner = slot.partner;
@@ -186,7 +186,7 @@ impl ControllerQueue {
             return;
         }
         if self.pair == Pair::First(index) {
-            return; // asked for with the second: nothing is on its way if that one never comes
+            return; // requested with the second's data, so none are in flight if it never arrives
         }
         let waits = |slot: Option<&mut Slot>| slot.is_some_and(|slot| slot.stage == Stage::Unasked);
         for index in partner.into_iter().chain([index]) {
@@ -197,7 +197,7 @@ impl ControllerQueue {
         self.ask();
     }
 
-    /// Asks for the data of the commands that wait for it, in their order, as the window allows.
+    /// Requests the data of waiting commands, in order, as far as the window allows.
     pub(super) fn ask(&mut self) {
         while let Some(&index) = self.unasked.front() {
             let (window, window_used) = (self.window, self.window_used);
@@ -232,15 +232,14 @@ impl ControllerQueue {
         let index = header.tag.get();
         let slot = self.slots.get(index);
         let slot = slot.filter(|slot| slot.stage == Stage::Receiving);
-        let slot =
-            slot.ok_or(PduError::field(10, "transfer tag of no data that were asked for"))?;
+        let slot = slot.ok_or(PduError::field(10, "transfer tag without requested data"))?;
         if slot.entry.cid != header.cid {
-            return Err(PduError::field(8, "data of another command than the transfer tag's"));
+            return Err(PduError::field(8, "command id that doesn't match the transfer tag"));
         }
         let length = header.length.get() as usize;
         let offset = header.offset.get() as usize;
         if offset.checked_add(length).is_none_or(|end| end > slot.wanted) {
-            return Err(PduError::range("data outside what was asked for"));
+            return Err(PduError::range("data outside the requested range"));
         }
         if offset != slot.received {
             return Err(PduError::sequence("data out of order"));
@@ -279,7 +278,7 @@ impl ControllerQueue {
                 let Some(slot) = self.slot_mut(index) else { return Ok(()) };
                 let is_complete = slot.received == slot.wanted;
                 if !is_intact {
-                    self.doom(index, Status::TRANSIENT_TRANSPORT_ERROR);
+                    self.end_early(index, Status::TRANSIENT_TRANSPORT_ERROR);
                 }
                 if is_complete {
                     self.finish(index);
@@ -294,7 +293,7 @@ impl ControllerQueue {
                 }
                 let Some(index) = self.admit(entry, number, list.len())? else { return Ok(()) };
                 if !is_intact {
-                    self.doom(index, Status::TRANSIENT_TRANSPORT_ERROR);
+                    self.end_early(index, Status::TRANSIENT_TRANSPORT_ERROR);
                 }
                 if let Some(slot) = self.slot_mut(index) {
                     slot.received = list.len();
@@ -306,7 +305,7 @@ impl ControllerQueue {
         Ok(())
     }
 
-    /// All bytes of a command are here: verifies them and hands it out, or its pair.
+    /// All bytes of a command have arrived: verifies them and hands out the command or its pair.
     fn finish(&mut self, index: u16) {
         let Some(slot) = self.slot_mut(index) else { return };
         if let Some(status) = slot.verdict {
@@ -337,10 +336,11 @@ impl ControllerQueue {
         if let Some(slot) = self.slot_mut(index) {
             slot.stage = Stage::Ready;
         }
-        self.doom(index, status);
+        self.end_early(index, status);
     }
 
-    /// Verifies the sectors of a command on a secure queue, and that its namespace still takes it.
+    /// Verifies the sectors of a command on a secure queue, and that its namespace still accepts
+    /// it.
     fn check_data(&mut self, index: u16) -> Result<(), Status> {
         let slot = self.slots.get_mut(index);
         let Some(slot) = slot.filter(|slot| slot.wanted > 0) else { return Ok(()) };
@@ -367,8 +367,8 @@ impl ControllerQueue {
         let data = std::mem::take(&mut slot.buffer);
         match self.rules().operation(&entry, data) {
             Ok(Some(operation)) => self.event(index, &entry, operation),
-            Ok(None) => self.doom(index, Status::SUCCESS),
-            Err(status) => self.doom(index, status),
+            Ok(None) => self.end_early(index, Status::SUCCESS),
+            Err(status) => self.end_early(index, status),
         }
     }
 
@@ -383,7 +383,7 @@ impl ControllerQueue {
         slot.stage = Stage::Executing;
         let Some(slot) = self.slot_mut(first) else { return };
         let expected = std::mem::take(&mut slot.buffer);
-        // Force unit access is the write's.
+        // Force unit access is taken from the write.
         let entry = SubmissionEntry { opcode: WRITE, cdw12: control, ..slot.entry };
         self.event(first, &entry, Operation::CompareAndWrite { expected, data });
     }
@@ -410,7 +410,7 @@ impl ControllerQueue {
     }
 }
 
-/// Verifies the sectors that came for a command; on an error says which one is bad.
+/// Verifies the sectors of a command; an error gives the index of the first wrong one.
 fn verify_sectors(secure: &SecureQueue, slot: &mut Slot) -> Result<(), u64> {
     let start = slot.entry.start_lba.get();
     for (index, block) in blocks_of(&mut slot.buffer).enumerate() {

@@ -1,4 +1,4 @@
-//! One background job: its thread, and what others tell it.
+//! A background job: its thread, and its control by others.
 
 use std::io;
 use std::ops::Range;
@@ -22,20 +22,21 @@ use crate::storage::target::namespace::Namespace;
 use crate::storage::target::range_lock::{Acquired, LockId, Mode};
 use crate::storage::upkeep::{Report, Upkeep};
 
-/// How often a job that waits for a range looks whether it is to end.
+/// How often a job that waits for a range checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
-/// How much below the queues' threads its thread is (`nice`). Not idle: a host may wait for it.
+/// Its thread's niceness relative to the queues' threads. Not idle priority, as a host may wait for
+/// it.
 const NICENESS: i32 = 10;
 
 #[derive(Debug)]
 struct State {
     status: JobStatus,
     pace: Pace,
-    /// Not before: hosts go first.
+    /// The next piece must not begin before this time, because hosts have priority.
     held_until: Nanos,
-    /// How it is to end.
+    /// The state in which it must end, if requested.
     ending: Option<JobState>,
-    /// Since when it is not paused.
+    /// Start of the current period without a pause.
     active_since: Option<Nanos>,
 }
 
@@ -45,7 +46,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A job that was started.
+/// Handle on a started job.
 #[derive(Debug)]
 pub(super) struct Job {
     shared: Arc<Shared>,
@@ -99,7 +100,7 @@ impl Job {
         Ok(Self { shared, thread })
     }
 
-    /// Tells it something; false if it is over.
+    /// Gives it an order; false if it has ended or is ending.
     pub fn order(&self, order: Order) -> bool {
         let mut state = self.shared.state();
         if state.status.state.is_over() || state.ending.is_some() {
@@ -125,12 +126,12 @@ impl Job {
         JobStatus { active, ..state.status.clone() }
     }
 
-    /// Ends it where it is, and waits for that.
+    /// Ends it at its current position, and waits until it has ended.
     pub fn end(&mut self) {
         self.shared.state().ending.get_or_insert(JobState::Interrupted);
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It panics only by a defect, and that was reported when it happened.
+            // It panics only by a defect, which was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -168,29 +169,29 @@ impl State {
     }
 }
 
-/// The job's own side.
+/// The job's state in its own thread.
 struct Run {
     shared: Arc<Shared>,
     kind: JobKind,
     namespace: Arc<Namespace>,
     upkeep: Box<dyn Upkeep>,
     mailbox: Arc<Mailbox>,
-    /// Tells the answer to one request for a range from that to another.
+    /// Distinguishes the answers to successive requests for a range.
     turn: u16,
-    /// Whether it has to look at what the store has beside leaf pages and blocks, too.
+    /// Whether the store's own structures remain to be checked.
     has_structure: bool,
-    /// Findings that the store knows better, and writes again at the end.
+    /// Number of findings whose right contents the store knows and rewrites at the end.
     known: u64,
 }
 
 impl Run {
     fn run(mut self) {
-        // A kernel that refuses leaves it as important as the queues' threads.
+        // If the kernel refuses, the job keeps the priority of the queues' threads.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         self.namespace.watch_load(true);
         let ended = self.work();
         self.namespace.watch_load(false);
-        // The store is let go before anybody hears that the job is over.
+        // The store is released before the job is reported as ended.
         let Self { shared, upkeep, .. } = self;
         drop(upkeep);
         match ended {
@@ -207,7 +208,7 @@ impl Run {
                 Err(how) => return Ok(how),
             };
             if let Some(piece) = self.upkeep.next_piece(position) {
-                self.look_at(piece)?;
+                self.process(piece)?;
             } else if self.has_structure {
                 let (began, mut report) = (clock::now(), Report::default());
                 self.has_structure = self.upkeep.scrub_structure(&mut report)?;
@@ -227,8 +228,8 @@ impl Run {
         }
     }
 
-    /// Does its work on one piece, unless it is to end.
-    fn look_at(&mut self, piece: Range<u64>) -> io::Result<()> {
+    /// Processes one piece, unless the job must end.
+    fn process(&mut self, piece: Range<u64>) -> io::Result<()> {
         let Some(lock) = self.lock(piece.clone())? else { return Ok(()) };
         let (began, mut report) = (clock::now(), Report::default());
         let done = match self.kind {
@@ -241,8 +242,8 @@ impl Run {
         Ok(())
     }
 
-    /// Has the store write again what it knows better than its device. If it can't, the findings stay
-    /// what they are.
+    /// Makes the store rewrite the findings whose right contents it knows. If that fails, the
+    /// findings remain unrepaired.
     fn repair(&mut self) {
         if self.known == 0 {
             return;
@@ -258,14 +259,15 @@ impl Run {
         let told = match self.upkeep.repair() {
             Ok(()) => {
                 self.shared.state().status.repaired = self.known;
-                event("repaired", "", format!("{} pages written again", self.known))
+                event("repaired", "", format!("{} pages rewritten", self.known))
             }
             Err(error) => event("found", reason_of(&error).id(), format!("repair: {error}")),
         };
         self.namespace.events().push(told);
     }
 
-    /// Waits until the next piece may begin: where it does, or how the job is to end.
+    /// Waits until the next piece may begin; returns its position, or the state in which the job
+    /// must end.
     fn wait_for_turn(&self) -> Result<u64, JobState> {
         let mut state = self.shared.state();
         loop {
@@ -286,7 +288,7 @@ impl Run {
         }
     }
 
-    /// Takes the lock of a piece; None: the job is to end.
+    /// Takes the lock of a piece; None if the job must end.
     fn lock(&mut self, piece: Range<u64>) -> io::Result<Option<LockId>> {
         let mode = match self.kind {
             JobKind::Scrub => Mode::Shared,
@@ -311,7 +313,7 @@ impl Run {
         }
     }
 
-    /// Notes what was done with a piece, and tells what was found.
+    /// Records the results for a piece, and reports its findings as events.
     fn note(&mut self, position: u64, began: Nanos, report: Report) {
         self.known += report.findings.iter().filter(|found| found.is_known).count() as u64;
         let mut state = self.shared.state();

@@ -1,6 +1,6 @@
-//! Background jobs of a namespace: scrub and refresh. Each has a thread of its own, below the
-//! queues' priority, and takes the range lock for one short piece at a time: a host's command waits
-//! for one piece of each job at most, and for none of the next (`docs/formats/stores.md` §4).
+//! Background jobs of a namespace: scrub and refresh. Each job has its own thread, with a lower
+//! priority than the queues' threads, and takes the range lock for one short piece at a time. A
+//! host's command waits for at most one piece of each job (`docs/formats/stores.md` §4).
 
 mod job;
 mod pace;
@@ -13,41 +13,41 @@ use super::namespace::Namespace;
 use job::Job;
 pub use status::{JobKind, JobState, JobStatus};
 
-/// How a job begins.
+/// Parameters of a job's start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct JobStart {
-    /// The first block to look at: where an earlier process got to.
+    /// The first block to check, where an earlier process stopped.
     pub position: u64,
     /// Bytes read and written per second; 0: no limit.
     pub bytes_per_second: u64,
-    /// Waits to be resumed.
+    /// Whether it begins paused.
     pub is_paused: bool,
 }
 
-/// What a job is told while it runs.
+/// An order to a running job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Stop after the piece it is at, and keep the place.
+    /// Pause after the current piece, keeping the position.
     Pause,
-    /// Go on.
+    /// Resume.
     Resume,
-    /// End.
+    /// End the job.
     Cancel,
-    /// Move at most so many bytes per second; 0: no limit.
+    /// Limit its bytes per second; 0: no limit.
     Rate(u64),
 }
 
-/// Why a job wasn't started, or isn't told anything.
+/// Why a job wasn't started or can't take an order.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// One of each kind runs at a time.
-    #[error("a {0} of this volume is under way")]
+    /// A job of this kind is already running.
+    #[error("a {0} of this volume is already running")]
     Running(JobKind),
-    /// None is under way.
-    #[error("no {0} of this volume is under way")]
+    /// No job of this kind is running.
+    #[error("no {0} of this volume is running")]
     Over(JobKind),
-    /// The store can't.
-    #[error("its store keeps nothing that a {0} could look at")]
+    /// The store doesn't support it.
+    #[error("its store has nothing that a {0} could check")]
     Unsupported(JobKind),
     /// The store couldn't be opened for it.
     #[error("{0}")]
@@ -67,7 +67,7 @@ impl JobError {
     }
 }
 
-/// The jobs of one namespace, one of each kind. They end when this is dropped.
+/// The jobs of one namespace, at most one of each kind. They end when this is dropped.
 #[derive(Debug)]
 pub struct Jobs {
     namespace: Arc<Namespace>,
@@ -75,7 +75,7 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// None yet.
+    /// Creates an empty set of jobs.
     #[must_use]
     pub fn new(namespace: Arc<Namespace>) -> Self {
         Self { namespace, jobs: Mutex::default() }
@@ -100,7 +100,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Tells a job something.
+    /// Gives an order to a job.
     pub fn order(&self, kind: JobKind, order: Order) -> Result<(), JobError> {
         match &self.jobs()[kind as usize] {
             Some(job) if job.order(order) => Ok(()),
@@ -108,13 +108,13 @@ impl Jobs {
         }
     }
 
-    /// How far the jobs are that were started, those that are over among them.
+    /// Status of the last job of each kind, including ended ones.
     #[must_use]
     pub fn list(&self) -> Vec<JobStatus> {
         self.jobs().iter().flatten().map(Job::status).collect()
     }
 
-    /// Ends all jobs where they are and waits until none of them uses the store.
+    /// Ends all jobs at their current positions and waits until none uses the store.
     pub fn end(&self) {
         self.jobs().iter_mut().flatten().for_each(Job::end);
     }

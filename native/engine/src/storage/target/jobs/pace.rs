@@ -1,18 +1,19 @@
-//! When a job may go on: by its rate, and by how commands of hosts fare.
+//! Decides when a job may continue: by its rate, and by the latency of hosts' commands.
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
 use crate::storage::target::load::HostLoad;
 
-/// Mean duration of commands above which a job holds back: 20 ms, several times what a busy drive
-/// takes, and what a flush does that is anchored.
+/// Mean duration of commands above which a job holds back: 20 ms, several times that of a busy
+/// drive, and about that of an anchored flush.
 pub const LATENCY_MAX: Nanos = 20_000_000;
-/// How long it holds back then before each piece: so it goes on, at 1.3 MB/s, however busy hosts are.
+/// How long it then holds back before each piece. So it continues at 1.3 MB/s even if hosts are
+/// busy.
 pub const HOLD: Nanos = 100_000_000;
-/// Shortest time that a mean is taken over.
+/// Shortest time over which a mean is taken.
 const WINDOW: Nanos = 10_000_000;
 
-/// Has bytes pass at a rate.
+/// Limits bytes to a rate.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,
@@ -20,12 +21,12 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// So many bytes per second; 0: no limit.
+    /// Creates a limit in bytes per second; 0: no limit.
     pub fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, due: 0 }
     }
 
-    /// Changes the rate, also for what waits now.
+    /// Changes the rate, also for the piece that is waiting.
     pub fn set_rate(&mut self, bytes_per_second: u64) {
         *self = Self::new(bytes_per_second);
     }
@@ -35,7 +36,7 @@ impl Pace {
         self.due
     }
 
-    /// Notes bytes that were moved since `began`. Time that wasn't used is not made up for.
+    /// Records bytes moved since `began`. Unused time isn't made up for.
     pub fn moved(&mut self, began: Nanos, bytes: u64) {
         if self.bytes_per_second > 0 {
             let cost = u128::from(bytes) * u128::from(NANOS_PER_SECOND);
@@ -45,7 +46,7 @@ impl Pace {
     }
 }
 
-/// Looks at the commands of hosts and says when they take too long.
+/// Observes the commands of hosts and decides whether they take too long.
 #[derive(Debug)]
 pub struct Courtesy {
     at: Nanos,
@@ -53,13 +54,13 @@ pub struct Courtesy {
 }
 
 impl Courtesy {
-    /// From now on.
+    /// Starts observing.
     pub fn new(now: Nanos, load: HostLoad) -> Self {
         Self { at: now, load }
     }
 
-    /// Whether commands took longer on average than [`LATENCY_MAX`] since it last said something;
-    /// None: too little time has gone by.
+    /// Whether commands took longer than [`LATENCY_MAX`] on average since the last decision; None
+    /// if too little time has passed.
     pub fn must_hold(&mut self, now: Nanos, load: HostLoad) -> Option<bool> {
         if now < self.at + WINDOW {
             return None;
@@ -67,7 +68,7 @@ impl Courtesy {
         let ended = load.ended - self.load.ended;
         let time = load.time - self.load.time;
         *self = Self { at: now, load };
-        // Those that haven't ended took their part of the time at least.
+        // Running commands have taken part of the time, too.
         let commands = ended.max(load.running).max(1);
         Some(time / commands > LATENCY_MAX)
     }
@@ -80,11 +81,11 @@ mod tests {
     const MILLISECOND: Nanos = 1_000_000;
 
     #[test]
-    fn bytes_pass_at_their_rate_and_idle_time_is_not_made_up_for() {
+    fn bytes_are_limited_to_the_rate_and_idle_time_is_not_made_up_for() {
         let mut pace = Pace::new(1000);
         pace.moved(5 * NANOS_PER_SECOND, 500);
         assert_eq!(pace.due(), 5_500_000_000);
-        // Begun late: the time lost is lost.
+        // Begun late: the lost time isn't made up for.
         pace.moved(9 * NANOS_PER_SECOND, 1000);
         assert_eq!(pace.due(), 10 * NANOS_PER_SECOND);
         pace.set_rate(0);
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_back_while_commands_take_long_ended_or_not() {
+    fn holds_back_while_ended_or_running_commands_take_long() {
         let idle = HostLoad::default();
         let mut courtesy = Courtesy::new(0, idle);
         assert_eq!(courtesy.must_hold(MILLISECOND, idle), None);
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(courtesy.must_hold(200 * MILLISECOND, load), Some(false));
         let load = HostLoad { ended: 20, time: (190 + 210) * MILLISECOND, running: 1 };
         assert_eq!(courtesy.must_hold(400 * MILLISECOND, load), Some(true));
-        // Two that run since.
+        // Two commands running since then.
         let load = HostLoad { ended: 20, time: load.time + 2 * 50 * MILLISECOND, running: 2 };
         assert_eq!(courtesy.must_hold(450 * MILLISECOND, load), Some(true));
         assert_eq!(courtesy.must_hold(500 * MILLISECOND, load), Some(false));

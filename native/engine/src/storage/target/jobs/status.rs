@@ -1,4 +1,4 @@
-//! What is known of a background job.
+//! Status of a background job.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use sealane_proto::link::Nanos;
 
 use crate::storage::upkeep::{Finding, Report};
 
-/// Findings that are kept of a job, and told as events; the others are counted.
+/// Maximum findings of a job that are kept and reported as events; further ones are only counted.
 pub const FINDINGS_MAX: usize = 64;
 
-/// What a job does.
+/// Kind of job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobKind {
     /// Reads every written sector and every leaf page and checks them.
     Scrub,
-    /// Gives sectors fast-path MACs anew.
+    /// Issues sectors' fast-path MACs again.
     Refresh,
 }
 
 impl JobKind {
-    /// Its name.
+    /// Its name in the API.
     #[must_use]
     pub fn id(self) -> &'static str {
         match self {
@@ -35,25 +35,25 @@ impl fmt::Display for JobKind {
     }
 }
 
-/// What a job is up to.
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
-    /// It goes on, perhaps waiting for hosts or its rate.
+    /// It is running, or waiting for hosts or for its rate.
     Running,
-    /// It waits to be resumed.
+    /// It is paused.
     Paused,
-    /// It came to the end.
+    /// It has processed the whole volume.
     Finished,
-    /// It was told to end.
+    /// It was cancelled.
     Cancelled,
     /// The volume was closed before its end.
     Interrupted,
-    /// The device is gone.
+    /// The device failed.
     Failed,
 }
 
 impl JobState {
-    /// Its name.
+    /// Its name in the API.
     #[must_use]
     pub fn id(self) -> &'static str {
         match self {
@@ -66,50 +66,50 @@ impl JobState {
         }
     }
 
-    /// Whether it will do nothing more.
+    /// Whether it has ended.
     #[must_use]
     pub fn is_over(self) -> bool {
         !matches!(self, Self::Running | Self::Paused)
     }
 }
 
-/// How far a job is. Counts are those since it was started.
+/// Status of a job. Counters begin with its start.
 #[derive(Debug, Clone)]
 pub struct JobStatus {
-    /// What it does.
+    /// Kind of job.
     pub kind: JobKind,
-    /// What it is up to.
+    /// State of the job.
     pub state: JobState,
     /// Why it failed.
     pub detail: String,
-    /// First block not looked at; the volume's size at the end.
+    /// First block not yet processed; the volume's size at the end.
     pub position: u64,
-    /// Blocks of the volume.
+    /// Number of blocks of the volume.
     pub total: u64,
-    /// Written blocks that were looked at.
+    /// Number of written blocks checked.
     pub checked: u64,
-    /// Blocks that can't be told of: their leaf page is wrong.
+    /// Number of blocks that may or may not be written, as their leaf page is wrong.
     pub unchecked: u64,
-    /// Blocks that have a current fast-path MAC now.
+    /// Number of blocks that now have a current fast-path MAC.
     pub refreshed: u64,
-    /// What is wrong, all in all.
+    /// Number of findings.
     pub found: u64,
-    /// Of that, written again as it has to be.
+    /// Number of findings repaired.
     pub repaired: u64,
-    /// The first of it.
+    /// The first findings, at most [`FINDINGS_MAX`].
     pub findings: Vec<Finding>,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Bytes per second at most; 0: no limit.
+    /// Maximum bytes per second; 0: no limit.
     pub bytes_per_second: u64,
-    /// Time that it was not paused, nanoseconds.
+    /// Time during which it was not paused, in nanoseconds.
     pub active: Nanos,
-    /// Times that it held back because commands of hosts took long.
+    /// How often it held back because commands of hosts took long.
     pub yields: u64,
 }
 
 impl JobStatus {
-    /// Adds what was done with one piece; returns those findings that are to be told.
+    /// Adds the results for one piece; returns the findings to report.
     pub(super) fn add(&mut self, report: Report) -> &[Finding] {
         self.checked += report.checked;
         self.unchecked += report.unchecked;

@@ -1,4 +1,4 @@
-//! Jobs over a store whose upkeep goes on piece by piece as the test says, and over real ones.
+//! Jobs on a store whose upkeep the test controls piece by piece, and on real stores.
 
 use std::io;
 use std::ops::Range;
@@ -23,10 +23,10 @@ use crate::storage::upkeep::{Finding, Report, Upkeep};
 const BLOCKS: u64 = 40;
 const PIECE: u64 = 4;
 
-/// What the test sends to have a piece end: its result.
+/// Sends the result that ends a piece.
 type Ends = Sender<io::Result<Report>>;
 
-/// A store whose pieces begin and end as the test says.
+/// A store whose pieces begin and end under the test's control.
 #[derive(Debug)]
 struct Stepped {
     store: ShuffledStore,
@@ -37,7 +37,7 @@ struct Stepped {
 struct Steps {
     begun: Sender<Range<u64>>,
     ends: Receiver<io::Result<Report>>,
-    /// What looking at its structure finds, part by part.
+    /// The results of checking its structure, part by part; the last is used first.
     structure: Vec<Report>,
     repairs: Receiver<io::Result<()>>,
 }
@@ -98,7 +98,7 @@ struct World {
     namespace: Arc<Namespace>,
     begun: Receiver<Range<u64>>,
     ends: Ends,
-    // Dropped after what its pieces wait for.
+    // Dropped last: its pieces wait for the fields above.
     jobs: Jobs,
 }
 
@@ -107,7 +107,8 @@ impl World {
         Self::with(Vec::new(), None)
     }
 
-    /// Its store's structure is in so many parts, the last first; and how their repair ends.
+    /// A world whose store reports `structure` (the last first), and whose repair ends with
+    /// `repair`.
     fn with(structure: Vec<Report>, repair: Option<io::Result<()>>) -> Self {
         let (begun, pieces) = channel();
         let (ends, results) = channel();
@@ -169,7 +170,7 @@ fn read(bytes: u64) -> Report {
 }
 
 #[test]
-fn goes_through_all_pieces_and_says_how_far_it_is() {
+fn processes_all_pieces_and_reports_its_position() {
     let world = World::new();
     world.scrub(JobStart::default());
     for start in (0..BLOCKS).step_by(PIECE as usize) {
@@ -184,7 +185,7 @@ fn goes_through_all_pieces_and_says_how_far_it_is() {
 }
 
 #[test]
-fn pauses_behind_its_piece_keeps_its_place_and_goes_on() {
+fn pauses_after_its_piece_and_resumes_at_its_position() {
     let world = World::new();
     world.scrub(JobStart { position: 8, is_paused: true, ..JobStart::default() });
     assert!(world.no_piece());
@@ -207,7 +208,7 @@ fn pauses_behind_its_piece_keeps_its_place_and_goes_on() {
 }
 
 #[test]
-fn waits_for_its_rate_which_can_change_meanwhile() {
+fn waits_for_its_rate_which_can_change_while_it_waits() {
     let world = World::new();
     world.scrub(JobStart { bytes_per_second: 1, ..JobStart::default() });
     world.piece();
@@ -222,16 +223,16 @@ fn waits_for_its_rate_which_can_change_meanwhile() {
 }
 
 #[test]
-fn a_host_waits_for_the_piece_under_way_and_not_for_the_next() {
+fn a_host_waits_for_the_current_piece_and_not_for_the_next() {
     let world = World::new();
     let host = controller(1, &world.namespace);
     let mut host = Host::connect(&host, 1, false);
     world.scrub(JobStart::default());
     assert_eq!(world.piece(), 0..4);
     let write = |lba, blocks| HostCommand::Write { lba, data: plain(1, blocks), is_forced: false };
-    assert_eq!(host.write(4, plain(1, 4)), Status::SUCCESS, "elsewhere it doesn't wait");
-    assert_eq!(host.read(0, 4), plain(0, 4), "who reads doesn't either");
-    // It takes what is under way and what comes next.
+    assert_eq!(host.write(4, plain(1, 4)), Status::SUCCESS, "a write of other blocks doesn't wait");
+    assert_eq!(host.read(0, 4), plain(0, 4), "nor does a read");
+    // It covers a block of the current piece and one of the next.
     let tag = host.submit(write(3, 2));
     while !world.namespace.statistics().contains(&("contended", 1)) {
         std::thread::yield_now();
@@ -244,7 +245,7 @@ fn a_host_waits_for_the_piece_under_way_and_not_for_the_next() {
 }
 
 #[test]
-fn ends_also_while_it_waits_for_a_host_and_leaves_no_range_taken() {
+fn ends_also_while_it_waits_for_a_host_and_leaves_no_range_locked() {
     let store = ShuffledStore::new(BLOCKS as usize, false, 1);
     let (begun, pieces) = channel();
     let (_ends, results) = channel();
@@ -266,17 +267,17 @@ fn ends_also_while_it_waits_for_a_host_and_leaves_no_range_taken() {
     assert_eq!(jobs.list()[0].state, JobState::Interrupted);
     store.hold(false);
     assert_eq!(host.finish(tag).0, Status::SUCCESS);
-    assert_eq!(host.write(0, plain(2, 8)), Status::SUCCESS, "nobody waits in front of it");
+    assert_eq!(host.write(0, plain(2, 8)), Status::SUCCESS, "no earlier request is waiting");
 }
 
 #[test]
-fn all_that_is_found_is_counted_and_the_first_of_it_told() {
+fn all_findings_are_counted_and_the_first_ones_reported() {
     let world = World::new();
     world.scrub(JobStart::default());
     let finding = |lba| Finding {
         reason: Reason::SectorStale,
         lba: Some(lba),
-        detail: "sector: put back".into(),
+        detail: "sector: rolled back".into(),
         is_known: false,
     };
     world.piece();
@@ -292,16 +293,16 @@ fn all_that_is_found_is_counted_and_the_first_of_it_told() {
     assert_eq!(events.len(), FINDINGS_MAX);
     let last = &events[FINDINGS_MAX - 1];
     assert_eq!((last.kind, last.reason, last.lba), ("found", "sector.stale", Some(63)));
-    assert_eq!(last.detail, "scrub: sector: put back");
+    assert_eq!(last.detail, "scrub: sector: rolled back");
 }
 
 fn known(is_known: bool) -> Report {
-    let detail = "page 3 of nodes: put back".into();
+    let detail = "page 3 of nodes: rolled back".into();
     let finding = Finding { reason: Reason::StoreDamaged, lba: None, detail, is_known };
     Report { findings: vec![finding], ..Report::default() }
 }
 
-fn go_through(world: &World) {
+fn end_all_pieces(world: &World) {
     for _ in 0..BLOCKS / PIECE {
         world.piece();
         world.end_piece(read(0));
@@ -309,10 +310,10 @@ fn go_through(world: &World) {
 }
 
 #[test]
-fn the_structure_is_looked_at_last_and_what_is_known_is_then_written_again() {
+fn the_structure_is_checked_last_and_findings_with_known_contents_are_then_repaired() {
     let world = World::with(vec![known(false), known(true), Report::default()], Some(Ok(())));
     world.scrub(JobStart::default());
-    go_through(&world);
+    end_all_pieces(&world);
     let status = world.over();
     assert_eq!((status.state, status.found, status.repaired), (JobState::Finished, 2, 1));
     let events = world.namespace.events().take();
@@ -321,19 +322,19 @@ fn the_structure_is_looked_at_last_and_what_is_known_is_then_written_again() {
 }
 
 #[test]
-fn what_could_not_be_written_again_stays_found() {
-    let gone = Err(io::Error::other("the anchor is silent"));
+fn a_finding_whose_repair_fails_is_not_counted_as_repaired() {
+    let gone = Err(io::Error::other("the anchor doesn't answer"));
     let world = World::with(vec![known(true)], Some(gone));
     world.scrub(JobStart::default());
-    go_through(&world);
+    end_all_pieces(&world);
     let status = world.over();
     assert_eq!((status.state, status.found, status.repaired), (JobState::Finished, 1, 0));
     let events = world.namespace.events().take();
-    assert_eq!(events[1].detail, "scrub: repair: the anchor is silent");
+    assert_eq!(events[1].detail, "scrub: repair: the anchor doesn't answer");
 }
 
 #[test]
-fn a_device_that_is_gone_ends_it() {
+fn a_failed_device_ends_it() {
     let world = World::new();
     world.scrub(JobStart::default());
     world.piece();
@@ -341,19 +342,19 @@ fn a_device_that_is_gone_ends_it() {
     let status = world.over();
     assert_eq!((status.state, status.position), (JobState::Failed, 0));
     assert!(!status.detail.is_empty());
-    // Its range is free.
+    // Its range has been released.
     let controller = controller(1, &world.namespace);
     let written = Host::connect(&controller, 1, false).write(0, plain(1, 8));
     assert_eq!(written, Status::SUCCESS);
 }
 
 #[test]
-fn one_of_each_kind_runs_and_only_where_the_store_can() {
+fn one_of_each_kind_runs_and_only_if_the_store_supports_it() {
     let world = World::new();
     let start = |kind| world.jobs.start(kind, JobStart::default());
     let refused = start(JobKind::Refresh).expect_err("no fast path");
     assert_eq!(refused.id(), "volume.job.unsupported");
-    // The upkeep is used up by that.
+    // That took the store's only upkeep.
     let world = World::new();
     world.scrub(JobStart::default());
     world.piece();
@@ -370,7 +371,7 @@ fn one_of_each_kind_runs_and_only_where_the_store_can() {
 }
 
 #[test]
-fn jobs_and_hosts_get_through_together_and_nothing_is_found_that_is_not_there() {
+fn jobs_and_hosts_work_concurrently_and_there_are_no_false_findings() {
     let raw = Box::new(MemoryStore::new(raw_blocks(BLOCKS), true));
     let store = InPlaceStore::create(raw, BLOCKS, &Trust::default()).expect("store");
     let namespace = Arc::new(Namespace::new(Box::new(store)).unwrap());

@@ -65,9 +65,9 @@ fn a_plain_namespace_executes_every_command() {
     assert_eq!(statistic(&namespace, "media_errors"), 0);
 }
 
-/// A verify moves no blocks, so that no transfer bounds how many it names.
+/// A verify moves no blocks, so its length isn't limited by the maximum transfer size.
 #[test]
-fn verifies_of_any_length_read_a_few_blocks_at_a_time_and_all_of_them() {
+fn verifies_of_any_length_read_all_blocks_a_few_at_a_time() {
     const BLOCKS: usize = 300;
     let store = ShuffledStore::new(BLOCKS, true, 1);
     let namespace = Arc::new(Namespace::new(Box::new(store.clone())).unwrap());
@@ -80,13 +80,13 @@ fn verifies_of_any_length_read_a_few_blocks_at_a_time_and_all_of_them() {
     }
     assert_eq!(store.largest_read(), 32 * BLOCK_BYTES as u64);
     assert_eq!(store.submitted(), 8 * (BLOCKS as u64).div_ceil(32));
-    // The last blocks count as the first do.
+    // The last blocks are checked as well.
     store.roll_back(288);
     assert_eq!(host.status(verify()), Status::REFERENCE_TAG_CHECK.final_());
 }
 
 #[test]
-fn a_sealed_namespace_says_what_is_unwritten_and_refuses_what_is_stale() {
+fn a_sealed_namespace_marks_unwritten_sectors_and_refuses_stale_ones() {
     let (store, namespace) = world(true);
     let controller = controller(1, &namespace);
     let mut host = Host::connect(&controller, 1, true);
@@ -117,7 +117,7 @@ fn a_sealed_namespace_says_what_is_unwritten_and_refuses_what_is_stale() {
 }
 
 #[test]
-fn a_stored_sector_cannot_say_that_it_is_unwritten() {
+fn a_stored_sector_that_is_marked_as_unwritten_is_refused() {
     let (store, namespace) = world(true);
     let controller = controller(1, &namespace);
     let mut host = Host::connect(&controller, 1, true);
@@ -150,14 +150,14 @@ fn a_conditional_write_needs_the_current_iv_of_every_block() {
     assert_eq!(write_if(7, &[(9, 1)]), failure, "an unwritten sector has no IV");
     assert_eq!(write_if(7, &[(0, 1), (0, 2)]), Status::SUCCESS);
     assert_eq!(write_if(7, &[(0, 3)]), failure);
-    assert_eq!(write_if(7, &[(1, 3), (1, 4)]), failure, "one block of two");
+    assert_eq!(write_if(7, &[(1, 3), (1, 4)]), failure, "only one of two blocks fits");
     assert!(store.block(7) == sealed(1) && store.block(8) == sealed(2), "nothing is stored");
     assert_eq!(write_if(7, &[(1, 3), (2, 4)]), Status::SUCCESS);
     assert!(store.block(7) == sealed(3) && store.block(8) == sealed(4), "without expected IVs");
 }
 
 #[test]
-fn a_store_that_fails_is_told_and_changes_nothing_that_counts() {
+fn a_failing_store_is_reported_and_changes_neither_contents_nor_freshness() {
     let (store, namespace) = world(true);
     let controller = controller(1, &namespace);
     let mut host = Host::connect(&controller, 1, true);
@@ -198,7 +198,7 @@ fn namespaces_and_their_states_change_while_the_queue_runs() {
     let mut host = Host::connect(&controller, 1, false);
     assert_eq!(host.write(0, plain(1, 1)), Status::SUCCESS);
     let mut until = |wanted: Status| {
-        // The queue's thread changes over when it gets to it.
+        // The queue's thread adopts the change at some later time.
         let read = || HostCommand::Read { lba: 0, blocks: 1 };
         while host.status(read()).code() != wanted.code() {}
         host.run(read())
@@ -216,7 +216,7 @@ fn namespaces_and_their_states_change_while_the_queue_runs() {
     controller.set_namespaces(vec![]);
     until(Status::INVALID_NAMESPACE);
     controller.set_namespaces(vec![(1, Arc::clone(&second), AnaState::Optimized)]);
-    assert!(until(Status::SUCCESS).1 == plain(0, 1), "another namespace");
+    assert!(until(Status::SUCCESS).1 == plain(0, 1), "the other namespace");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_read_only_host_reads_and_changes_nothing() {
     assert_eq!(host.status(deallocate), protected);
     assert_eq!(host.status(HostCommand::Flush), Status::SUCCESS);
     assert_eq!(host.read(0, 1), sealed(1));
-    // Access is no ANA state: where the host may do nothing, that is what it hears.
+    // The ANA state takes precedence: if the namespace is inaccessible, the host gets that status.
     reader.set_namespaces(vec![(1, Arc::clone(&namespace), AnaState::Inaccessible)]);
     while host.write(0, sealed(2)) == protected {}
     assert_eq!(host.write(0, sealed(2)).code(), Status::ANA_INACCESSIBLE.code());

@@ -1,4 +1,5 @@
-//! Many queues on the same blocks, over a store that runs everything in pieces and out of order.
+//! Several queues on the same blocks, on a store that executes everything piecemeal and out of
+//! order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ fn world(is_sealed: bool, seed: u64) -> Arc<Namespace> {
     Arc::new(Namespace::new(Box::new(store)).unwrap())
 }
 
-/// Runs `body` on a queue of its own for each of [`QUEUES`] hosts at the same time.
+/// Runs `body` concurrently for [`QUEUES`] hosts, each with a queue of its own.
 fn together(namespace: &Arc<Namespace>, is_sealed: bool, body: impl Fn(u8, &mut Host) + Sync) {
     thread::scope(|scope| {
         for index in 0..QUEUES {
@@ -36,7 +37,7 @@ fn together(namespace: &Arc<Namespace>, is_sealed: bool, body: impl Fn(u8, &mut 
 }
 
 #[test]
-fn a_write_of_several_blocks_is_seen_as_a_whole_or_not_at_all() {
+fn a_write_of_several_blocks_is_atomic_to_readers() {
     let namespace = world(false, 11);
     together(&namespace, false, |index, host| {
         for round in 0..60 {
@@ -87,11 +88,14 @@ fn no_increment_by_compare_and_write_is_lost() {
     let controller = controller(9, &namespace);
     let last = Host::connect(&controller, 1, false).read(3, 1);
     assert_eq!(last[..8], (u64::from(QUEUES) * increments).to_le_bytes());
-    assert!(tries.into_inner() > u64::from(QUEUES) * increments, "nobody ever lost: no test");
+    assert!(
+        tries.into_inner() > u64::from(QUEUES) * increments,
+        "no attempt ever failed, so nothing was tested"
+    );
 }
 
 #[test]
-fn conditional_writes_of_one_sector_follow_each_other() {
+fn conditional_writes_of_one_sector_are_serialised() {
     let namespace = world(true, 13);
     let writes = 40u64;
     together(&namespace, true, |_, host| {
@@ -117,18 +121,18 @@ fn conditional_writes_of_one_sector_follow_each_other() {
     assert!(last == sealed_like(u64::from(QUEUES) * writes, &last));
 }
 
-/// The sealed block with this IV and the other's sector MAC, which belongs to the answer.
+/// The sealed block with this IV and the sector MAC of `other`, which differs for each answer.
 fn sealed_like(iv: u64, other: &[u8]) -> Vec<u8> {
     let mut block = sealed(iv);
     block[4096 + 28..4096 + 44].copy_from_slice(&other[4096 + 28..4096 + 44]);
     block
 }
 
-/// Reads are never stale, whatever is written and deallocated meanwhile: the table and the store
-/// change together under the lock. What is read lies between what was complete before the read and
-/// what was begun before its end.
+/// Reads are never stale despite concurrent writes and deallocations, as table and store change
+/// together under the lock. A read returns a version between the last one completed before it and
+/// the last one begun before its end.
 #[test]
-fn readers_of_sealed_sectors_see_no_false_alarm_and_no_going_back() {
+fn readers_of_sealed_sectors_get_no_false_error_and_no_older_version() {
     let namespace = world(true, 14);
     let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
     together(&namespace, true, |index, host| {
@@ -157,7 +161,7 @@ fn readers_of_sealed_sectors_see_no_false_alarm_and_no_going_back() {
 }
 
 #[test]
-fn limits_delay_commands_and_let_go_of_them_when_they_are_lifted() {
+fn limits_delay_commands_and_release_them_when_they_are_lifted() {
     let namespace = world(false, 15);
     namespace.set_limits(QosLimits { write_iops: 1, ..QosLimits::default() });
     let controller = controller(1, &namespace);
@@ -165,7 +169,7 @@ fn limits_delay_commands_and_let_go_of_them_when_they_are_lifted() {
     let write = |lba| HostCommand::Write { lba, data: plain(1, 1), is_forced: false };
     assert_eq!(host.status(write(0)), Status::SUCCESS);
     let held: Vec<_> = (1..9).map(|lba| host.submit(write(lba))).collect();
-    // Reads go on meanwhile, and see that nothing of it was written.
+    // Reads continue meanwhile, and show that nothing was written.
     assert!(host.read(8, 1) == plain(0, 1), "not written yet");
     namespace.set_limits(QosLimits::default());
     for tag in held {
@@ -176,7 +180,7 @@ fn limits_delay_commands_and_let_go_of_them_when_they_are_lifted() {
 }
 
 #[test]
-fn a_limit_is_kept_by_the_queues_own_timer() {
+fn a_limit_is_enforced_by_the_queues_own_timer() {
     let namespace = world(false, 16);
     namespace.set_limits(QosLimits { iops: 2000, ..QosLimits::default() });
     together(&namespace, false, |_, host| {

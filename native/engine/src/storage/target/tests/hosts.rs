@@ -1,4 +1,4 @@
-//! Hosts: one socket and one queue machine each, used like a blocking client.
+//! Hosts with one socket and one queue machine each, used like a blocking client.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ pub fn secure(queue_id: u16) -> SecureQueue {
     secure_of("host", queue_id)
 }
 
-/// The keys of a queue of this gateway.
+/// Keys for a queue of this gateway.
 fn secure_of(gateway: &str, queue_id: u16) -> SecureQueue {
     let context = QueueContext {
         volume_id: [1; 16],
@@ -48,14 +48,14 @@ pub fn limits(queue_depth: u16) -> ControllerLimits {
     }
 }
 
-/// A controller of a host that has this namespace as number 1.
+/// A controller for a host, with this namespace as number 1.
 pub fn controller(host: u8, namespace: &Arc<Namespace>) -> Controller {
     let controller = Controller::new(u64::from(host), [host; 16]).unwrap();
     controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
     controller
 }
 
-/// The same, as long as the permit holds.
+/// As [`controller`], with a permit.
 pub fn permitted(host: u8, namespace: &Arc<Namespace>, permit: &Arc<Permit>) -> Controller {
     let (association, permit) = (u64::from(host), Some(Arc::clone(permit)));
     let controller = Controller::permitted(association, [host; 16], permit).unwrap();
@@ -68,11 +68,11 @@ pub struct Host {
     queue: HostQueue,
     next_tag: u64,
     ended: HashMap<u64, (Status, Vec<u8>)>,
-    /// Mark of the change that was answered last.
+    /// The highest mark in an answer so far.
     pub mark: u64,
 }
 
-/// What a host negotiates.
+/// Limits that a host negotiates.
 pub fn host_limits(is_sealed: bool) -> HostLimits {
     HostLimits {
         queue_depth: 32,
@@ -86,7 +86,7 @@ pub fn host_limits(is_sealed: bool) -> HostLimits {
 }
 
 impl Host {
-    /// Connects a queue: secure or plain as the namespace is.
+    /// Connects a queue: secure if the namespace is sealed, otherwise plain.
     pub fn connect(controller: &Controller, queue_id: u16, is_sealed: bool) -> Self {
         let keys = || is_sealed.then(|| secure(queue_id));
         Self::connect_with(controller, queue_id, keys(), keys())
@@ -110,7 +110,7 @@ impl Host {
         Self::over(near, HostQueue::new(limits, own))
     }
 
-    /// A host that has a connection.
+    /// A host on an existing connection.
     pub fn over(stream: UnixStream, queue: HostQueue) -> Self {
         Self { stream, queue, next_tag: 0, ended: HashMap::new(), mark: 0 }
     }
@@ -144,10 +144,10 @@ impl Host {
         }
     }
 
-    /// Waits for the connection's end; no command was answered before it.
+    /// Waits for the end of the connection; asserts that nothing was answered before it.
     pub fn wait_cut(&mut self) {
         let mut rest = Vec::new();
-        // Closed with bytes unread, a socket ends with an error.
+        // A socket closed with unread bytes ends with an error.
         let _ = self.stream.read_to_end(&mut rest);
         assert_eq!(rest.len(), 0, "something was answered");
     }
@@ -177,7 +177,7 @@ pub fn plain(byte: u8, blocks: usize) -> Vec<u8> {
     vec![byte; blocks * DATA_BYTES]
 }
 
-/// A sealed block, as far as a target can tell.
+/// A block that a target takes for a sealed one.
 pub fn sealed(iv: u64) -> Vec<u8> {
     let mut block = [iv as u8; BLOCK_BYTES];
     metadata_mut(&mut block, (0, 64)).fill(0);

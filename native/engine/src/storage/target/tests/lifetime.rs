@@ -1,4 +1,4 @@
-//! Queues that end while something of them is in flight, waits or is throttled.
+//! Queues that end while their commands are in flight, waiting or throttled.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,7 +18,7 @@ fn world(is_sealed: bool) -> (ShuffledStore, Arc<Namespace>) {
     (store, Arc::new(namespace))
 }
 
-/// Waits until the store was given this many operations.
+/// Waits until this many operations were submitted to the store.
 fn submitted(store: &ShuffledStore, count: u64) {
     while store.submitted() < count {
         thread::yield_now();
@@ -26,7 +26,7 @@ fn submitted(store: &ShuffledStore, count: u64) {
 }
 
 #[test]
-fn closing_waits_for_what_the_store_is_doing_and_the_table_hears_of_it() {
+fn closing_waits_for_store_operations_and_their_freshness_is_recorded() {
     let (store, namespace) = world(true);
     let first = controller(1, &namespace);
     let mut host = Host::connect(&first, 1, true);
@@ -47,11 +47,11 @@ fn closing_waits_for_what_the_store_is_doing_and_the_table_hears_of_it() {
     assert!(store.block(3) == sealed(5));
     let second = controller(2, &namespace);
     let data = Host::connect(&second, 1, true).read(3, 1);
-    assert_eq!(data[4096 + 16], 5, "written, and not taken for stale");
+    assert_eq!(data[4096 + 16], 5, "written, and not refused as stale");
 }
 
 #[test]
-fn a_queue_that_ends_frees_what_it_held_and_what_it_waited_for() {
+fn a_queue_that_ends_releases_the_ranges_it_held_and_withdraws_its_requests() {
     let (store, namespace) = world(false);
     let (first, second, third) =
         (controller(1, &namespace), controller(2, &namespace), controller(3, &namespace));
@@ -61,7 +61,8 @@ fn a_queue_that_ends_frees_what_it_held_and_what_it_waited_for() {
     store.hold(true);
     let held = holder.submit(HostCommand::Write { lba: 3, data: plain(1, 2), is_forced: false });
     submitted(&store, 1);
-    // Waits for the holder, and the last one for it; the flush tells when it got there.
+    // This write waits for the holder, and the last one for this; a flush shows when each was
+    // received.
     waiter.submit(HostCommand::Write { lba: 4, data: plain(2, 2), is_forced: false });
     waiter.submit(HostCommand::Flush);
     submitted(&store, 2);
@@ -69,7 +70,7 @@ fn a_queue_that_ends_frees_what_it_held_and_what_it_waited_for() {
     last.submit(HostCommand::Flush);
     submitted(&store, 3);
     thread::scope(|scope| {
-        // It has a flush at the store to wait for, and gives up its place at once.
+        // It waits for its flush at the store, but withdraws its request at once.
         let closing = scope.spawn(|| second.close());
         submitted(&store, 4);
         store.hold(false);
@@ -77,7 +78,7 @@ fn a_queue_that_ends_frees_what_it_held_and_what_it_waited_for() {
     });
     assert_eq!(holder.finish(held).0, Status::SUCCESS);
     assert_eq!(last.finish(behind).0, Status::SUCCESS);
-    assert!(store.block(4) == plain(1, 1), "the write that was given up never happened");
+    assert!(store.block(4) == plain(1, 1), "the dropped write was never made");
     assert_eq!(last.write(3, plain(4, 4)), Status::SUCCESS, "nothing is left locked");
 }
 
@@ -90,7 +91,7 @@ fn a_queue_that_ends_leaves_no_throttled_command_behind() {
     let write = || HostCommand::Write { lba: 3, data: plain(1, 1), is_forced: false };
     assert_eq!(host.status(write()), Status::SUCCESS);
     host.submit(write());
-    // Read behind it: the write was looked at before.
+    // A read behind it shows that the write has been processed.
     host.read(0, 1);
     first.close();
     assert_eq!(store.submitted(), 2);

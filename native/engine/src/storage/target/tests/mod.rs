@@ -1,4 +1,4 @@
-//! Hosts and a hostile store around real queue threads.
+//! Real queue threads between test hosts and a store that provokes races.
 
 mod commands;
 mod concurrency;

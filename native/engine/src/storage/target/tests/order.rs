@@ -1,4 +1,4 @@
-//! Between gateways, the store is flushed where one changes what another one changed.
+//! The store is flushed before a gateway changes blocks that another gateway changed.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn deallocate(lbas: &[u64]) -> HostCommand {
 }
 
 #[test]
-fn one_gateway_pays_nothing() {
+fn a_single_gateway_causes_no_flushes() {
     let (store, [first, second]) = world();
     let mut queues = [&first, &second].map(|controller| Host::gateway(controller, "a"));
     for lba in [3, 3, 4] {
@@ -39,17 +39,17 @@ fn one_gateway_pays_nothing() {
 }
 
 #[test]
-fn what_another_gateway_changed_is_flushed_before_it_is_changed_again() {
+fn changes_of_another_gateway_are_flushed_before_their_blocks_are_changed_again() {
     let (store, [first, second]) = world();
     let mut a = Host::gateway(&first, "a");
     assert!(a.write(9, sealed(1)).is_success());
     let mut b = Host::gateway(&second, "b");
     assert!(b.write(3, sealed(2)).is_success());
-    assert_eq!(store.flushes(), 1, "what the first one did alone");
+    assert_eq!(store.flushes(), 1, "the first gateway's earlier changes");
     assert!(a.write(4, sealed(3)).is_success() && a.write(4, sealed(4)).is_success());
     assert!(b.write(5, sealed(5)).is_success() && b.write(3, sealed(5)).is_success());
     assert_eq!(b.read(4, 1), sealed(4));
-    assert_eq!(store.flushes(), 1, "blocks of their own");
+    assert_eq!(store.flushes(), 1, "no block is changed by both");
     assert!(b.write(4, sealed(6)).is_success());
     assert_eq!(store.flushes(), 2);
     assert!(a.status(deallocate(&[4])).is_success());
@@ -59,7 +59,7 @@ fn what_another_gateway_changed_is_flushed_before_it_is_changed_again() {
     let write_if = HostCommand::WriteIf { lba: 4, data, is_forced: false };
     assert!(b.status(write_if).is_success());
     assert_eq!((store.flushes(), store.block(4)), (4, sealed(7)));
-    // A flush of their own hands all of it over.
+    // After a gateway's own flush, all blocks may be changed.
     assert!(b.status(HostCommand::FlushMilestone).is_success());
     assert!((3..6).all(|lba| a.write(lba, sealed(8)).is_success()));
     assert_eq!(store.flushes(), 5);
@@ -80,7 +80,7 @@ fn a_change_is_not_made_if_the_flush_before_it_fails() {
 }
 
 #[test]
-fn what_one_mark_cannot_tell_is_flushed_where_several_gateways_are() {
+fn changes_that_one_mark_cannot_express_are_flushed_if_there_are_several_gateways() {
     let (store, [first, second]) = world();
     let [mut a, mut b] = [Host::gateway(&first, "a"), Host::gateway(&second, "b")];
     assert!(a.status(HostCommand::FlushMilestone).is_success());
@@ -97,7 +97,7 @@ fn what_one_mark_cannot_tell_is_flushed_where_several_gateways_are() {
 }
 
 #[test]
-fn a_store_without_marks_is_flushed_for_nobody() {
+fn a_store_without_marks_is_never_flushed_between_gateways() {
     let store = Box::new(MemoryStore::new(16, true));
     let namespace = Arc::new(Namespace::new(store).expect("namespace"));
     let [first, second] = [1, 2].map(|host| controller(host, &namespace));
@@ -110,7 +110,7 @@ fn a_store_without_marks_is_flushed_for_nobody() {
 }
 
 #[test]
-fn completions_tell_marks_of_changes_and_openings_how_far_they_are() {
+fn completions_carry_marks_and_openings_show_how_far_they_had_come() {
     let raw = Box::new(MemoryStore::new(raw_blocks(16), true));
     let store = InPlaceStore::create(raw, 16, &Trust::default()).expect("store");
     let namespace = Arc::new(Namespace::new(Box::new(store)).expect("namespace"));
@@ -130,6 +130,6 @@ fn completions_tell_marks_of_changes_and_openings_how_far_they_are() {
     assert!(host.status(HostCommand::FlushMilestone).is_success());
     let milestone = namespace.milestone().expect("it keeps some");
     assert_eq!(milestone.opening, before.now.opening);
-    assert!(milestone.log_flushed >= mark, "the flush has it");
+    assert!(milestone.log_flushed >= mark, "the flush covers it");
     assert_eq!(before.judge(&before.made(mark), true), Verdict::Contained);
 }

@@ -1,4 +1,4 @@
-//! A gateway that lost a queue asks how its changes ended.
+//! A gateway that lost a queue asks for the outcomes of its changes.
 
 use std::sync::Arc;
 use std::thread;
@@ -19,7 +19,7 @@ fn world() -> (ShuffledStore, Arc<Namespace>) {
     (store, Arc::new(namespace))
 }
 
-/// Asks on a queue of its own for those of queue 1.
+/// Asks, on another queue, for the outcomes of queue 1.
 fn outcomes(namespace: &Arc<Namespace>) -> Option<Vec<Ended>> {
     let asking = controller(2, namespace);
     let mut host = Host::connect(&asking, 2, true);
@@ -33,11 +33,11 @@ fn made(number: u64) -> Ended {
 }
 
 #[test]
-fn what_was_made_is_told_and_what_was_refused_or_read_is_not() {
+fn changes_made_are_reported_and_refused_commands_and_reads_are_not() {
     let (store, namespace) = world();
     let first = controller(1, &namespace);
     let mut host = Host::connect(&first, 1, true);
-    // All at once: none of them reuses another's command id.
+    // All are in flight together, so none of them reuses another's command id.
     let mut other_than_stored = sealed(8);
     set_expected_iv(other_than_stored.first_chunk_mut::<BLOCK_BYTES>().unwrap(), &[7; 12]);
     let commands = [
@@ -53,7 +53,7 @@ fn what_was_made_is_told_and_what_was_refused_or_read_is_not() {
         HostCommand::Write { lba: 16, data: sealed(5), is_forced: false },
     ];
     let tags = commands.map(|command| host.submit(command));
-    assert_eq!(outcomes(&namespace), None, "it isn't over");
+    assert_eq!(outcomes(&namespace), None, "the queue hasn't ended");
     for tag in tags {
         host.finish(tag);
     }
@@ -70,12 +70,12 @@ fn what_was_made_is_told_and_what_was_refused_or_read_is_not() {
 }
 
 #[test]
-fn a_change_that_the_store_has_when_its_queue_ends_is_told_as_it_ends() {
+fn a_change_in_flight_at_the_store_when_its_queue_ends_is_reported_with_its_outcome() {
     let (store, namespace) = world();
     let first = controller(1, &namespace);
     let mut host = Host::connect(&first, 1, true);
     store.hold(true);
-    // The second one waits for the range of the first, and is given up with the queue.
+    // The second one waits for the range of the first, and is dropped with the queue.
     host.submit(HostCommand::Write { lba: 3, data: sealed(5), is_forced: false });
     host.submit(HostCommand::Write { lba: 3, data: sealed(6), is_forced: false });
     while store.submitted() < 1 {
@@ -89,12 +89,12 @@ fn a_change_that_the_store_has_when_its_queue_ends_is_told_as_it_ends() {
     });
     let told = outcomes(&namespace).expect("known");
     let has_second = store.block(3) == sealed(6);
-    assert_eq!(told.contains(&made(2)), has_second, "as the block is");
+    assert_eq!(told.contains(&made(2)), has_second, "the report must agree with the block");
     assert!(told.contains(&made(1)));
 }
 
 #[test]
-fn of_a_deallocation_it_is_told_how_many_ranges_are_done() {
+fn the_number_of_finished_ranges_of_a_deallocation_is_reported() {
     let mut partly = 0;
     for attempt in 0..200 {
         let (store, namespace) = world();
@@ -111,7 +111,7 @@ fn of_a_deallocation_it_is_told_how_many_ranges_are_done() {
         }
         thread::scope(|scope| {
             let closing = scope.spawn(|| first.close());
-            // Longer and longer, until the queue hears of its end before the store goes on.
+            // Increasing delays, until the queue is stopped before the store continues.
             (0..attempt * 10).for_each(|_| thread::yield_now());
             store.hold(false);
             closing.join().unwrap();

@@ -1,4 +1,4 @@
-//! Queues whose host loses its permit while nobody stops them.
+//! Queues whose host loses its permit while the control plane doesn't stop them.
 
 use std::sync::Arc;
 use std::thread;
@@ -28,7 +28,7 @@ fn write(byte: u8) -> HostCommand {
     HostCommand::Write { lba: 3, data: plain(byte, 1), is_forced: false }
 }
 
-/// Waits until the queue has ended and returns why, as its event says.
+/// Waits until the queue has ended and returns the reason in its event.
 fn ended(controller: &Controller) -> &'static str {
     while controller.queues_running() > 0 {
         thread::yield_now();
@@ -38,7 +38,7 @@ fn ended(controller: &Controller) -> &'static str {
 }
 
 #[test]
-fn nothing_is_begun_once_the_permit_has_been_taken_back() {
+fn nothing_is_begun_after_the_permit_is_revoked() {
     let (store, permit, controller) = world();
     let mut host = Host::connect(&controller, 1, false);
     assert_eq!(host.status(write(1)), Status::SUCCESS);
@@ -52,7 +52,7 @@ fn nothing_is_begun_once_the_permit_has_been_taken_back() {
 }
 
 #[test]
-fn nothing_is_begun_once_nobody_extends_the_permit() {
+fn nothing_is_begun_after_the_permit_expires() {
     let (store, _, _) = world();
     let namespace = Arc::new(Namespace::new(Box::new(store.clone())).unwrap());
     let permit = Arc::new(Permit::default());
@@ -66,7 +66,7 @@ fn nothing_is_begun_once_nobody_extends_the_permit() {
 }
 
 #[test]
-fn what_a_store_had_is_completed_there_and_answered_to_nobody() {
+fn operations_at_a_store_are_completed_but_not_answered() {
     let (store, permit, controller) = world();
     let mut host = Host::connect(&controller, 1, false);
     store.end_when_done(&permit);

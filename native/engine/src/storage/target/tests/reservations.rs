@@ -1,4 +1,4 @@
-//! Reservations between hosts, as they come over the wire.
+//! Reservations between hosts, over the wire.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ use super::hosts::{Host, controller, limits, plain};
 use super::store::ShuffledStore;
 use crate::storage::target::{Controller, Namespace};
 
-/// A host that sends entries as they are, one at a time.
+/// A host that sends raw submission entries, one at a time.
 struct Raw {
     stream: UnixStream,
     reader: PduReader,
@@ -54,7 +54,7 @@ impl Raw {
         self.stream.write_all(&[capsule.as_bytes(), data].concat()).unwrap();
     }
 
-    /// The status of the command sent, and its data.
+    /// Status and data of the command sent.
     fn answer(&mut self) -> (Status, Vec<u8>) {
         let mut data = Vec::new();
         loop {
@@ -132,7 +132,7 @@ fn a_reservation_keeps_other_hosts_out_until_it_is_released() {
 }
 
 #[test]
-fn who_is_preempted_is_told_and_has_nothing_in_flight_any_more() {
+fn a_preempted_host_is_notified_and_has_nothing_left_in_flight() {
     let (store, namespace) = world();
     let (first, second) = (controller(1, &namespace), controller(2, &namespace));
     let mut loser = Raw::connect(&first);
@@ -154,7 +154,7 @@ fn who_is_preempted_is_told_and_has_nothing_in_flight_any_more() {
         &[20u64.to_le_bytes(), 10u64.to_le_bytes()].concat(),
         0,
     );
-    // The preemption waits for the write that was begun; another one waits for the preemption.
+    // The preemption waits for the write in progress; the next write waits for the preemption.
     while namespace.statistics().iter().any(|(name, count)| *name == "contended" && *count == 0) {
         thread::yield_now();
     }

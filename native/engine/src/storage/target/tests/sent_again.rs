@@ -1,4 +1,4 @@
-//! What a gateway sends again after a restart of the target replaces nothing that is newer.
+//! Changes that a gateway sends again after a restart of the target replace nothing newer.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn superseded(namespace: &Namespace) -> u64 {
 }
 
 #[test]
-fn blocks_that_somebody_changed_in_this_life_are_left_out_of_what_is_sent_again() {
+fn blocks_changed_since_the_restart_are_left_out_of_changes_sent_again() {
     let (store, namespace) = world();
     let [late, other] = [1, 2].map(|host| controller(host, &namespace));
     let mut late = Host::connect(&late, 1, true);
@@ -43,7 +43,7 @@ fn blocks_that_somebody_changed_in_this_life_are_left_out_of_what_is_sent_again(
     assert_eq!(store.block(6), sealed(52));
     assert_eq!(store.block(7), vec![0; BLOCK_BYTES], "deallocated meanwhile");
     assert_eq!(superseded(&namespace), 2);
-    // All of it: nothing reaches the store, and the answer is the same.
+    // If all blocks were changed, nothing is submitted to the store, and the answer is the same.
     let before = store.submitted();
     let again = HostCommand::WriteAgain { lba: 5, data: sealed(51) };
     assert!(late.status(again).is_success());
@@ -69,7 +69,7 @@ fn a_deallocation_that_is_sent_again_spares_the_same_blocks() {
 }
 
 #[test]
-fn what_was_sent_again_itself_is_replaced_by_what_others_send_again() {
+fn changes_sent_again_are_replaced_by_those_that_others_send_again() {
     let (store, namespace) = world();
     let [first, second] = [1, 2].map(|host| controller(host, &namespace));
     let mut first = Host::connect(&first, 1, true);
@@ -85,7 +85,7 @@ fn what_was_sent_again_itself_is_replaced_by_what_others_send_again() {
 }
 
 #[test]
-fn a_change_that_failed_supersedes_nothing_and_a_part_that_fails_is_told() {
+fn a_failed_change_supersedes_nothing_and_a_failed_part_fails_its_command() {
     let (store, namespace) = world();
     let [late, other] = [1, 2].map(|host| controller(host, &namespace));
     let mut late = Host::connect(&late, 1, true);
@@ -96,7 +96,7 @@ fn a_change_that_failed_supersedes_nothing_and_a_part_that_fails_is_told() {
     assert!(late.status(HostCommand::WriteAgain { lba: 6, data: sealed(5) }).is_success());
     assert_eq!((store.block(6), superseded(&namespace)), (sealed(5), 0));
     assert!(other.write(5, sealed(70)).is_success());
-    // Whichever of the two parts ends first.
+    // In whatever order the two parts end.
     store.roll_back(6);
     for _ in 0..16 {
         let again = HostCommand::WriteAgain { lba: 4, data: four(50) };
@@ -106,7 +106,7 @@ fn a_change_that_failed_supersedes_nothing_and_a_part_that_fails_is_told() {
 }
 
 #[test]
-fn a_plain_queue_has_no_changes_that_are_sent_again() {
+fn a_plain_queue_ignores_the_mark_of_changes_sent_again() {
     let store = ShuffledStore::new(16, false, 23);
     let namespace = Arc::new(Namespace::new(Box::new(store.clone())).expect("namespace"));
     let controller = controller(1, &namespace);

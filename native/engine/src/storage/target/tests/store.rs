@@ -1,5 +1,5 @@
-//! A store that makes races likely: operations run when they are polled for, block by block, in
-//! random order among all that are in flight. It can also be held, and made to fail.
+//! A store that provokes races: operations are executed by `poll`, block by block and in random
+//! order among all in flight. A test can also suspend it or make it fail.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,7 +34,7 @@ struct Inner {
     seed: u64,
 }
 
-/// Handle of a store that outlives the namespaces over it.
+/// Handle on a store that outlives its namespaces.
 #[derive(Debug, Clone)]
 pub struct ShuffledStore(Arc<Inner>);
 
@@ -57,7 +57,7 @@ impl ShuffledStore {
         }))
     }
 
-    /// While held, nothing that was submitted goes on.
+    /// While held, no operation makes progress.
     pub fn hold(&self, is_held: bool) {
         self.0.is_held.store(is_held, Ordering::SeqCst);
     }
@@ -70,12 +70,12 @@ impl ShuffledStore {
         self.0.fails_flushes.store(fails, Ordering::SeqCst);
     }
 
-    /// From now on what begins with this block fails, because it isn't the current one.
+    /// From now on, operations that begin with this block fail, as it is stale.
     pub fn roll_back(&self, lba: u64) {
         self.0.stale.store(lba, Ordering::SeqCst);
     }
 
-    /// Takes the permit back with the next operation that is done.
+    /// Revokes the permit when the next operation completes.
     pub fn end_when_done(&self, permit: &Arc<Permit>) {
         *self.0.ending.lock().unwrap() = Some(Arc::clone(permit));
     }
@@ -114,7 +114,7 @@ impl BlockStore for ShuffledStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         let number = self.0.channels.fetch_add(1, Ordering::SeqCst);
-        // Always readable: somebody who waits looks again and again, as at a busy device.
+        // Always readable, so that a waiting thread polls repeatedly.
         let signal = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let random = ChaCha8Rng::seed_from_u64(self.0.seed + number);
         Ok(Box::new(Channel { store: self.0.clone(), running: Vec::new(), random, signal }))
@@ -144,7 +144,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// Executes one block of an operation; says whether that was the last.
+    /// Executes one block of an operation; returns whether it was the last.
     fn step(&mut self, index: usize) -> bool {
         let bytes = self.store.block_bytes;
         let mut blocks = self.store.blocks.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Two gateways, one block, and a target that is killed: what they wrote has one order.
+//! Two gateways write one block while the target is killed: their writes keep one order.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -31,7 +31,7 @@ const BLOCKS: u64 = 64;
 /// The block that both use.
 const BLOCK: u64 = 3;
 
-/// How blocks lie in a file.
+/// Layout of the blocks in a file.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     File,
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// A target's process, which has a namespace on a file.
+/// A target process with a namespace on a file.
 struct Target {
     kind: Kind,
     namespace: Arc<Namespace>,
@@ -77,7 +77,7 @@ impl Target {
         Self { kind, namespace, incarnation: 1, scratch }
     }
 
-    /// The process is killed, and the next one opens what the file has by then.
+    /// Kills the process; the next one opens the file's contents at that time.
     fn killed(self) -> Self {
         let scratch = Scratch::new();
         std::fs::copy(self.scratch.file(), scratch.file()).expect("copied");
@@ -87,7 +87,7 @@ impl Target {
     }
 }
 
-/// A gateway, and the host behind it.
+/// A gateway and its host.
 struct Gateway {
     number: u8,
     volume: GatewayVolume,
@@ -188,7 +188,7 @@ fn a_late_journal_does_not_undo_what_another_gateway_made_durable_before_the_res
 }
 
 #[test]
-fn what_was_acknowledged_last_stands_whoever_comes_first_after_the_restart() {
+fn the_write_acknowledged_last_stands_whichever_gateway_reconnects_first() {
     for kind in KINDS {
         for is_late in [false, true] {
             let (target, mut a, mut b) = world(kind);
@@ -222,8 +222,8 @@ fn a_deallocation_has_its_place_among_writes() {
 }
 
 #[test]
-fn a_journal_that_is_later_by_two_restarts_fails_its_gateway_if_nobody_can_tell() {
-    // Where it is lost: a write in place is in the log when it is answered.
+fn a_journal_late_by_two_restarts_fails_its_gateway_if_the_order_is_unknown() {
+    // Only with a file is the write lost: a write in place is in the log when it is answered.
     let (target, mut a, mut b) = world(Kind::File);
     a.write(1, false);
     let target = target.killed();
@@ -239,7 +239,7 @@ fn a_journal_that_is_later_by_two_restarts_fails_its_gateway_if_nobody_can_tell(
 }
 
 #[test]
-fn one_gateway_finds_all_that_it_was_answered_over_any_number_of_restarts() {
+fn a_single_gateway_keeps_all_acknowledged_writes_over_any_number_of_restarts() {
     for kind in KINDS {
         let mut target = Target::new(kind);
         let mut gateway = Gateway::new(1);
@@ -248,7 +248,7 @@ fn one_gateway_finds_all_that_it_was_answered_over_any_number_of_restarts() {
             gateway.write(byte, byte == 3);
             target = target.killed();
             if byte % 2 == 0 {
-                // A life in which it isn't there.
+                // An incarnation to which the gateway doesn't connect.
                 target = target.killed();
             }
             gateway.connect(&target);
