@@ -223,7 +223,9 @@ async def attacked(
     async with contextlib.AsyncExitStack() as stack:
         if proxy is None:
             proxy = await stack.enter_async_context(Proxy(cluster.data_address).listening())
-        client = await stack.enter_async_context(connect(cluster.gateway(gateway).socket))
+        # In a thread: starting a daemon takes seconds, in which other tasks' timeouts would expire.
+        daemon = await asyncio.to_thread(cluster.gateway, gateway)
+        client = await stack.enter_async_context(connect(daemon.socket))
         if volume is None:
             volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
         else:
