@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UnavailableError, UsageError
+from sealane.daemon.runtime.peer_groups import peer_groups
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.refusal import refusal
 
 CONNECTIONS_MAX: Final = 64
 """Connections of one socket, unless it says more; for one more, an older one has to go."""
@@ -52,14 +54,19 @@ class Caller:
         connection.setblocking(False)
         self.socket = connection
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.process, self.user, _ = _PEER_CREDENTIALS.unpack(packed)
-        """Who connected, as numbers of process and user."""
+        self.process, self.user, self.group = _PEER_CREDENTIALS.unpack(packed)
+        """Who connected: numbers of process, user and group, as they were at its connect(2)."""
         self.has_to_go = False
         """Set by `send_away`."""
         self.was_interrupted = False
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._risky_since: float | None = None
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """Its group and its supplementary groups, as they were at its connect(2)."""
+        return frozenset({self.group, *peer_groups(self.socket)})
 
     def receive(self, limit: int) -> bytes:
         """Return up to `limit` bytes that have arrived; empty at the end of the stream.
@@ -124,6 +131,24 @@ class Caller:
 
 
 Serve = Callable[[Caller], None]
+Admit = Callable[[Caller], None]
+"""Raises VerificationError for a caller that must not be served."""
+NoteRefused = Callable[[Caller, VerificationError], None]
+"""Called in the event loop for each caller that was not admitted."""
+
+
+def own_user(caller: Caller) -> None:
+    """Admit processes of the daemon's own user."""
+    if caller.user != geteuid():
+        raise VerificationError(
+            "door.user.refused", f"served to user {geteuid()} only; you are {caller.user}"
+        )
+
+
+def own_user_and_root(caller: Caller) -> None:
+    """Admit processes of the daemon's own user, and root's."""
+    if caller.user != 0:
+        own_user(caller)
 
 
 @contextlib.asynccontextmanager
@@ -132,18 +157,20 @@ async def door(
     serve: Serve,
     *,
     connections_max: int = CONNECTIONS_MAX,
-    admits_root: bool = False,
+    admit: Admit = own_user,
+    note_refused: NoteRefused = lambda _caller, _error: None,
+    mode: int = 0o600,
 ) -> AsyncIterator[None]:
     """Have `serve` answer each connection at `path`, in a thread, until the block is left.
 
-    Only processes of the daemon's own user are answered, and root's if `admits_root`. Runs in the
-    main thread's event loop, as its signal handler can't be set elsewhere.
+    `admit` says who is answered; the others learn why not. `mode` is the socket's. Runs in the main
+    thread's event loop, as its signal handler can't be set elsewhere.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
-    listener = listen(path)
-    guests = _Guests(serve, connections_max, admits_root=admits_root)
+    listener = listen(path, mode=mode)
+    guests = _Guests(serve, connections_max, admit=admit, note_refused=note_refused)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
@@ -173,10 +200,13 @@ def _end(path: Path, listener: socket.socket) -> None:
 class _Guests:
     """The connections of one door."""
 
-    def __init__(self, serve: Serve, connections_max: int, *, admits_root: bool) -> None:
+    def __init__(
+        self, serve: Serve, connections_max: int, *, admit: Admit, note_refused: NoteRefused
+    ) -> None:
         self._serve = serve
         self._connections_max = connections_max
-        self._admits_root = admits_root
+        self._admit = admit
+        self._note_refused = note_refused
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
         self._someone_left = asyncio.Event()
@@ -235,7 +265,7 @@ class _Guests:
 
     async def _make_room(self) -> None:
         while len(self._callers) > self._connections_max:
-            staying = {one: one.process for one in self._callers if not one.has_to_go}
+            staying = {one: (one.user, one.process) for one in self._callers if not one.has_to_go}
             if len(staying) > self._connections_max:
                 first_to_go(staying).send_away()
             await self._leaving()
@@ -251,31 +281,44 @@ class _Guests:
         # A job that goes away, or is silent or wrong, harms only itself.
         try:
             with contextlib.suppress(OSError, TimeoutError):
-                if caller.user == geteuid() or (self._admits_root and caller.user == 0):
+                if self._admits(caller):
                     self._serve(caller)
         finally:
             caller.close()
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
                 self._loop.call_soon_threadsafe(self._left, caller)
 
+    def _admits(self, caller: Caller) -> bool:
+        try:
+            self._admit(caller)
+        except VerificationError as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody takes note
+                self._loop.call_soon_threadsafe(self._note_refused, caller, error)
+            caller.socket.send(refusal(error), socket.MSG_NOSIGNAL)
+            return False
+        return True
+
     def _left(self, caller: Caller) -> None:
         self._callers.remove(caller)
         self._someone_left.set()
 
 
-def first_to_go(open_ones: Mapping[Key, int]) -> Key:
-    """Choose who makes room: the oldest connection of the process that has most of them.
+def first_to_go(open_ones: Mapping[Key, tuple[int, int]]) -> Key:
+    """Choose who makes room: of the user with most connections, the process with most, its oldest.
 
-    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
-    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
+    `open_ones` are connections, oldest first, and the numbers of user and process of each. So who
+    holds connections open, by however many processes, takes the room of no other user, and a
+    process that of no other; each is answered in a turn of the loop.
     """
-    counts = Counter(open_ones.values())
-    most = max(counts.values())
-    return next(one for one, process in open_ones.items() if counts[process] == most)
+    users = Counter(user for user, _ in open_ones.values())
+    user = max(users, key=lambda each: users[each])
+    processes = Counter(owner for owner in open_ones.values() if owner[0] == user)
+    most = max(processes.values())
+    return next(one for one, owner in open_ones.items() if processes[owner] == most)
 
 
-def listen(path: Path) -> socket.socket:
-    """Return a Unix socket that only this user may open, listening at `path`.
+def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
+    """Return a Unix socket with that mode, listening at `path`.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
@@ -291,7 +334,7 @@ def listen(path: Path) -> socket.socket:
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        before = os.umask(0o177)
+        before = os.umask(0o777 & ~mode)
         try:
             listener.bind(str(path))
         finally:
@@ -304,12 +347,15 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def relay(caller: Caller, address: str) -> None:
+def relay(caller: Caller, address: str, *, own_name: bytes | None = None) -> None:
     """Pass bytes between `caller` and the Unix socket at `address` until either closes.
 
-    Raises OSError if nobody listens there.
+    The server there sees `own_name` as the address of its peer. Raises OSError if nobody listens
+    there, or the name is in use.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        if own_name is not None:
+            server.bind(own_name)
         server.connect(address)
         server.setblocking(False)
         inward, outward = bytearray(), bytearray()
