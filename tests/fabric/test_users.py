@@ -38,7 +38,7 @@ async def listening(fabric: Fabric, job: Job, name: str, **how: Any) -> AsyncIte
         name=f"listen {name}",
     )
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(fabric.service.sessions()) == before and not task.done():
+        while len(fabric.service.sessions()) == before and not task.done():  # noqa: ASYNC110 - they ring no bell
             await asyncio.sleep(0)
     try:
         yield task
