@@ -21,7 +21,8 @@ GROUP = 54_400
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")
 
 _FIRST = """
-import asyncio, contextlib, ctypes, encodings.idna, errno, json, os, signal, socket, sys, threading
+import asyncio, concurrent.futures.thread, contextlib, ctypes, encodings.idna, errno, json, os
+import signal, socket, sys, threading
 import grpc
 import sealane.client.connection as connection
 from pathlib import Path

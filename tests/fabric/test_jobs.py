@@ -27,6 +27,15 @@ OURS = os.geteuid()
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 
 
+class FromOutside:
+    """What the kernel says of a process in a PID namespace that isn't below this one."""
+
+    size = 12
+
+    def unpack(self, _: bytes) -> tuple[int, int, int]:
+        return 0, OURS, 0
+
+
 @pytest.fixture
 def process() -> Any:
     """Run another process."""
@@ -162,6 +171,14 @@ def test_kernel_names_the_process_behind_a_connection(
 
     assert (pid, uid) == (os.getpid(), os.geteuid())
     assert f"Pid:\t{pid}\n" in shown
+
+
+def test_a_process_without_a_number_here_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_PEER_CREDENTIALS", FromOutside())
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(UnavailableError) as unseen:
+        jobs.peer_of(ours)
+    assert unseen.value.reason == "fabric.jobs.unseen"
 
 
 async def test_sessions_of_a_job_are_bounded_and_those_of_another_are_not_touched(

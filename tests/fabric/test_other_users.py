@@ -127,7 +127,7 @@ async with connect(arguments[0]) as client:
 
     say(
         {
-            "listed": [each.name for each in page.sessions],
+            "listed": [each.name for each in page.sessions if each.uid != uid or each.name == name],
             "jobs": [each.name for each in fabric.jobs],
             "sessions": fabric.sessions,
             "get": await reason(calls.GetSession(sessions_pb2.GetSessionRequest(name=name))),
