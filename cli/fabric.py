@@ -54,14 +54,7 @@ async def session_limits(
         fabric = await client.sessions.GetFabric(
             sessions_pb2.GetFabricRequest(), timeout=CALL_SECONDS
         )
-    limits = fabric.limits
-    most = {
-        "sessions": limits.sessions,
-        "region_bytes": limits.region_bytes,
-        "receives": limits.receives,
-        "sends": limits.sends,
-        "rate_bits_per_second": limits.rate_bits_per_second,
-    }
+    most = _most(fabric.limits)
     every = {
         "sessions": fabric.sessions_max,
         "rate_bits_per_second": fabric.rate_max_bits_per_second,
@@ -70,8 +63,20 @@ async def session_limits(
         {"job": "(all together)", **{name: every.get(name, "") for name in most}, **_NO_USE},
         {"job": "(each job)", **most, **_NO_USE},
     ]
+    if fabric.HasField("user_limits"):
+        rows.insert(1, {"job": "(each user)", **_most(fabric.user_limits), **_NO_USE})
     rows += [_job_row(job, most) for job in fabric.jobs]
     output.show(rows, [_shown(row) for row in rows])
+
+
+def _most(limits: sessions_pb2.JobLimits) -> dict[str, int]:
+    return {
+        "sessions": limits.sessions,
+        "region_bytes": limits.region_bytes,
+        "receives": limits.receives,
+        "sends": limits.sends,
+        "rate_bits_per_second": limits.rate_bits_per_second,
+    }
 
 
 def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,6 +87,7 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
     return {
         "job": row["job"],
+        "uid": row.get("uid", ""),
         "sessions": row["sessions"],
         "memory": text("region_bytes", size_text),
         "receives": row["receives"],
@@ -96,6 +102,7 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _job_row(job: sessions_pb2.Job, limits: Mapping[str, int]) -> Mapping[str, Any]:
     return {
         "job": job.name,
+        "uid": job.uid,
         **{name: job.usage.get(name, "") for name in limits},
         "wire_bytes_sent": job.usage["wire_bytes_sent"],
         "waited_seconds": job.usage["waited_nanos"] / 1e9,

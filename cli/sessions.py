@@ -92,6 +92,7 @@ def _description(session: sessions_pb2.Session) -> dict[str, Any]:
     """Return a session's attributes; `session stat` has its figures."""
     return {
         "name": session.name,
+        "uid": session.uid,
         "display_name": session.display_name,
         "state": _state(session),
         "peer": session.peer_node,
@@ -119,6 +120,7 @@ def _state(session: sessions_pb2.Session) -> str:
 def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
     return {
         "name": session.name,
+        "uid": session.uid,
         "display_name": session.display_name,
         "state": _state(session),
         "peer": session.peer_node,

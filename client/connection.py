@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import socket as _socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,8 @@ from sealane.client.grants import listen_session, open_session
 from sealane.client.session import Session
 from sealane.client.volume import Volume, front_end_of
 from sealane.client.volumes import Volumes
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, VerificationError
+from sealane.protocol.refusal import LINE_BYTES_MAX, refusal_of
 from sealane.protocol.v1 import (
     devices_pb2_grpc,
     nodes_pb2,
@@ -37,6 +39,11 @@ from sealane.protocol.v1 import (
 )
 
 DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
+"""Of the daemon, for operators and for jobs of its own user."""
+JOBS_SOCKET: Final = "/run/sealane-jobs/jobs.sock"
+"""Of a fabric, for jobs of other users."""
+SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
+"""Environment variable with the path of the socket."""
 _CONNECT_SECONDS: Final = 5.0
 
 
@@ -65,7 +72,9 @@ class Client:
     volumes: Volumes
     """Calls about volumes."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, directory: str = "") -> None:
+        """Use a channel to a socket in `directory`, where relative paths of rings begin."""
+        self._directory = directory
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
@@ -114,6 +123,7 @@ class Client:
         return open_session(
             self.sessions,
             display_name,
+            directory=self._directory,
             region_bytes=region_bytes,
             peer_node=peer_node,
             peer_address=peer_address,
@@ -137,6 +147,7 @@ class Client:
         return listen_session(
             self.sessions,
             display_name,
+            directory=self._directory,
             region_bytes=region_bytes,
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
@@ -166,18 +177,59 @@ class Client:
         )
 
 
+def default_socket() -> str:
+    """Return the socket that `connect` uses if it isn't told one.
+
+    That of the environment variable SEALANE_SOCKET; else the daemon's, if this process may open it;
+    else a fabric's for jobs.
+    """
+    told = os.environ.get(SOCKET_VARIABLE)
+    if told:
+        return told
+    if os.access(DEFAULT_SOCKET, os.W_OK) or not os.path.exists(JOBS_SOCKET):  # noqa: PTH110
+        return DEFAULT_SOCKET
+    return JOBS_SOCKET
+
+
 @contextlib.asynccontextmanager
-async def connect(socket: str | os.PathLike[str] = DEFAULT_SOCKET) -> AsyncIterator[Client]:
-    """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            _, writer = await asyncio.open_unix_connection(socket)
-    except OSError as error:
-        why = "time-out" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise UnavailableError(
-            "daemon.unreachable", f"{socket}: no sealaned answers there: {why}"
-        ) from error
-    writer.close()
+async def connect(socket: str | os.PathLike[str] | None = None) -> AsyncIterator[Client]:
+    """Connect to the daemon at `socket`, by default at `default_socket()`.
+
+    UnavailableError `daemon.unreachable` if there is none, VerificationError if it doesn't serve
+    this process's user: `daemon.refused`, or a fabric's `session.user.…`.
+    """
+    path = os.fspath(default_socket() if socket is None else socket)
+    await _probe(path)
     options = [("grpc.enable_http_proxy", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-        yield Client(channel)
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        yield Client(channel, directory=os.path.dirname(path))  # noqa: PTH120
+
+
+async def _probe(path: str) -> None:
+    """Raise if no daemon listens at `path`, or it refuses this process's user.
+
+    The daemon sends first: gRPC's settings, or a refusal. A daemon that is too busy to send
+    anything may still answer calls, which have time limits of their own.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(_socket.socket(_socket.AF_UNIX)) as connection:
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await loop.sock_connect(connection, path)
+        except PermissionError as error:
+            raise VerificationError(
+                "daemon.refused",
+                f"{path}: user {os.geteuid()} may not open it; jobs of other users use the socket "
+                f"that fabric.jobs sets up, {JOBS_SOCKET} by default",
+            ) from error
+        except OSError as error:
+            why = "time-out" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            raise UnavailableError(
+                "daemon.unreachable", f"{path}: no sealaned answers there: {why}"
+            ) from error
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                answer = await loop.sock_recv(connection, LINE_BYTES_MAX)
+                if (refused := refusal_of(answer)) is not None:
+                    raise refused

@@ -45,6 +45,7 @@ async def open_session(
     wait_seconds: float = 0.0,
     peer_tenant: str = "",
     secret: bytes = b"",
+    directory: str = "",
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
 
@@ -53,8 +54,9 @@ async def open_session(
     packets instead of the peer's own addresses; the session has no other paths. `wait_seconds`: how
     long to retry while there is no such listener. `peer_tenant`: the tenant that the peer's node
     must belong to, our own if empty. `secret`: 16 to 64 bytes that the listener must know, too.
+    `directory`: where a relative path of the ring socket begins.
     """
-    job_token = await introduce(sessions)
+    job_token = await introduce(sessions, directory)
     with sayable(_REQUEST_RANGE):
         request = sessions_pb2.OpenSessionRequest(
             job_token=job_token,
@@ -77,7 +79,7 @@ async def open_session(
             if error.reason != ABSENT or not is_early:
                 raise
         await asyncio.sleep(_LISTENER_POLL_SECONDS)
-    with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
+    with contextlib.closing(Session(await fetch_ring(grant, directory), grant.session)) as session:
         yield session
 
 
@@ -90,14 +92,16 @@ async def listen_session(
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
+    directory: str = "",
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block.
 
     The peer's node must be one of `peer_nodes` (none: any node) of `peer_tenants` (none: our own
     tenant), and its job must know `secret` (16 to 64 bytes; empty: any job). Other offers are
-    refused, and the listener goes on waiting.
+    refused, and the listener goes on waiting. `directory`: where a relative path of the ring socket
+    begins.
     """
-    job_token = await introduce(sessions)
+    job_token = await introduce(sessions, directory)
     with sayable(_REQUEST_RANGE):
         request = sessions_pb2.ListenSessionRequest(
             job_token=job_token,
@@ -109,7 +113,7 @@ async def listen_session(
         )
     with translated(_FABRIC):
         grant = await sessions.ListenSession(request)
-    with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
+    with contextlib.closing(Session(await fetch_ring(grant, directory), grant.session)) as session:
         yield session
 
 
@@ -120,8 +124,10 @@ async def _granted(
         return await sessions.OpenSession(request, timeout=OPEN_TIMEOUT_SECONDS)
 
 
-async def introduce(sessions: "SessionsAsyncStub") -> bytes:
+async def introduce(sessions: "SessionsAsyncStub", directory: str = "") -> bytes:
     """Return the token that names this process in calls: its sessions end when it ends.
+
+    `directory`: where a relative path of the ring socket begins.
 
     Raises UnavailableError if the fabric's ring socket isn't served, or there are too many jobs.
     """
@@ -129,7 +135,8 @@ async def introduce(sessions: "SessionsAsyncStub") -> bytes:
         fabric = await sessions.GetFabric(
             sessions_pb2.GetFabricRequest(), timeout=HAND_OVER_TIMEOUT_SECONDS
         )
-    async with _asked(fabric.ring_socket, INTRODUCTION) as connection:
+    ring_socket = os.path.join(directory, fabric.ring_socket)  # noqa: PTH118
+    async with _asked(ring_socket, INTRODUCTION) as connection:
         answer = connection.recv(1 + TOKEN_BYTES)
     if answer[:1] != INTRODUCED or len(answer) != 1 + TOKEN_BYTES:
         raise UnavailableError(
@@ -157,12 +164,13 @@ async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]
             ) from error
 
 
-async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
-    """Redeem a grant at the fabric's ring socket.
+async def fetch_ring(grant: sessions_pb2.SessionGrant, directory: str = "") -> JobRing:
+    """Redeem a grant at the fabric's ring socket; `directory` as in `introduce`.
 
     Raises UnavailableError if the token is spent or too old, or the socket isn't served.
     """
-    async with _asked(grant.ring_socket, grant.ring_token) as connection:
+    ring_socket = os.path.join(directory, grant.ring_socket)  # noqa: PTH118
+    async with _asked(ring_socket, grant.ring_token) as connection:
         answer, descriptors = _receive_descriptors(connection)
     if answer != GRANTED or len(descriptors) != DESCRIPTORS:
         for descriptor in descriptors:

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from sealane.client import connection, operation
-from sealane.client.connection import DEFAULT_SOCKET
 from sealane.client.disk import DiskHandle
 from sealane.client.disk_file import DiskFile
 from sealane.client.disk_queues import FrontEnd
@@ -52,8 +51,8 @@ __all__ = [
 
 
 @contextlib.contextmanager
-def connect(socket: str | os.PathLike[str] = DEFAULT_SOCKET) -> Iterator[Client]:
-    """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
+def connect(socket: str | os.PathLike[str] | None = None) -> Iterator[Client]:
+    """Connect to the daemon at `socket`, as `sealane.client.connect` does."""
     with running() as loop, entered(loop, connection.connect(socket), Client) as client:
         yield client
 

@@ -31,11 +31,10 @@ from torch._C._distributed_c10d import Work
 
 from sealane.client.collectives import Group, Member, Operator, join
 from sealane.client.collectives.reduction import BFLOAT16, Elements
-from sealane.client.connection import DEFAULT_SOCKET, connect
+from sealane.client.connection import connect
 from sealane.client.loop import Loop
 from sealane.errors import UsageError
 
-SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
 RATE_VARIABLE: Final = "SEALANE_RATE"
 RATE_BITS_PER_SECOND: Final = 1_000_000_000
 ENDED_KEPT: Final = 8
@@ -363,9 +362,7 @@ async def _join(
     stack: contextlib.AsyncExitStack, store: Any, rank: int, size: int, seconds: float
 ) -> Group:
     """Publish this fabric's address, and form the group."""
-    client = await stack.enter_async_context(
-        connect(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
-    )
+    client = await stack.enter_async_context(connect())
     status = await client.status()
     ours = {"node": status.node, "address": status.addresses["fabric_control"]}
     store.set(f"sealane/{rank}", json.dumps(ours))

@@ -16,7 +16,7 @@ from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.node.evidence.choose import check_driver
-from sealane.daemon.runtime.directories import check_directory
+from sealane.daemon.runtime.directories import JobsDirectory, check_directory
 from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.daemon.target.subsystems import read_host_secrets
 from sealane.daemon.volume.store_kinds import STORE_KINDS
@@ -50,6 +50,8 @@ def check_start(config: Config) -> None:
                 raise UsageError("config.unreadable", f"target.namespaces {device}: does not exist")
         for subsystem in config.target.subsystems:
             read_host_secrets(subsystem)
+    if config.fabric is not None and config.fabric.jobs is not None:
+        JobsDirectory(Path(config.fabric.jobs.run_dir)).check()
     if config.gateway is not None:
         for party in config.gateway.third_party:
             third_party_of(party)

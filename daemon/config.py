@@ -5,6 +5,8 @@ found and the values allowed. A daemon has the roles whose sections are in its f
 """
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -26,6 +28,7 @@ from sealane.daemon.runtime.config_types import (
     Section,
     is_loopback,
 )
+from sealane.daemon.runtime.overflow_ids import overflow_ids
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.volume.jobs import RATE_MAX
@@ -41,6 +44,8 @@ PATHS_MAX: Final = 32
 UNIT_BYTES: Final = 1408
 """Payload of a packet that fits an MTU of 1500 together with all headers."""
 
+JOBS_IDS_MAX: Final = 1024
+"""Largest number of users, and of groups, of `fabric.jobs`."""
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
 # All items but the primary one and its collateral.
@@ -351,6 +356,48 @@ class JobLimitsConfig(Section):
     rate_share: Annotated[float, Field(ge=0.001, le=1)] = 1.0
 
 
+_ID_MAX: Final = 2**32 - 2
+
+
+def _mapped(ids: list[int]) -> list[int]:
+    if len(set(ids)) != len(ids):
+        raise ValueError("numbers without duplicates")
+    if set(ids) & {*overflow_ids()}:
+        raise ValueError(
+            f"other numbers than {' and '.join(str(each) for each in sorted({*overflow_ids()}))}, "
+            "which stands for every user or group that isn't mapped here"
+        )
+    return ids
+
+
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0, le=_ID_MAX)]],
+    Field(default_factory=list, max_length=JOBS_IDS_MAX),
+    AfterValidator(_mapped),
+]
+
+
+class UserLimitsConfig(JobLimitsConfig):
+    """Limits of all jobs of one user at a fabric."""
+
+    sessions: Annotated[int, Field(ge=1, le=1024)] = 8
+
+
+class JobsConfig(Section):
+    """Jobs of other users than the daemon's."""
+
+    uids: Ids
+    groups: Ids
+    run_dir: RunDir = "/run/sealane-jobs"
+    limits: Annotated[UserLimitsConfig, Field(default_factory=UserLimitsConfig)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.uids and not self.groups:
+            raise ValueError("at least one number in uids or groups")
+        return self
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -361,6 +408,7 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     limits: Annotated[JobLimitsConfig, Field(default_factory=JobLimitsConfig)]
+    jobs: JobsConfig | None = None
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
@@ -416,7 +464,20 @@ def load_config(path: Path) -> Config:
     """Read `path`; UsageError `config.…` with one line about the first fault."""
     config = load_section(Config, path)
     _check_roles(config, path)
+    if config.fabric is not None and config.fabric.jobs is not None:
+        _check_writers(path)
     return config
+
+
+def _check_writers(path: Path) -> None:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in {0, os.geteuid()} or mode & 0o022:
+        raise UsageError(
+            "config.writable",
+            f"{path}: mode {mode:04o}, owner {status.st_uid}; allowed with fabric.jobs: written to "
+            f"by root or user {os.geteuid()} only",
+        )
 
 
 def _check_roles(config: Config, path: Path) -> None:

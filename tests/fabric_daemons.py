@@ -1,7 +1,7 @@
 """Fabric daemons as processes, enrolled with one broker."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
@@ -23,8 +23,16 @@ class FabricDaemons:
 
 
 @contextlib.contextmanager
-def fabric_daemons(names: Sequence[str] = ("a", "b"), *, more: str = "") -> Iterator[FabricDaemons]:
-    """Start a broker and a fabric for each name; `more` holds lines for their [fabric] sections."""
+def fabric_daemons(
+    names: Sequence[str] = ("a", "b"),
+    *,
+    more: str = "",
+    each_more: Callable[[str], str] = lambda _: "",
+) -> Iterator[FabricDaemons]:
+    """Start a broker and a fabric for each name.
+
+    `more` holds lines for their [fabric] sections, `each_more` makes those that differ by name.
+    """
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         site.write_policy({name: ["fabric"] for name in names})
@@ -33,7 +41,11 @@ def fabric_daemons(names: Sequence[str] = ("a", "b"), *, more: str = "") -> Iter
             broker=broker,
             fabrics=tuple(
                 stack.enter_context(
-                    daemon(site.write_config(name, site.enrolment(name, broker) + SECTION + more))
+                    daemon(
+                        site.write_config(
+                            name, site.enrolment(name, broker) + SECTION + more + each_more(name)
+                        )
+                    )
                 )
                 for name in names
             ),

@@ -169,7 +169,9 @@ async def fabric(
         permit=lambda _: permitted(),
     )
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
-    add_SessionsServicer_to_server(SessionsServicer(service), server)
+    add_SessionsServicer_to_server(
+        SessionsServicer(service, ring_socket=str(config.ring_socket)), server
+    )
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
     first = control or config.listen_data[0]
     host = f"[{first}]" if ":" in first else first

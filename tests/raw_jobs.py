@@ -47,7 +47,7 @@ async def raw_job(left: Any, right: Any) -> AsyncIterator[RawJob]:
             peer_address=right.address,
             rate_bits_per_second=RATE,
         )
-    descriptors = left.service.grants.claim(grant.ring_token)
+    descriptors = left.service.grants.claim(grant.ring_token, os.geteuid())
     assert descriptors is not None
     region, submission, completion, doorbell, call = descriptors
     memory = mmap.mmap(submission, 0)

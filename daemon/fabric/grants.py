@@ -33,15 +33,16 @@ class Grants:
         self._unclaimed[token] = (session, timer)
         return Grant(session=session, ring_socket=str(self._ring_socket), ring_token=token)
 
-    def claim(self, token: bytes) -> tuple[int, int, int, int, int] | None:
-        """Hand over the descriptors of the token's session; the caller closes them.
+    def claim(self, token: bytes, uid: int) -> tuple[int, int, int, int, int] | None:
+        """Hand over the descriptors of the token's session to its user; the caller closes them.
 
-        None if there is no such grant (any longer), or the session is closed.
+        None if that user has no such grant (any longer), or the session is closed. Another user
+        who knows the token doesn't use it up.
         """
-        granted = self._unclaimed.pop(token, None)
-        if granted is None:
+        granted = self._unclaimed.get(token)
+        if granted is None or granted[0].job.user.uid != uid:
             return None
-        session, timer = granted
+        session, timer = self._unclaimed.pop(token)
         timer.cancel()
         return session.take_job_descriptors()
 

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from sealane.daemon.fabric.jobs import Job
-from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.units import UNIT_BYTES_MIN, UNIT_CANDIDATES_MAX
 from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UnavailableError, UsageError
@@ -79,14 +79,17 @@ class Limits:
             )
 
     def check_share(self, rate_bits_per_second: int) -> None:
-        """UsageError for a rate above one job's share of the fabric's rate."""
-        most = self.settings.job_rate_bits_per_second
-        if rate_bits_per_second > most:
-            raise UsageError(
-                "session.limit.rate_share",
-                f"rate of {rate_bits_per_second} bit/s; allowed for one job: {most} "
-                f"(fabric.limits.rate_share = {self.settings.limits.rate_share:g})",
-            )
+        """UsageError for a rate above one job's or one user's share of the fabric's rate."""
+        for owner, key, limits in (
+            ("job", "fabric.limits", self.settings.limits),
+            ("user", "fabric.jobs.limits", self.settings.user_limits),
+        ):
+            if limits is not None and rate_bits_per_second > self.settings.rate_of(limits):
+                raise UsageError(
+                    "session.limit.rate_share",
+                    f"rate of {rate_bits_per_second} bit/s; allowed for one {owner}: "
+                    f"{self.settings.rate_of(limits)} ({key}.rate_share = {limits.rate_share:g})",
+                )
 
     def check_count(self, open_count: int) -> None:
         """UnavailableError if the fabric has the maximum number of sessions."""
@@ -98,18 +101,37 @@ class Limits:
             )
 
     def check_job(self, job: Job, *, region_bytes: int) -> None:
-        """UnavailableError if the job's sessions or their memory leave no room for another."""
-        limits = self.settings.limits
-        if len(job.regions) >= limits.sessions:
-            raise UnavailableError(
-                "session.limit.sessions",
-                f"{job.name} has {limits.sessions} sessions open or waiting for a peer: close "
-                "one, or raise fabric.limits.sessions",
+        """UnavailableError if the sessions of the job or its user leave no room for another."""
+        _check_owner(
+            job.name,
+            [*job.regions.values()],
+            self.settings.limits,
+            region_bytes=region_bytes,
+            key="fabric.limits",
+        )
+        if self.settings.user_limits is not None:
+            _check_owner(
+                f"user {job.user.uid}",
+                job.user.regions,
+                self.settings.user_limits,
+                region_bytes=region_bytes,
+                key="fabric.jobs.limits",
             )
-        used = sum(job.regions.values())
-        if used + region_bytes > limits.region_bytes:
-            raise UnavailableError(
-                "session.limit.region_bytes",
-                f"{job.name} has regions of {used} bytes and asks for {region_bytes} more; "
-                f"allowed: {limits.region_bytes} in all (fabric.limits.region_bytes)",
-            )
+
+
+def _check_owner(
+    owner: str, regions: list[int], limits: JobLimits, *, region_bytes: int, key: str
+) -> None:
+    if len(regions) >= limits.sessions:
+        raise UnavailableError(
+            "session.limit.sessions",
+            f"{owner} has {limits.sessions} sessions open or waiting for a peer: close "
+            f"one, or raise {key}.sessions",
+        )
+    used = sum(regions)
+    if used + region_bytes > limits.region_bytes:
+        raise UnavailableError(
+            "session.limit.region_bytes",
+            f"{owner} has regions of {used} bytes and asks for {region_bytes} more; "
+            f"allowed: {limits.region_bytes} in all ({key}.region_bytes)",
+        )

@@ -1,7 +1,7 @@
-"""The Unix socket from which a job fetches the rings of a granted session (ring-abi.md).
+"""The Unix sockets from which a job fetches the rings of a granted session (ring-abi.md).
 
 The job connects, sends the 16-byte token of its grant and receives five descriptors by SCM_RIGHTS.
-A token is single-use and short-lived; the peer must run as the daemon's user. Before that the job
+A token is single-use, short-lived, and good for the user of its session only. Before that the job
 has introduced itself with 16 zero bytes, and received the token that identifies its process in
 calls.
 """
@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from sealane.daemon.runtime.door import Caller, door
+from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
@@ -32,16 +32,24 @@ REFUSED = b"\x00"
 HELLO_TIMEOUT_SECONDS = 5.0
 """Time limit for a job that connects and sends nothing, because it occupies a thread."""
 
-Claim = Callable[[bytes], tuple[int, int, int, int, int] | None]
+Claim = Callable[[bytes, int], tuple[int, int, int, int, int] | None]
 Introduce = Callable[[socket.socket], bytes]
 R = TypeVar("R")
 
 
-def serve(path: Path, claim: Claim, introduce: Introduce) -> AbstractAsyncContextManager[None]:
-    """Serve `path` for the duration of the block.
+def serve(
+    path: Path,
+    claim: Claim,
+    introduce: Introduce,
+    *,
+    admit: Admit = own_user,
+    note_refused: NoteRefused = lambda _caller, _error: None,
+    mode: int = 0o600,
+) -> AbstractAsyncContextManager[None]:
+    """Serve `path` for the duration of the block, to whom `admit` admits.
 
-    `claim` redeems a token or returns None; `introduce` gives the process that made a connection
-    its job token, or raises UnavailableError. Both run in the event loop.
+    `claim` redeems a token of a user or returns None; `introduce` gives the process that made a
+    connection its job token, or raises UnavailableError. Both run in the event loop.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one that is in use.
     """
@@ -59,7 +67,7 @@ def serve(path: Path, claim: Claim, introduce: Introduce) -> AbstractAsyncContex
             answer = in_loop(functools.partial(_introduced, caller.socket, introduce))
             caller.socket.send(answer, socket.MSG_NOSIGNAL)
             return
-        descriptors = in_loop(functools.partial(claim, token))
+        descriptors = in_loop(functools.partial(claim, token, caller.user))
         if descriptors is None:
             caller.socket.send(REFUSED, socket.MSG_NOSIGNAL)
             return
@@ -69,7 +77,7 @@ def serve(path: Path, claim: Claim, introduce: Introduce) -> AbstractAsyncContex
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    return door(path, answer)
+    return door(path, answer, admit=admit, note_refused=note_refused, mode=mode)
 
 
 def _introduced(connection: socket.socket, introduce: Introduce) -> bytes:

@@ -6,7 +6,8 @@ from typing import Any
 
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.roles import Role
-from sealane.daemon.config import FabricConfig
+from sealane.daemon.config import FabricConfig, JobsConfig
+from sealane.daemon.fabric.job_sockets import job_sockets
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -17,7 +18,9 @@ from sealane.daemon.fabric.servicer import (
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.node.servicer import NodesServicer
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import new_server
@@ -50,6 +53,9 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             region_bytes_max=config.region_bytes_max,
             sessions_max=config.sessions_max,
             limits=JobLimits(**config.limits.model_dump()),
+            user_limits=None
+            if config.jobs is None
+            else JobLimits(**config.jobs.limits.model_dump()),
             listen_data=config.data_listen,
             paths=config.paths,
             idle_timeout_seconds=config.idle_timeout_seconds,
@@ -104,5 +110,36 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
         name="fabric_control",
         key="fabric.control_listen",
     )
-    sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), context.local)
+    operator_rings = str(context.run_directory.ring_socket)
+    sessions_pb2_grpc.add_SessionsServicer_to_server(
+        SessionsServicer(service, ring_socket=operator_rings), context.local
+    )
     context.services.append("sealane.v1.Sessions")
+    if config.jobs is not None:
+        await _serve_jobs(config.jobs, context, service, identity)
+
+
+async def _serve_jobs(
+    config: JobsConfig, context: RoleContext, service: FabricService, identity: Identity
+) -> None:
+    # Jobs learn of this node what its peers know: name, address, certificate, evidence.
+    node = NodesServicer(
+        node=context.config.node.name,
+        roles=[Role.FABRIC],
+        identities=[identity],
+        addresses={"fabric_control": context.addresses["fabric_control"]},
+        evidence=context.config.enrolment.evidence if context.config.enrolment else "",
+        is_development=context.enrolled.is_development,
+        started=utc_now(),
+    )
+    directory = await context.stack.enter_async_context(
+        job_sockets(
+            config,
+            service,
+            node,
+            inner=context.run_directory.jobs_inner,
+            metrics=context.metrics,
+        )
+    )
+    context.addresses["jobs_socket"] = str(directory.socket)
+    context.addresses["jobs_ring_socket"] = str(directory.ring_socket)

@@ -41,7 +41,7 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.reasons import ReasonId
-from sealane.transport.establish import VERSION, Shown
+from sealane.transport.establish import VERSION, SessionKeys, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -162,8 +162,11 @@ class FabricService:
         peer_tenants: tuple[str, ...] = (),
         peer_nodes: tuple[str, ...] = (),
         secret: bytes = b"",
+        uid: int | None = None,
     ) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting.
+
+        The job must be one of user `uid` (None: of any).
 
         The peer must be one of `peer_nodes` (empty: all) of `peer_tenants` (empty: this fabric's),
         and its job must know `secret`. Offers of others are refused, and the listener keeps
@@ -174,15 +177,21 @@ class FabricService:
         with admission(
             own_tenant=self._own().tenant, tenants=peer_tenants, nodes=peer_nodes, secret=secret
         ) as admitted:
-            return await self._listen(job_token, display_name, region_bytes, admitted)
+            return await self._listen(job_token, uid, display_name, region_bytes, admitted)
 
     async def _listen(
-        self, job_token: bytes, display_name: str, region_bytes: int, admitted: Admission
+        self,
+        job_token: bytes,
+        uid: int | None,
+        display_name: str,
+        region_bytes: int,
+        admitted: Admission,
     ) -> Grant:
         while True:
             self.drain.check()
-            job = self.jobs.of(job_token)
-            if self._listener(display_name) is not None:
+            job = self.jobs.of(job_token, uid=uid)
+            # Listeners of other users may have the same name: no user sees or blocks theirs.
+            if any(other.job.user.uid == job.user.uid for other in self._listeners(display_name)):
                 raise UsageError(
                     "session.listener.exists",
                     f"a session {display_name!r} is already waiting for a peer",
@@ -224,16 +233,18 @@ class FabricService:
         via_addresses: tuple[str, ...] = (),
         peer_tenant: str = "",
         secret: bytes = b"",
+        uid: int | None = None,
     ) -> Grant:
         """Open a session to a peer's listener of that name; `peer_tenant` empty: this fabric's own.
 
-        `secret`: what the listener's job must know. Raises UsageError for values out of range,
-        UnavailableError if a limit is reached, the peer has no listener (for this fabric) or the
-        path is not validated in time, VerificationError if the exchange was tampered with, the peer
-        is another tenant's or its job has another secret.
+        The job must be one of user `uid` (None: of any). `secret`: what the listener's job must
+        know. Raises UsageError for values out of range, UnavailableError if a limit is reached, the
+        peer has no listener (for this fabric) or the path is not validated in time,
+        VerificationError if the exchange was tampered with, the peer is another tenant's or its job
+        has another secret.
         """
         self.drain.check()
-        job = self.jobs.of(job_token)
+        job = self.jobs.of(job_token, uid=uid)
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
         self._limits.check_rate(rate_bits_per_second)
@@ -295,36 +306,7 @@ class FabricService:
         check_addresses(offer.data_addresses, "session.establish.malformed")
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
-        session = self._listener(offer.display_name)
-        if session is None or not session.admission.takes(
-            peer.subject, display_name=offer.display_name
-        ):
-            # A peer that may not use a listener must not learn that it exists.
-            raise UnavailableError(
-                "session.listener.absent",
-                f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
-            )
-        admitted = session.admission
-        certificate, result = self._own_result()
-        try:
-            answer, keys = await asyncio.to_thread(
-                respond,
-                offer,
-                initiator=peer.subject,
-                initiator_shown=peer.shown,
-                own=self._own(),
-                own_certificate=certificate,
-                own_result=result,
-                kem=self._kem,
-                units=units,
-                data_addresses=session.data_addresses[: len(offer.data_addresses)],
-                secret=admitted.secret,
-            )
-        except VerificationError as error:
-            admitted.note_stranger(
-                peer.subject, display_name=offer.display_name, reason=error.reason
-            )
-            raise
+        session, answer, keys = await self._respond(offer, units, peer)
         start = Start(
             keys=keys,
             units=units,
@@ -340,28 +322,77 @@ class FabricService:
         session.begin(_agreed(session, peer.subject, offer), start)
         return answer
 
+    async def _respond(
+        self, offer: Offer, units: tuple[int, ...], peer: Peer
+    ) -> tuple[Session, Answer, SessionKeys]:
+        """Answer for the first listener of that name, of whatever user, that takes the offer."""
+        candidates = [
+            session
+            for session in self._listeners(offer.display_name)
+            if session.admission.takes(peer.subject, display_name=offer.display_name)
+        ]
+        # An offer that proves a secret is meant for a listener that has one, and no other is.
+        has_proof = bool(offer.secret_proof)
+        fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
+        mismatch: VerificationError | None = None
+        for session in fitting or candidates:
+            admitted = session.admission
+            certificate, result = self._own_result()
+            try:
+                answer, keys = await asyncio.to_thread(
+                    respond,
+                    offer,
+                    initiator=peer.subject,
+                    initiator_shown=peer.shown,
+                    own=self._own(),
+                    own_certificate=certificate,
+                    own_result=result,
+                    kem=self._kem,
+                    units=units,
+                    data_addresses=session.data_addresses[: len(offer.data_addresses)],
+                    secret=admitted.secret,
+                )
+            except VerificationError as error:
+                admitted.note_stranger(
+                    peer.subject, display_name=offer.display_name, reason=error.reason
+                )
+                if error.reason != "session.secret.mismatch":
+                    raise
+                mismatch = error
+                continue
+            return session, answer, keys
+        if mismatch is not None:
+            raise mismatch
+        # A peer that may not use a listener must not learn that it exists.
+        raise UnavailableError(
+            "session.listener.absent",
+            f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
+        )
+
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
         """Start draining in the background, for at most the time that the settings allow."""
         most = self.settings.drain_timeout_seconds
         seconds = most if timeout_seconds is None else min(timeout_seconds, most)
         self._draining.start(self.drain.run(seconds), name="drain")
 
-    def get(self, name: str) -> Session:
-        """Return a session by name, including recently closed ones."""
-        session = self._sessions.get(name)
-        if session is None:
-            session = next((old for old in self._closed if old.identity.name == name), None)
-        if session is None:
-            raise UsageError("session.name.not_found", f"there is no session {name!r}")
-        return session
+    def get(self, name: str, *, uid: int | None = None) -> Session:
+        """Return a session of that user (None: of any) by name, or a recently closed one.
 
-    def sessions(self) -> list[Session]:
-        """Return all sessions, recently closed ones first."""
-        return [*self._closed, *self._sessions.values()]
+        UsageError `session.name.not_found`, also for those of other users.
+        """
+        for session in self.sessions(uid=uid):
+            if session.identity.name == name:
+                return session
+        raise UsageError("session.name.not_found", f"there is no session {name!r}")
 
-    def close(self, name: str) -> None:
-        """Close a session. Idempotent."""
-        self.get(name).close("session.closed.requested")
+    def sessions(self, *, uid: int | None = None) -> list[Session]:
+        """Return all sessions of that user (None: of all), recently closed ones first."""
+        every = [*self._closed, *self._sessions.values()]
+        return [session for session in every if uid in (None, session.job.user.uid)]
+
+    def close(self, name: str, *, uid: int | None = None) -> None:
+        """Close a session, as `get` finds it. Idempotent."""
+        self.get(name, uid=uid).close("session.closed.requested")
 
     def peers(self) -> Iterable[PeerIncarnation]:
         """Return the peers that have sessions."""
@@ -438,17 +469,14 @@ class FabricService:
             session.close("session.closed.cancelled")
             raise
 
-    def _listener(self, display_name: str) -> Session | None:
-        return next(
-            (
-                session
-                for session in self._sessions.values()
-                if session.state is State.LISTENING
-                and not session.identity.is_initiator
-                and session.identity.display_name == display_name
-            ),
-            None,
-        )
+    def _listeners(self, display_name: str) -> list[Session]:
+        return [
+            session
+            for session in self._sessions.values()
+            if session.state is State.LISTENING
+            and not session.identity.is_initiator
+            and session.identity.display_name == display_name
+        ]
 
     @property
     def _ip_version(self) -> int:

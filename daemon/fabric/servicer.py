@@ -17,6 +17,7 @@ from sealane.daemon.fabric.establishment import Answer, CheckResult, Offer, Resu
 from sealane.daemon.fabric.grants import Grant
 from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import PathReport, Session, State
+from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.snapshots import job_usage
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
@@ -112,18 +113,41 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
     )
 
 
-class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
-    """Session calls of jobs; served on the Unix socket."""
+UserOf = Callable[[Any], int]
+"""Returns whose call it is, by its connection; VerificationError if that can't be told."""
 
-    def __init__(self, service: FabricService) -> None:
+
+class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
+    """Session calls; served on Unix sockets.
+
+    With `user_of`, a call sees and touches nothing but what belongs to its user; the operator's
+    socket is served without. `ring_socket` is the path that jobs there use.
+    """
+
+    def __init__(
+        self, service: FabricService, *, ring_socket: str, user_of: UserOf | None = None
+    ) -> None:
         self._service = service
+        self._ring_socket = ring_socket
+        self._user_of = user_of
+
+    def _uid(self, context: Any) -> int | None:
+        return None if self._user_of is None else self._user_of(context)
+
+    def _grant(self, grant: Grant) -> sessions_pb2.SessionGrant:
+        return sessions_pb2.SessionGrant(
+            session=_session(grant.session),
+            ring_socket=self._ring_socket,
+            ring_token=grant.ring_token,
+        )
 
     async def ListenSession(
         self, request: sessions_pb2.ListenSessionRequest, context: Any
     ) -> sessions_pb2.SessionGrant:
         """Wait for a peer to open a session of this name."""
-        return _grant(
+        return self._grant(
             await self._service.listen(
+                uid=self._uid(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -137,8 +161,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.OpenSessionRequest, context: Any
     ) -> sessions_pb2.SessionGrant:
         """Open a session to a peer that listens."""
-        return _grant(
+        return self._grant(
             await self._service.open(
+                uid=self._uid(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -155,7 +180,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.GetSessionRequest, context: Any
     ) -> sessions_pb2.Session:
         """Return one session with its statistics."""
-        return _session(self._service.get(request.name))
+        return _session(self._service.get(request.name, uid=self._uid(context)))
 
     async def ListSessions(
         self, request: sessions_pb2.ListSessionsRequest, context: Any
@@ -164,7 +189,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         size = min(request.page_size or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
         if size < 0:
             raise UsageError("page.size.range", f"page size {size}; allowed: 0 and up")
-        sessions = sorted(self._service.sessions(), key=lambda session: session.identity.name)
+        found = self._service.sessions(uid=self._uid(context))
+        sessions = sorted(found, key=lambda session: session.identity.name)
         rest = [session for session in sessions if session.identity.name > request.page_token]
         page = rest[:size]
         more = len(rest) > len(page)
@@ -177,7 +203,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.WatchSessionRequest, context: Any
     ) -> AsyncIterator[sessions_pb2.Session]:
         """Stream the session in each of its states."""
-        session = self._service.get(request.name)
+        session = self._service.get(request.name, uid=self._uid(context))
         async for _ in session.states():
             yield _session(session)
 
@@ -185,14 +211,14 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.CloseSessionRequest, context: Any
     ) -> empty_pb2.Empty:
         """Close a session at this end; the peer's end is notified."""
-        self._service.close(request.name)
+        self._service.close(request.name, uid=self._uid(context))
         return empty_pb2.Empty()
 
     async def GetFabric(
         self, request: sessions_pb2.GetFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
-        """Return the fabric's limits, and what each job uses."""
-        return _fabric(self._service)
+        """Return the fabric's limits, and what each job uses that the caller may see."""
+        return self._fabric(self._uid(context))
 
     async def DrainFabric(
         self, request: sessions_pb2.DrainFabricRequest, context: Any
@@ -203,7 +229,32 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self._service.begin_drain(request.timeout_seconds or None)
         # One turn of the loop, so that the answer includes the drain that was just begun.
         await asyncio.sleep(0)
-        return _fabric(self._service)
+        return self._fabric(None)
+
+    def _fabric(self, uid: int | None) -> sessions_pb2.Fabric:
+        service, settings = self._service, self._service.settings
+        progress = service.drain.progress
+        drain = None
+        if progress is not None:
+            drain = sessions_pb2.Drain(
+                seconds_left=progress.seconds_left, sessions_left=progress.sessions_left
+            )
+        sessions = service.sessions(uid=uid)
+        of_user = settings.user_limits
+        return sessions_pb2.Fabric(
+            drain=drain,
+            ring_socket=self._ring_socket,
+            rate_max_bits_per_second=settings.rate_max_bits_per_second,
+            sessions=sum(session.state is not State.CLOSED for session in sessions),
+            sessions_max=settings.sessions_max,
+            limits=_limits(settings, settings.limits),
+            user_limits=None if of_user is None else _limits(settings, of_user),
+            jobs=[
+                sessions_pb2.Job(name=job.name, pid=job.pid, uid=job.user.uid, usage=job_usage(job))
+                for job in service.jobs.list()
+                if uid in (None, job.user.uid)
+            ],
+        )
 
 
 class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
@@ -243,40 +294,13 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
         )
 
 
-def _grant(grant: Grant) -> sessions_pb2.SessionGrant:
-    return sessions_pb2.SessionGrant(
-        session=_session(grant.session),
-        ring_socket=grant.ring_socket,
-        ring_token=grant.ring_token,
-    )
-
-
-def _fabric(service: FabricService) -> sessions_pb2.Fabric:
-    settings = service.settings
-    limits = settings.limits
-    progress = service.drain.progress
-    drain = None
-    if progress is not None:
-        drain = sessions_pb2.Drain(
-            seconds_left=progress.seconds_left, sessions_left=progress.sessions_left
-        )
-    return sessions_pb2.Fabric(
-        drain=drain,
-        ring_socket=str(settings.ring_socket),
-        rate_max_bits_per_second=settings.rate_max_bits_per_second,
-        sessions=sum(session.state is not State.CLOSED for session in service.sessions()),
-        sessions_max=settings.sessions_max,
-        limits=sessions_pb2.JobLimits(
-            sessions=limits.sessions,
-            region_bytes=limits.region_bytes,
-            receives=limits.receives,
-            sends=limits.sends,
-            rate_bits_per_second=settings.job_rate_bits_per_second,
-        ),
-        jobs=[
-            sessions_pb2.Job(name=job.name, pid=job.pid, usage=job_usage(job))
-            for job in service.jobs.list()
-        ],
+def _limits(settings: FabricSettings, limits: JobLimits) -> sessions_pb2.JobLimits:
+    return sessions_pb2.JobLimits(
+        sessions=limits.sessions,
+        region_bytes=limits.region_bytes,
+        receives=limits.receives,
+        sends=limits.sends,
+        rate_bits_per_second=settings.rate_of(limits),
     )
 
 
@@ -284,6 +308,7 @@ def _session(session: Session) -> sessions_pb2.Session:
     identity = session.identity
     return sessions_pb2.Session(
         name=identity.name,
+        uid=session.job.user.uid,
         display_name=identity.display_name,
         state=_STATES[session.state],
         peer_node=identity.peer_node,

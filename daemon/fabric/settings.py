@@ -8,7 +8,7 @@ from sealane.daemon.config import UNIT_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """Limits of one job, over all of its sessions."""
+    """Limits of one job, over all of its sessions; or of one user, over all of its jobs."""
 
     sessions: int = 16
     """Sessions and waiting listeners; a session has a queue pair in each direction."""
@@ -35,6 +35,8 @@ class FabricSettings:
     sessions_max: int
     """Limit of sessions and waiting listeners together."""
     limits: JobLimits = field(default_factory=JobLimits)
+    user_limits: JobLimits | None = None
+    """Limits of all jobs of one user together; None: those of the fabric."""
     listen_data: tuple[str, ...] = ("127.0.0.1",)
     """Numeric addresses to bind data sockets to, each on a free port."""
     paths: int = 1
@@ -63,4 +65,8 @@ class FabricSettings:
     @property
     def job_rate_bits_per_second(self) -> int:
         """Return the rate limit of one job."""
-        return round(self.rate_max_bits_per_second * self.limits.rate_share)
+        return self.rate_of(self.limits)
+
+    def rate_of(self, limits: JobLimits) -> int:
+        """Return a limit of the rate, in bits per second on the wire."""
+        return round(self.rate_max_bits_per_second * limits.rate_share)

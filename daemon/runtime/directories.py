@@ -15,6 +15,8 @@ from sealane.errors import UnavailableError, UsageError
 
 SOCKET_NAME: Final = "sealaned.sock"
 RING_SOCKET_NAME: Final = "ring.sock"
+JOBS_SOCKET_NAME: Final = "jobs.sock"
+_JOBS_DIRECTORY_MODE: Final = 0o711
 READY_NAME: Final = "ready.json"
 _RUN_LOCK_NAME: Final = "sealaned.lock"
 _STATE_LOCK_NAME: Final = "state.lock"
@@ -70,6 +72,58 @@ def _check_closed(status: os.stat_result, path: Path, key: str) -> None:
         raise UsageError("directory.mode", f"{key} {path}: mode {mode:04o}; allowed: 0700")
 
 
+class JobsDirectory:
+    """The directory of the sockets that jobs of other users reach.
+
+    Only the daemon may write in it: whoever can replace a socket is the fabric to the jobs that
+    connect next.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.socket = path / JOBS_SOCKET_NAME
+        self.ring_socket = path / RING_SOCKET_NAME
+
+    def check(self) -> None:
+        """Raise UsageError `directory.…` unless it can be used, or created."""
+        key = "fabric.jobs.run_dir"
+        check_directory(self._path, key=key, is_shared=True)
+        for each in (self._path, *self._path.parents):
+            if each.exists():
+                _check_enterable(each, key=key, is_own=each == self._path)
+
+    def prepare(self) -> None:
+        """Create it with mode 0711 if it is missing, and check it."""
+        if not self._path.exists():
+            try:
+                self._path.mkdir()
+                self._path.chmod(_JOBS_DIRECTORY_MODE)
+            except OSError as error:
+                raise UsageError(
+                    "directory.unusable", f"fabric.jobs.run_dir {self._path}: {error.strerror}"
+                ) from error
+        self.check()
+
+
+def _check_enterable(path: Path, *, key: str, is_own: bool) -> None:
+    """Raise UsageError if only the owner may enter `path`, or others may replace what is in it."""
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in {0, os.geteuid()}:
+        raise UsageError(
+            "directory.owner",
+            f"{key} {path}: owner {status.st_uid}; allowed: {os.geteuid()}, or root",
+        )
+    # In a directory with the sticky bit nobody renames or removes what isn't his.
+    is_writable = mode & 0o022 and (is_own or not mode & stat.S_ISVTX)
+    if is_writable or not mode & 0o011:
+        raise UsageError(
+            "directory.mode",
+            f"{key} {path}: mode {mode:04o}; allowed: closed to writing by others, and open to "
+            "entering by jobs, as 0711 is",
+        )
+
+
 @contextlib.contextmanager
 def claimed_state(path: Path) -> Iterator[None]:
     """Hold a state directory; UnavailableError `daemon.running` if another daemon holds it.
@@ -89,6 +143,8 @@ class RunDirectory:
         self._path = path
         self.socket = path / SOCKET_NAME
         self.ring_socket = path / RING_SOCKET_NAME
+        self.jobs_inner = path / JOBS_SOCKET_NAME
+        """Where the server behind the jobs' socket has a name for a moment."""
         self.ready_file = path / READY_NAME
 
     @contextlib.contextmanager

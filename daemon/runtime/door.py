@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UnavailableError, UsageError
+from sealane.daemon.runtime.peer_groups import peer_groups
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.refusal import refusal
 
 CONNECTIONS_MAX: Final = 64
 """Default limit of connections of one socket; beyond it, an older connection is closed."""
@@ -52,14 +54,19 @@ class Caller:
         connection.setblocking(False)
         self.socket = connection
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.process, self.user, _ = _PEER_CREDENTIALS.unpack(packed)
-        """Process id and user id of the peer."""
+        self.process, self.user, self.group = _PEER_CREDENTIALS.unpack(packed)
+        """Process id, user id and group id of the peer at its connect(2)."""
         self.must_close = False
         """Set by `disconnect`."""
         self.was_interrupted = False
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._risky_since: float | None = None
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """Its group and its supplementary groups, as they were at its connect(2)."""
+        return frozenset({self.group, *peer_groups(self.socket)})
 
     def receive(self, limit: int) -> bytes:
         """Return up to `limit` bytes that have arrived; empty at the end of the stream.
@@ -127,6 +134,24 @@ class Caller:
 
 
 Serve = Callable[[Caller], None]
+Admit = Callable[[Caller], None]
+"""Raises VerificationError for a caller that must not be served."""
+NoteRefused = Callable[[Caller, VerificationError], None]
+"""Called in the event loop for each caller that was not admitted."""
+
+
+def own_user(caller: Caller) -> None:
+    """Admit processes of the daemon's own user."""
+    if caller.user != geteuid():
+        raise VerificationError(
+            "door.user.refused", f"served to user {geteuid()} only; you are {caller.user}"
+        )
+
+
+def own_user_and_root(caller: Caller) -> None:
+    """Admit processes of the daemon's own user, and root's."""
+    if caller.user != 0:
+        own_user(caller)
 
 
 @contextlib.asynccontextmanager
@@ -135,18 +160,21 @@ async def door(
     serve: Serve,
     *,
     connections_max: int = CONNECTIONS_MAX,
-    admits_root: bool = False,
+    admit: Admit = own_user,
+    note_refused: NoteRefused = lambda _caller, _error: None,
+    mode: int = 0o600,
 ) -> AsyncIterator[None]:
     """Serve each connection at `path` by `serve`, in its own thread, until the block is left.
 
-    Only processes of the daemon's own user are served, and root's if `admits_root`. Must run in the
-    main thread's event loop, as a signal handler can't be set elsewhere.
+    `admit` raises VerificationError for callers that aren't served; they are told the reason.
+    `mode` is the socket's. Must run in the main thread's event loop, as a signal handler can't be
+    set elsewhere.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
     signal.signal(_INTERRUPT, lambda _signal, _frame: None)
-    listener = listen(path)
-    connections = _Connections(serve, connections_max, admits_root=admits_root)
+    listener = listen(path, mode=mode)
+    connections = _Connections(serve, connections_max, admit=admit, note_refused=note_refused)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = (
@@ -176,10 +204,13 @@ def _end(path: Path, listener: socket.socket) -> None:
 class _Connections:
     """The connections of one socket."""
 
-    def __init__(self, serve: Serve, connections_max: int, *, admits_root: bool) -> None:
+    def __init__(
+        self, serve: Serve, connections_max: int, *, admit: Admit, note_refused: NoteRefused
+    ) -> None:
         self._serve = serve
         self._connections_max = connections_max
-        self._admits_root = admits_root
+        self._admit = admit
+        self._note_refused = note_refused
         self._loop = asyncio.get_running_loop()
         self._callers: list[Caller] = []
         self._one_ended = asyncio.Event()
@@ -238,7 +269,7 @@ class _Connections:
 
     async def _make_room(self) -> None:
         while len(self._callers) > self._connections_max:
-            staying = {one: one.process for one in self._callers if not one.must_close}
+            staying = {one: (one.user, one.process) for one in self._callers if not one.must_close}
             if len(staying) > self._connections_max:
                 next_to_close(staying).disconnect()
             await self._end_of_one()
@@ -254,31 +285,44 @@ class _Connections:
         # A job that disconnects, is silent or sends wrong data harms only itself.
         try:
             with contextlib.suppress(OSError, TimeoutError):
-                if caller.user == geteuid() or (self._admits_root and caller.user == 0):
+                if self._admits(caller):
                     self._serve(caller)
         finally:
             caller.close()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended, caller)
 
+    def _admits(self, caller: Caller) -> bool:
+        try:
+            self._admit(caller)
+        except VerificationError as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._note_refused, caller, error)
+            caller.socket.send(refusal(error), socket.MSG_NOSIGNAL)
+            return False
+        return True
+
     def _ended(self, caller: Caller) -> None:
         self._callers.remove(caller)
         self._one_ended.set()
 
 
-def next_to_close(open_ones: Mapping[Key, int]) -> Key:
-    """Choose the connection to close: the oldest one of the process that has most of them.
+def next_to_close(open_ones: Mapping[Key, tuple[int, int]]) -> Key:
+    """Choose the connection to close: the oldest of the busiest process of the busiest user.
 
-    `open_ones` maps connections, oldest first, to process ids. So a job that holds many connections
-    open doesn't displace those of other processes.
+    `open_ones` maps connections, oldest first, to user id and process id. So a user that holds many
+    connections open, by however many processes, doesn't displace those of other users, nor a
+    process those of other processes.
     """
-    counts = Counter(open_ones.values())
-    most = max(counts.values())
-    return next(one for one, process in open_ones.items() if counts[process] == most)
+    users = Counter(user for user, _ in open_ones.values())
+    user = max(users, key=lambda each: users[each])
+    processes = Counter(owner for owner in open_ones.values() if owner[0] == user)
+    most = max(processes.values())
+    return next(one for one, owner in open_ones.items() if processes[owner] == most)
 
 
-def listen(path: Path) -> socket.socket:
-    """Return a listening Unix socket at `path` that only this user may open.
+def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
+    """Return a Unix socket with that mode, listening at `path`.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
@@ -294,7 +338,7 @@ def listen(path: Path) -> socket.socket:
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        before = os.umask(0o177)
+        before = os.umask(0o777 & ~mode)
         try:
             listener.bind(str(path))
         finally:
@@ -307,12 +351,15 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def relay(caller: Caller, address: str) -> None:
+def relay(caller: Caller, address: str, *, own_name: bytes | None = None) -> None:
     """Pass bytes between `caller` and the Unix socket at `address` until either closes.
 
-    Raises OSError if no process listens there.
+    The server there sees `own_name` as the address of its peer. Raises OSError if no process
+    listens there, or the name is in use.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        if own_name is not None:
+            server.bind(own_name)
         server.connect(address)
         server.setblocking(False)
         inward, outward = bytearray(), bytearray()

@@ -133,6 +133,12 @@ class Metrics:
         self.refusals = Counter(
             "sealane_refusals", "Calls refused, by reason id.", ["reason"], registry=r
         )
+        self.job_callers_refused = Counter(
+            "sealane_job_callers_refused",
+            "Connections to the sockets for jobs that were refused, by reason id.",
+            ["reason"],
+            registry=r,
+        )
         self.nvme_faults = Counter(
             "sealane_nvme_faults",
             "Faults of NVMe/TCP hosts, by listener and reason id.",

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import functools
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ import grpc
 
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
-from sealane.daemon.runtime.door import door, relay
+from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user_and_root, relay
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import calls_pb2_grpc
@@ -77,6 +76,9 @@ CERTIFIED: Final = Quota(
 )
 """For listeners that demand a certificate. It limits one connection to 1 GiB of memory; the caller
 was attested, is known by name, and can be revoked."""
+JOB_STREAMS: Final = 128
+"""Concurrent calls on one connection of a job: it may wait for many peers at once."""
+JOB_MESSAGE_BYTES_MAX: Final = 32 << 10
 HANDSHAKE_SECONDS: Final = 10.0
 """Time limit for the TLS handshake, and for the first frame of HTTP/2."""
 
@@ -132,6 +134,22 @@ def server_options(quota: Quota | None) -> list[tuple[str, int]]:
     ]
 
 
+def new_job_server(metrics: Metrics, first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+    """Return a server for jobs' Unix socket, whose calls go through `first`.
+
+    Messages without an end take at most `LOCAL_CONNECTIONS_MAX` × `JOB_STREAMS` ×
+    `JOB_MESSAGE_BYTES_MAX` of memory, 1 GiB.
+    """
+    return grpc.aio.server(
+        interceptors=[first, CallInterceptor(metrics, None)],
+        options=[
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+            ("grpc.max_receive_message_length", JOB_MESSAGE_BYTES_MAX),
+            ("grpc.max_concurrent_streams", JOB_STREAMS),
+        ],
+    )
+
+
 def _milliseconds(seconds: float) -> int:
     return int(1000 * seconds)
 
@@ -151,18 +169,34 @@ def bind_tcp(
     return f"{host}:{port}"
 
 
+def relay_unnamed(caller: Caller, address: str) -> None:
+    """Relay a caller whose calls need not be told from those of others."""
+    relay(caller, address)
+
+
 @contextlib.asynccontextmanager
-async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]:
+async def local_door(
+    server: grpc.aio.Server,
+    path: Path,
+    *,
+    inner: Path | None = None,
+    admit: Admit = own_user_and_root,
+    note_refused: NoteRefused = lambda _caller, _error: None,
+    mode: int = 0o600,
+    relayed: Callable[[Caller, str], None] = relay_unnamed,
+) -> AsyncIterator[None]:
     """Have `server`, not started yet, answer at the Unix socket `path` until the block is left.
 
-    Only this user and root may open it. gRPC's own threads serve all callers, so they receive
-    nothing from a job directly: what each connection sends passes through a thread of its own.
-    gRPC's own socket has no name that another process could open.
+    `admit` says who may open it: by default this user and root. gRPC's own threads serve all
+    callers, so they receive nothing from a job directly: what each connection sends passes through
+    a thread of its own, in `relayed`. gRPC's own socket has no name that another process could
+    open; for the moment until it has lost its name, that is beside `inner` (default: `path`), in a
+    directory that is closed to others.
 
     Raises UsageError or UnavailableError if `path` can't be served.
     """
     # No longer than `path`: a socket's has 107 bytes at most.
-    hidden = path.with_suffix(f".{secrets.token_hex(2)}")
+    hidden = (inner or path).with_suffix(f".{secrets.token_hex(2)}")
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{hidden}")
@@ -170,14 +204,21 @@ async def local_door(server: grpc.aio.Server, path: Path) -> AsyncIterator[None]
         raise UsageError("listen.refused", f"{path}: can't create the socket") from error
     finally:
         os.umask(before)
-    inner = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    opened = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hidden.unlink()
-        serve = functools.partial(relay, address=f"/proc/self/fd/{inner}")
-        async with door(path, serve, connections_max=LOCAL_CONNECTIONS_MAX, admits_root=True):
+        address = f"/proc/self/fd/{opened}"
+        async with door(
+            path,
+            lambda caller: relayed(caller, address),
+            connections_max=LOCAL_CONNECTIONS_MAX,
+            admit=admit,
+            note_refused=note_refused,
+            mode=mode,
+        ):
             yield
     finally:
-        os.close(inner)
+        os.close(opened)
 
 
 @contextlib.asynccontextmanager

@@ -80,6 +80,7 @@ class Session(message.Message):
     DATA_ADDRESSES_FIELD_NUMBER: builtins.int
     OUTLOOK_FIELD_NUMBER: builtins.int
     PATHS_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sessions/{id}" """
     display_name: builtins.str
@@ -90,6 +91,8 @@ class Session(message.Message):
     unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
     close_reason: builtins.str
+    uid: builtins.int
+    """user of the job that owns it"""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -121,10 +124,11 @@ class Session(message.Message):
         data_addresses: abc.Iterable[builtins.str] | None = ...,
         outlook: Outlook | None = ...,
         paths: abc.Iterable[Path] | None = ...,
+        uid: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["outlook", b"outlook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_addresses", b"data_addresses", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "paths", b"paths", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_addresses", b"data_addresses", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "paths", b"paths", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "uid", b"uid", "unit_bytes", b"unit_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +300,7 @@ class SessionGrant(message.Message):
     RING_SOCKET_FIELD_NUMBER: builtins.int
     RING_TOKEN_FIELD_NUMBER: builtins.int
     ring_socket: builtins.str
+    """as in Fabric"""
     ring_token: builtins.bytes
     """16 bytes, single use"""
     @builtins.property
@@ -446,8 +451,11 @@ class Fabric(message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    USER_LIMITS_FIELD_NUMBER: builtins.int
     ring_socket: builtins.str
-    """path; jobs introduce themselves and fetch their rings there"""
+    """Path; jobs introduce themselves and fetch their rings there. A relative path begins in the
+    directory of the socket that answered.
+    """
     rate_max_bits_per_second: builtins.int
     """of all sessions together"""
     sessions: builtins.int
@@ -463,6 +471,10 @@ class Fabric(message.Message):
     def drain(self) -> Drain:
         """set while the fabric drains"""
 
+    @builtins.property
+    def user_limits(self) -> JobLimits:
+        """for all jobs of a user together; not set without fabric.jobs"""
+
     def __init__(
         self,
         *,
@@ -473,10 +485,11 @@ class Fabric(message.Message):
         limits: JobLimits | None = ...,
         jobs: abc.Iterable[Job] | None = ...,
         drain: Drain | None = ...,
+        user_limits: JobLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "limits", b"limits", "user_limits", b"user_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "jobs", b"jobs", "limits", b"limits", "rate_max_bits_per_second", b"rate_max_bits_per_second", "ring_socket", b"ring_socket", "sessions", b"sessions", "sessions_max", b"sessions_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "jobs", b"jobs", "limits", b"limits", "rate_max_bits_per_second", b"rate_max_bits_per_second", "ring_socket", b"ring_socket", "sessions", b"sessions", "sessions_max", b"sessions_max", "user_limits", b"user_limits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,9 +571,11 @@ class Job(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"jobs/{pid}-{number}" """
     pid: builtins.int
+    uid: builtins.int
     @builtins.property
     def usage(self) -> containers.ScalarMap[builtins.str, builtins.int]:
         """names: docs/operate/metrics.md, sealane_job_..."""
@@ -571,10 +586,11 @@ class Job(message.Message):
         name: builtins.str = ...,
         pid: builtins.int = ...,
         usage: abc.Mapping[builtins.str, builtins.int] | None = ...,
+        uid: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "pid", b"pid", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "pid", b"pid", "uid", b"uid", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

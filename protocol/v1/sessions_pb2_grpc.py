@@ -27,7 +27,9 @@ if _version_not_supported:
 
 
 class SessionsStub:
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -80,7 +82,9 @@ class SessionsStub:
 
 
 class SessionsServicer:
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -194,7 +198,9 @@ def add_SessionsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Sessions:
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 

@@ -28,7 +28,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionsStub:
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -59,7 +61,9 @@ class SessionsStub:
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 
@@ -86,7 +90,9 @@ class SessionsAsyncStub(SessionsStub):
     """
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
-    """Sessions between data centres, for jobs; served by the fabric on its Unix socket.
+    """Sessions between data centres, for jobs; served by the fabric on its Unix sockets. On the one for
+    operators, calls concern the sessions of all users; on the one for jobs only those of the caller's
+    user, and DrainFabric is refused (docs/operate/jobs.md).
     A session carries messages both ways between the side that opened it and the one that listened.
     """
 

@@ -18,6 +18,12 @@ class SharedLine:
     # The rate that all sessions of a fabric share, in bits per second on the wire.
     def __new__(cls, rate_bits_per_second: int) -> Self: ...
     # Add a job with its limits: bits per second on the wire, and receives and sends in progress.
+    def add_user(self, *, rate_bits_per_second: int, receives: int, sends: int) -> UserAccount: ...
+
+@final
+class UserAccount:
+    """What the jobs of one user use together."""
+
     def add_job(self, *, rate_bits_per_second: int, receives: int, sends: int) -> JobAccount: ...
 
 @final

@@ -1,5 +1,6 @@
 """Configuration: every kind of mistake gives one exact message."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,39 @@ ENROLMENT = (
     'trust_anchor = "/t"\nevidence = "software"\nkey_file = "/k"\n'
 )
 
+FABRIC = NODE + ENROLMENT + "[fabric]\nrate_max_bits_per_second = 1000000\n"
+
 MISTAKES = {
+    "jobs of nobody": (
+        FABRIC + "jobs = {}\n",
+        ("fabric.jobs: found {}; allowed: at least one number in uids or groups [config.value]"),
+    ),
+    "user twice": (
+        FABRIC + "jobs.uids = [1, 1]\n",
+        "fabric.jobs.uids: found [1, 1]; allowed: numbers without duplicates [config.value]",
+    ),
+    "user that stands for every unmapped one": (
+        FABRIC + "jobs.uids = [65534]\n",
+        (
+            "fabric.jobs.uids: found [65534]; allowed: other numbers than 65534, which stands for "
+            "every user or group that isn't mapped here [config.value]"
+        ),
+    ),
+    "group that stands for every unmapped one": (
+        FABRIC + "jobs.groups = [65534]\n",
+        (
+            "fabric.jobs.groups: found [65534]; allowed: other numbers than 65534, which stands "
+            "for every user or group that isn't mapped here [config.value]"
+        ),
+    ),
+    "user by name": (
+        FABRIC + 'jobs.uids = ["alice"]\n',
+        'fabric.jobs.uids.0: found "alice"; allowed: an integer [config.type]',
+    ),
+    "sessions of a user": (
+        FABRIC + "jobs = { uids = [1], limits.sessions = 0 }\n",
+        "fabric.jobs.limits.sessions: found 0; allowed: 1…1024 [config.range]",
+    ),
     "unknown key": (
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
@@ -240,7 +273,7 @@ MISTAKES = {
         "enrolment: missing; the target role needs the section [enrolment] [config.missing]",
     ),
     "bad data address": (
-        NODE + ENROLMENT + '[fabric]\nrate_max_bits_per_second = 1000000\ndata_listen = "x"\n',
+        FABRIC + 'data_listen = "x"\n',
         'fabric.data_listen: found "x"; allowed: an IP address, or a list of them [config.value]',
     ),
     "too many paths": (
@@ -392,3 +425,29 @@ def test_every_third_party_has_its_own_name_and_namespace(
     else:
         with pytest.raises(UsageError, match="names and namespaces without duplicates"):
             load_config(path)
+
+
+def test_who_may_be_a_job_is_not_for_everybody_to_say(tmp_path: Path) -> None:
+    path = tmp_path / "sealaned.toml"
+    path.write_text(FABRIC)
+    path.chmod(0o666)
+    assert load_config(path).fabric is not None
+    path.write_text(FABRIC + "jobs.uids = [1]\n")
+    for mode in (0o664, 0o646):
+        path.chmod(mode)
+        with pytest.raises(UsageError) as writable:
+            load_config(path)
+        assert writable.value.reason == "config.writable"
+    path.chmod(0o644)
+    assert load_config(path).fabric is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_does_not_say_who_may_be_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "sealaned.toml"
+    path.write_text(FABRIC + "jobs.uids = [1]\n")
+    path.chmod(0o600)
+    os.chown(path, 54_321, 54_321)
+    with pytest.raises(UsageError) as foreign:
+        load_config(path)
+    assert foreign.value.reason == "config.writable"

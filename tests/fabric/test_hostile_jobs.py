@@ -185,8 +185,13 @@ async def test_silent_connections_keep_nobody_from_the_fabric(
 
 
 def test_room_is_made_by_the_process_that_has_most() -> None:
-    assert door.next_to_close({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
-    assert door.next_to_close({"a": 1, "b": 2}) == "a"
+    assert door.next_to_close({"a": (7, 1), "b": (7, 2), "c": (7, 2), "d": (7, 3)}) == "b"
+    assert door.next_to_close({"a": (7, 1), "b": (7, 2)}) == "a"
+
+
+def test_room_is_made_by_the_user_that_has_most_by_however_many_processes() -> None:
+    many = {"a": (1, 1), "b": (1, 1), "c": (2, 2), "d": (2, 3), "e": (2, 4)}
+    assert door.next_to_close(many) == "c"
 
 
 @contextlib.contextmanager

@@ -23,7 +23,17 @@ from sealane.transport.tasks import TaskOwner
 from session_pairs import RATE, REGION, connected, wait_listening
 
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+OURS = os.geteuid()
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
+
+
+class FromOutside:
+    """What the kernel says of a process in a PID namespace that isn't below this one."""
+
+    size = 12
+
+    def unpack(self, _: bytes) -> tuple[int, int, int]:
+        return 0, OURS, 0
 
 
 @pytest.fixture
@@ -67,7 +77,7 @@ async def test_a_process_is_one_job_however_often_it_says_so(
     left, _ = fabrics
 
     assert await introduce(left.sessions) == await introduce(left.sessions) == left.job_token
-    other = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
+    other = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid), OURS)
     assert other.token != left.job_token
     assert [job.pid for job in left.service.jobs.list()] == [os.getpid(), process.pid]
 
@@ -82,7 +92,7 @@ async def test_dead_job_frees_all_it_had_though_its_descriptors_are_held(
     fabrics: tuple[Fabric, Fabric], process: Any
 ) -> None:
     left, right = fabrics
-    job = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
+    job = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid), OURS)
     async with listening(right, "data", right.job_token) as far, asyncio.timeout(PATIENCE_SECONDS):
         grant = await left.service.open(
             job_token=job.token,
@@ -112,12 +122,12 @@ async def test_number_of_a_dead_process_gives_nothing_to_the_next_that_has_it(
     fabrics: tuple[Fabric, Fabric], process: Any
 ) -> None:
     left, _ = fabrics
-    first = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
+    first = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid), OURS)
     async with listening(left, "data", first.token) as waiting:
         process.kill()
         process.wait()
         # The event loop hasn't noticed yet when another process reuses the process id.
-        second = left.service.jobs.take_in(process.pid, os.pidfd_open(os.getpid()))
+        second = left.service.jobs.take_in(process.pid, os.pidfd_open(os.getpid()), OURS)
         assert second.token != first.token
         assert await reason_of(waiting) == "session.listener.closed"
         assert left.service.jobs.of(second.token) is second
@@ -132,7 +142,7 @@ async def test_process_that_ended_before_it_was_looked_at_is_no_job(
     process.kill()
     process.wait()
     with pytest.raises(UnavailableError) as gone:
-        fabrics[0].service.jobs.take_in(process.pid, pidfd)
+        fabrics[0].service.jobs.take_in(process.pid, pidfd, OURS)
     assert gone.value.reason == "fabric.jobs.gone"
     assert fabrics[0].service.jobs.list() == []
 
@@ -142,7 +152,7 @@ async def test_number_of_jobs_is_bounded(
 ) -> None:
     left, _ = fabrics
     monkeypatch.setattr(jobs, "JOBS_MAX", 1)
-    left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
+    left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid), OURS)
 
     assert await reason_of(introduce(left.sessions)) == "session.job.refused"
 
@@ -155,12 +165,20 @@ def test_kernel_names_the_process_behind_a_connection(
         monkeypatch.setattr(jobs, "_SO_PEERPIDFD", 9999)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pid, pidfd = jobs.peer_of(ours)
+        pid, pidfd, uid = jobs.peer_of(ours)
     shown = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     os.close(pidfd)
 
-    assert pid == os.getpid()
+    assert (pid, uid) == (os.getpid(), os.geteuid())
     assert f"Pid:\t{pid}\n" in shown
+
+
+def test_a_process_without_a_number_here_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_PEER_CREDENTIALS", FromOutside())
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(UnavailableError) as unseen:
+        jobs.peer_of(ours)
+    assert unseen.value.reason == "fabric.jobs.unseen"
 
 
 async def test_sessions_of_a_job_are_bounded_and_those_of_another_are_not_touched(
@@ -169,7 +187,7 @@ async def test_sessions_of_a_job_are_bounded_and_those_of_another_are_not_touche
     limits = JobLimits(sessions=1, region_bytes=3 * REGION)
     async with make_fabric("b", limits=limits) as right:
         token = right.job_token
-        other = right.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
+        other = right.service.jobs.take_in(process.pid, os.pidfd_open(process.pid), OURS)
         async with listening(right, "data", token):
             assert await reason_of(listen(right, "x", token)) == "session.limit.sessions"
             async with listening(right, "more", other.token):

@@ -22,9 +22,9 @@ async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: 
     path = tmp_path / "ring.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):
+    async with ring_socket.serve(path, lambda *_: None, lambda _: bytes(16)):
         with pytest.raises(UnavailableError) as in_use:
-            async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):
+            async with ring_socket.serve(path, lambda *_: None, lambda _: bytes(16)):
                 pass
 
     assert in_use.value.reason == "listen.in_use"
@@ -45,7 +45,7 @@ async def test_failed_accept_does_not_end_the_fabric(
     monkeypatch.setattr(socket.socket, "accept", fail_first)
     monkeypatch.setattr(door, "ACCEPT_PAUSE_SECONDS", 0)
     path = tmp_path / "ring.sock"
-    async with ring_socket.serve(path, lambda _: None, lambda _: bytes(16)):
+    async with ring_socket.serve(path, lambda *_: None, lambda _: bytes(16)):
         grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=b"t" * 16)
         with pytest.raises(UnavailableError) as refused:
             await fetch_ring(grant)

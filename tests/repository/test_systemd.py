@@ -39,6 +39,14 @@ def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -
     assert (*user[:3], user[-1]) == ("u", "sealane", "-", "/usr/sbin/nologin")
 
 
+def test_the_drop_in_for_jobs_tells_users_apart_and_opens_their_directory_only() -> None:
+    dropped = (UNIT.parent / "sealaned.service.d" / "jobs.conf").read_text().splitlines()
+    settings = [line for line in dropped if "=" in line and not line.startswith("#")]
+    assert settings == ["PrivateUsers=no", "ReadWritePaths=/run/sealane-jobs"]
+    made = (UNIT.parent / "sealane.tmpfiles").read_text().splitlines()
+    assert "d /run/sealane-jobs 0711 sealane sealane -" in made
+
+
 def test_a_wrong_configuration_is_not_tried_again() -> None:
     settings: dict[str, list[str]] = {}
     for line in UNIT.read_text().splitlines():

@@ -22,6 +22,7 @@ from sealane.daemon.runtime.health import Health
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import local_door, new_server, running
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.refusal import REFUSED
 
 
 def greet(caller: Caller) -> None:
@@ -110,13 +111,14 @@ async def test_who_comes_as_the_door_closes_blocks_nobody(tmp_path: Path, turns:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is root")
-@pytest.mark.parametrize("admits_root", [True, False])
+@pytest.mark.parametrize("admit", [door.own_user_and_root, door.own_user])
 async def test_root_reaches_a_daemon_of_another_user_where_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admits_root: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admit: door.Admit
 ) -> None:
     monkeypatch.setattr(door, "geteuid", lambda: 12345)
-    async with door.door(tmp_path / "door", greet, admits_root=admits_root):
-        assert await greeted(tmp_path / "door") == (b"ok" if admits_root else b"")
+    async with door.door(tmp_path / "door", greet, admit=admit):
+        is_admitted = admit is door.own_user_and_root
+        assert await greeted(tmp_path / "door") == (b"ok" if is_admitted else REFUSED[:2])
 
 
 async def test_threads_end_with_the_door(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ async def test_cancelled_job_ends_and_another_may_begin(inline_world: World) -> 
         await queue.write(SECTORS, bytes(4096))
     jobs = inline_world.target.jobs(inline_world.volume_id)
     await jobs.start("scrub", bytes_per_second=1)
-    with pytest.raises(UsageError, match="under way") as caught:
+    with pytest.raises(UsageError, match="already running") as caught:
         await jobs.start("scrub", bytes_per_second=0)
     assert caught.value.reason == "volume.job.running"
     await jobs.change("scrub", order="cancel", bytes_per_second=None)

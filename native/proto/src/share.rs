@@ -1,9 +1,9 @@
-//! One rate shared by many senders: deficit round robin by wire bytes, first over jobs, then over
-//! the flows of a job (decision 42).
+//! One rate shared by many senders: deficit round robin by wire bytes, first over users, then over
+//! the jobs of a user, then over the flows of a job (decisions 42 and 78).
 //!
 //! Sans-IO: flows [`SharedRate::ask`] and [`SharedRate::rest`]; the caller notifies the flows that
-//! [`SharedRate::next_granted`] returns. The turn goes to the job that is furthest behind the
-//! others, and within it to the flow that is furthest behind. Nothing is reserved: capacity that
+//! [`SharedRate::next_granted`] returns. The turn goes to the user that is furthest behind the
+//! others, and likewise to a job of that user and to a flow of that job. Nothing is reserved: capacity that
 //! nobody waits for is open to all, and what a flow returns goes to the next one. A deficit
 //! outlives a turn, up to [`LAG_QUANTA`], so a flow whose thread is late to ask again does not lose
 //! its place to a job with many threads.
@@ -21,9 +21,13 @@ const QUANTUM_BYTES_MAX: u64 = 65_536;
 const BURST_NANOS: Nanos = 1_000_000;
 /// … and at least the burst of one session (64 packets of 1500 bytes).
 const BURST_BYTES_MIN: u64 = 96_000;
-/// Furthest that a job or flow may be behind or ahead of the others when it starts to wait, in
+/// Furthest that a user, job or flow may be behind or ahead of the others when it starts to wait, in
 /// quanta.
 const LAG_QUANTA: u64 = 16;
+
+/// Identifies a user; returned by [`SharedRate::add_user`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UserId(u64);
 
 /// Identifies a job; returned by [`SharedRate::add_job`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,16 +111,45 @@ fn per(rate: u64, nanos: Nanos) -> u64 {
     (u128::from(rate) * u128::from(nanos) / u128::from(NANOS_PER_SECOND)) as u64
 }
 
+/// A user, or a job of a user: what is shared by the jobs or flows in it.
 #[derive(Debug)]
-struct Job {
-    /// The job's own limit, if it is below the whole rate.
+struct Share {
+    /// Its own limit, if it is below the whole rate.
     ceiling: Option<Bucket>,
-    /// Bytes it has had, shifted so that waiting jobs stay close to each other.
+    /// Bytes it has had, shifted so that those that wait stay close to each other.
     served: u64,
-    /// Value of `served` of its most recently served flow.
+    /// Value of `served` of its most recently served job or flow.
     floor: u64,
     /// Number of its flows that wait.
     waiting: u32,
+}
+
+impl Share {
+    fn new(ceiling: Option<u64>, served: u64) -> Self {
+        Self { ceiling: ceiling.map(Bucket::new), served, floor: 0, waiting: 0 }
+    }
+
+    /// Starts to wait with one more flow, close to the others.
+    fn join(&mut self, floor: u64, lag: u64) {
+        if self.waiting == 0 {
+            self.served = near(self.served, floor, lag);
+        }
+        self.waiting += 1;
+    }
+
+    fn is_below(&self, bytes: u64) -> bool {
+        self.ceiling.as_ref().is_none_or(|ceiling| ceiling.holds(bytes))
+    }
+
+    fn below_at(&self, bytes: u64) -> Nanos {
+        self.ceiling.as_ref().map_or(0, |ceiling| ceiling.holds_at(bytes))
+    }
+}
+
+#[derive(Debug)]
+struct Job {
+    user: UserId,
+    share: Share,
     usage: JobUse,
 }
 
@@ -150,11 +183,12 @@ enum Turn {
 pub struct SharedRate {
     bucket: Bucket,
     quantum: u64,
+    users: BTreeMap<UserId, Share>,
     jobs: BTreeMap<JobId, Job>,
     flows: BTreeMap<FlowId, Flow>,
     /// Flows that wait.
     waiting: Vec<FlowId>,
-    /// Value of `served` of the most recently served job.
+    /// Value of `served` of the most recently served user.
     floor: u64,
     granted: VecDeque<FlowId>,
     ids: u64,
@@ -168,6 +202,7 @@ impl SharedRate {
         Self {
             bucket: Bucket::new(rate),
             quantum: per(rate, QUANTUM_NANOS).clamp(QUANTUM_BYTES_MIN, QUANTUM_BYTES_MAX),
+            users: BTreeMap::new(),
             jobs: BTreeMap::new(),
             flows: BTreeMap::new(),
             waiting: Vec::new(),
@@ -179,15 +214,31 @@ impl SharedRate {
 
     // Commands.
 
-    /// Adds a job that gets at most `rate_bytes_per_second`, even on an idle line.
-    pub fn add_job(&mut self, rate_bytes_per_second: u64) -> JobId {
-        let ceiling = Some(rate_bytes_per_second).filter(|rate| *rate < self.bucket.rate);
-        let id = JobId(self.next_id());
-        let ceiling = ceiling.map(Bucket::new);
-        let usage = JobUse::default();
-        let job = Job { ceiling, served: self.floor, floor: 0, waiting: 0, usage };
-        self.jobs.insert(id, job);
+    /// Adds a user whose jobs get at most `rate_bytes_per_second`, even on an idle line.
+    pub fn add_user(&mut self, rate_bytes_per_second: u64) -> UserId {
+        let id = UserId(self.next_id());
+        self.users.insert(id, Share::new(self.ceiling(rate_bytes_per_second), self.floor));
         id
+    }
+
+    /// Removes a user that has no jobs left.
+    pub fn remove_user(&mut self, user: UserId) {
+        self.users.remove(&user);
+    }
+
+    /// Adds a job that gets at most `rate_bytes_per_second`, even on an idle line.
+    ///
+    /// # Panics
+    /// If the user doesn't exist.
+    pub fn add_job(&mut self, user: UserId, rate_bytes_per_second: u64) -> JobId {
+        let id = JobId(self.next_id());
+        let share = Share::new(self.ceiling(rate_bytes_per_second), self.users[&user].floor);
+        self.jobs.insert(id, Job { user, share, usage: JobUse::default() });
+        id
+    }
+
+    fn ceiling(&self, rate_bytes_per_second: u64) -> Option<u64> {
+        Some(rate_bytes_per_second).filter(|rate| *rate < self.bucket.rate)
     }
 
     /// Removes a job that has no flows left.
@@ -200,7 +251,7 @@ impl SharedRate {
     /// # Panics
     /// If the job doesn't exist.
     pub fn add_flow(&mut self, job: JobId) -> FlowId {
-        let served = self.jobs[&job].floor;
+        let served = self.jobs[&job].share.floor;
         let id = FlowId(self.next_id());
         self.flows.insert(id, Flow { job, served, turn: Turn::Resting });
         id
@@ -291,12 +342,11 @@ impl SharedRate {
         let lag = LAG_QUANTA * self.quantum;
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Some(job) = self.jobs.get_mut(&flow.job) else { return };
-        flow.served = near(flow.served, job.floor, lag);
+        let Some(user) = self.users.get_mut(&job.user) else { return };
+        flow.served = near(flow.served, job.share.floor, lag);
         flow.turn = Turn::Waiting { since: now };
-        if job.waiting == 0 {
-            job.served = near(job.served, self.floor, lag);
-        }
-        job.waiting += 1;
+        job.share.join(user.floor, lag);
+        user.join(self.floor, lag);
         self.waiting.push(id);
     }
 
@@ -307,8 +357,11 @@ impl SharedRate {
         flow.turn = turn;
         self.waiting.retain(|waiting| *waiting != id);
         if let Some(job) = self.jobs.get_mut(&flow.job) {
-            job.waiting -= 1;
+            job.share.waiting -= 1;
             job.usage.waited_nanos += now.saturating_sub(since);
+            if let Some(user) = self.users.get_mut(&job.user) {
+                user.waiting -= 1;
+            }
         }
     }
 
@@ -316,13 +369,14 @@ impl SharedRate {
     fn distribute(&mut self, now: Nanos, asking: Option<FlowId>) {
         self.refill(now);
         while self.bucket.holds(self.quantum) {
-            let Some((.., id)) = self.turns().min() else { return };
+            let Some((.., (.., id))) = self.turns().min() else { return };
             self.leave(id, Turn::Granted { allowance: self.quantum }, now);
             let Some(flow) = self.flows.get(&id) else { return };
-            if let Some(job) = self.jobs.get_mut(&flow.job) {
-                self.floor = self.floor.max(job.served);
-                job.floor = job.floor.max(flow.served);
-            }
+            let Some(job) = self.jobs.get_mut(&flow.job) else { return };
+            let Some(user) = self.users.get_mut(&job.user) else { return };
+            self.floor = self.floor.max(user.served);
+            user.floor = user.floor.max(job.share.served);
+            job.share.floor = job.share.floor.max(flow.served);
             self.charge(id, self.quantum, 0);
             if asking != Some(id) {
                 self.granted.push_back(id);
@@ -332,45 +386,55 @@ impl SharedRate {
 
     fn refill(&mut self, now: Nanos) {
         self.bucket.refill(now);
-        let ceilings = self.jobs.values_mut().filter_map(|job| job.ceiling.as_mut());
+        let jobs = self.jobs.values_mut().map(|job| &mut job.share);
+        let ceilings = self.users.values_mut().chain(jobs).filter_map(|each| each.ceiling.as_mut());
         ceilings.for_each(|ceiling| ceiling.refill(now));
     }
 
     /// The waiting flows that may send, as sort keys; the smallest, which is furthest behind, is
     /// next.
-    fn turns(&self) -> impl Iterator<Item = (u64, JobId, u64, FlowId)> + '_ {
+    fn turns(&self) -> impl Iterator<Item = Place> + '_ {
         self.waiting.iter().filter_map(|id| {
-            let flow = self.flows.get(id)?;
-            let job = self.jobs.get(&flow.job)?;
-            let is_below = job.ceiling.as_ref().is_none_or(|below| below.holds(self.quantum));
-            is_below.then_some((job.served, flow.job, flow.served, *id))
+            let (place, user, job) = self.place(*id)?;
+            (user.is_below(self.quantum) && job.is_below(self.quantum)).then_some(place)
         })
+    }
+
+    /// The flow's sort key, and what it has its share of.
+    fn place(&self, id: FlowId) -> Option<(Place, &Share, &Share)> {
+        let flow = self.flows.get(&id)?;
+        let job = self.jobs.get(&flow.job)?;
+        let user = self.users.get(&job.user)?;
+        let of_job = (job.share.served, flow.job, flow.served, id);
+        Some(((user.served, job.user, of_job), user, &job.share))
     }
 
     /// Earliest turn of a waiting flow if those before it use theirs.
     fn turn_at(&self, id: FlowId) -> Nanos {
-        let Some(flow) = self.flows.get(&id) else { return Nanos::MAX };
-        let Some(job) = self.jobs.get(&flow.job) else { return Nanos::MAX };
-        let place = (job.served, flow.job, flow.served, id);
+        let Some((place, user, job)) = self.place(id) else { return Nanos::MAX };
         let before = self.turns().filter(|other| *other < place).count() as u64;
         let at = self.bucket.holds_at(self.quantum * (before + 1));
-        let ceiling = job.ceiling.as_ref().map_or(0, |below| below.holds_at(self.quantum));
-        at.max(ceiling)
+        at.max(user.below_at(self.quantum)).max(job.below_at(self.quantum))
     }
 
     /// Takes bytes from the line for a flow, and returns others.
     fn charge(&mut self, id: FlowId, taken: u64, given: u64) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Some(job) = self.jobs.get_mut(&flow.job) else { return };
-        for bucket in std::iter::once(&mut self.bucket).chain(&mut job.ceiling) {
+        let Some(user) = self.users.get_mut(&job.user) else { return };
+        let shares = [&mut user.ceiling, &mut job.share.ceiling];
+        for bucket in std::iter::once(&mut self.bucket).chain(shares.into_iter().flatten()) {
             bucket.take(taken);
             bucket.give(given);
         }
-        for served in [&mut flow.served, &mut job.served] {
+        for served in [&mut flow.served, &mut job.share.served, &mut user.served] {
             *served = (*served + taken).saturating_sub(given);
         }
     }
 }
+
+/// How far behind a flow's user, job and the flow itself are; the ids decide between equals.
+type Place = (u64, UserId, (u64, JobId, u64, FlowId));
 
 fn near(value: u64, floor: u64, lag: u64) -> u64 {
     value.clamp(floor.saturating_sub(lag), floor.saturating_add(lag))
@@ -406,9 +470,20 @@ mod tests {
     }
 
     impl World {
+        /// Jobs of a user each.
         fn new(ceilings: &[u64], loads: &[Load]) -> Self {
+            let users: Vec<_> = ceilings.iter().map(|most| (RATE, vec![*most])).collect();
+            Self::of_users(&users, loads)
+        }
+
+        /// Users with their ceiling, and the ceilings of the jobs of each.
+        fn of_users(users: &[(u64, Vec<u64>)], loads: &[Load]) -> Self {
             let mut rate = SharedRate::new(RATE);
-            let jobs: Vec<JobId> = ceilings.iter().map(|most| rate.add_job(*most)).collect();
+            let mut jobs = Vec::new();
+            for (most, ceilings) in users {
+                let user = rate.add_user(*most);
+                jobs.extend(ceilings.iter().map(|most| rate.add_job(user, *most)));
+            }
             let flows = loads.iter().map(|load| (rate.add_flow(jobs[load.job]), *load, 0));
             let flows: Vec<_> = flows.collect();
             let sent = vec![0; flows.len()];
@@ -469,6 +544,29 @@ mod tests {
     }
 
     #[test]
+    fn users_share_alike_however_many_jobs_they_have_and_so_do_the_jobs_of_one() {
+        let loads = [0, 1, 2, 2, 3, 4].map(greedy);
+        let mut world = World::of_users(&[(RATE, vec![RATE]), (RATE, vec![RATE; 4])], &loads);
+        world.run(NANOS_PER_SECOND);
+        let shares = world.shares();
+        assert!((shares[0] - 0.5).abs() < 0.01, "{shares:?}");
+        assert!(jain(&shares[1..]) > 0.999, "{shares:?}");
+    }
+
+    #[test]
+    fn a_user_has_no_more_than_its_ceiling_over_all_its_jobs() {
+        let users = [(RATE / 10, vec![RATE; 3]), (RATE, vec![RATE])];
+        let mut world = World::of_users(&users, &[0, 1, 2, 3].map(greedy));
+        world.run(NANOS_PER_SECOND);
+        let used = |job: &JobId| world.rate.job_use(*job).wire_bytes;
+        let capped: u64 = world.jobs[..3].iter().map(used).sum();
+        let ceiling = RATE / 10;
+        assert!(capped <= ceiling + burst(ceiling) + 3 * world.rate.quantum, "{capped}");
+        assert!(capped >= ceiling, "{capped}");
+        assert!(world.total() >= RATE);
+    }
+
+    #[test]
     fn a_flow_that_is_late_to_ask_again_keeps_its_share() {
         let late = Load { latency: 1_000_000, ..greedy(0) };
         let mut world = World::new(&[RATE; 2], &[late, greedy(1), greedy(1), greedy(1)]);
@@ -507,7 +605,8 @@ mod tests {
     #[test]
     fn what_was_sent_unasked_counts_against_the_next_turns() {
         let mut rate = SharedRate::new(RATE);
-        let jobs = [rate.add_job(RATE), rate.add_job(RATE)];
+        let user = rate.add_user(RATE);
+        let jobs = [rate.add_job(user, RATE), rate.add_job(user, RATE)];
         let flows = jobs.map(|job| rate.add_flow(job));
         // The line is exhausted, and both flows wait.
         while let Answer::Granted(bytes) = rate.ask(flows[0], 0, 0) {
@@ -535,7 +634,8 @@ mod tests {
     #[test]
     fn waiting_is_counted_until_the_grant_or_until_it_is_given_up() {
         let mut rate = SharedRate::new(RATE);
-        let job = rate.add_job(RATE);
+        let user = rate.add_user(RATE);
+        let job = rate.add_job(user, RATE);
         let [first, second] = [rate.add_flow(job), rate.add_flow(job)];
         while let Answer::Granted(bytes) = rate.ask(first, 0, 0) {
             rate.rest(first, bytes, 0);

@@ -38,7 +38,9 @@ mod _native {
     #[pymodule_export]
     use crate::region::{Region, RegionArray};
     #[pymodule_export]
-    use crate::session::{Completion, JobAccount, JobRing, SessionEndpoint, SharedLine};
+    use crate::session::{
+        Completion, JobAccount, JobRing, SessionEndpoint, SharedLine, UserAccount,
+    };
     #[pymodule_export]
     use crate::simulation::{simulate, simulate_ring};
 

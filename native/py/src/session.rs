@@ -109,10 +109,26 @@ impl SharedLine {
     }
 
     #[pyo3(signature = (*, rate_bits_per_second, receives, sends))]
+    fn add_user(&self, rate_bits_per_second: u64, receives: u64, sends: u64) -> UserAccount {
+        let rate_bytes_per_second = rate_bits_per_second / 8;
+        let limits = share::ShareLimits { rate_bytes_per_second, receives, sends };
+        UserAccount { account: self.line.add_user(limits) }
+    }
+}
+
+/// What the jobs of one user use together.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct UserAccount {
+    account: Arc<share::UserAccount>,
+}
+
+#[pymethods]
+impl UserAccount {
+    #[pyo3(signature = (*, rate_bits_per_second, receives, sends))]
     fn add_job(&self, rate_bits_per_second: u64, receives: u64, sends: u64) -> JobAccount {
         let rate_bytes_per_second = rate_bits_per_second / 8;
-        let limits = share::JobLimits { rate_bytes_per_second, receives, sends };
-        JobAccount { account: self.line.add_job(limits) }
+        let limits = share::ShareLimits { rate_bytes_per_second, receives, sends };
+        JobAccount { account: self.account.add_job(limits) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::link::Nanos;
-use sealane_proto::share::{Answer, FlowId, JobId, JobUse, SharedRate};
+use sealane_proto::share::{Answer, FlowId, JobId, JobUse, SharedRate, UserId};
 
 use super::ring::Operation;
 use crate::clock::now;
@@ -22,9 +22,9 @@ struct Line {
     wakes: BTreeMap<FlowId, Arc<OwnedFd>>,
 }
 
-/// Limits of one job over all its sessions.
+/// Limits of one user over all its jobs, or of one job over all its sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct JobLimits {
+pub struct ShareLimits {
     /// Wire bytes per second.
     pub rate_bytes_per_second: u64,
     /// Receives in progress.
@@ -33,15 +33,63 @@ pub struct JobLimits {
     pub sends: u64,
 }
 
+/// A user's account at a fabric: the total use of its jobs.
+#[derive(Debug)]
+pub struct UserAccount {
+    line: Arc<SharedLine>,
+    id: UserId,
+    operations: Operations,
+}
+
 /// A job's account at a fabric: the total use of its sessions.
 #[derive(Debug)]
 pub struct JobAccount {
-    line: Arc<SharedLine>,
+    user: Arc<UserAccount>,
     id: JobId,
-    limits: JobLimits,
+    operations: Operations,
+    refused: AtomicU64,
+}
+
+/// Operations in progress, and how many there may be.
+#[derive(Debug)]
+struct Operations {
+    limits: ShareLimits,
     receives: AtomicU64,
     sends: AtomicU64,
-    refused: AtomicU64,
+}
+
+impl Operations {
+    fn new(limits: ShareLimits) -> Self {
+        Self { limits, receives: AtomicU64::new(0), sends: AtomicU64::new(0) }
+    }
+
+    fn count(&self, kind: &Operation) -> Option<(&AtomicU64, u64)> {
+        match kind {
+            Operation::Receive => Some((&self.receives, self.limits.receives)),
+            Operation::Send { .. } | Operation::Stream { .. } => {
+                Some((&self.sends, self.limits.sends))
+            }
+            _ => None,
+        }
+    }
+
+    /// Counts an operation; false if the limit is reached.
+    fn admit(&self, kind: &Operation) -> bool {
+        let Some((count, most)) = self.count(kind) else { return true };
+        let more = |now: u64| (now < most).then_some(now + 1);
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn ended(&self, kind: &Operation) {
+        if let Some((count, _)) = self.count(kind) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn ended_all(&self, [receives, sends]: [u64; 2]) {
+        self.receives.fetch_sub(receives, Ordering::Relaxed);
+        self.sends.fetch_sub(sends, Ordering::Relaxed);
+    }
 }
 
 /// A job's current and past use.
@@ -64,17 +112,10 @@ impl SharedLine {
         Arc::new(Self(Mutex::new(Line { rate, wakes: BTreeMap::new() })))
     }
 
-    /// Adds a job. It is removed with its last session and the caller's handle.
-    pub fn add_job(self: &Arc<Self>, limits: JobLimits) -> Arc<JobAccount> {
-        let id = self.lock().rate.add_job(limits.rate_bytes_per_second);
-        Arc::new(JobAccount {
-            line: Arc::clone(self),
-            id,
-            limits,
-            receives: AtomicU64::new(0),
-            sends: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-        })
+    /// Adds a user. It is removed with its last job and the caller's handle.
+    pub fn add_user(self: &Arc<Self>, limits: ShareLimits) -> Arc<UserAccount> {
+        let id = self.lock().rate.add_user(limits.rate_bytes_per_second);
+        Arc::new(UserAccount { line: Arc::clone(self), id, operations: Operations::new(limits) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -95,31 +136,44 @@ impl Line {
     }
 }
 
+impl UserAccount {
+    /// Adds a job. It is removed with its last session and the caller's handle.
+    pub fn add_job(self: &Arc<Self>, limits: ShareLimits) -> Arc<JobAccount> {
+        let id = self.line.lock().rate.add_job(self.id, limits.rate_bytes_per_second);
+        Arc::new(JobAccount {
+            user: Arc::clone(self),
+            id,
+            operations: Operations::new(limits),
+            refused: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Drop for UserAccount {
+    fn drop(&mut self) {
+        self.line.lock().rate.remove_user(self.id);
+    }
+}
+
 impl JobAccount {
     /// The job's use.
     pub fn usage(&self) -> AccountUse {
         AccountUse {
-            line: self.line.lock().rate.job_use(self.id),
-            receives: self.receives.load(Ordering::Relaxed),
-            sends: self.sends.load(Ordering::Relaxed),
+            line: self.line().lock().rate.job_use(self.id),
+            receives: self.operations.receives.load(Ordering::Relaxed),
+            sends: self.operations.sends.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
         }
     }
 
-    fn count(&self, kind: &Operation) -> Option<(&AtomicU64, u64)> {
-        match kind {
-            Operation::Receive => Some((&self.receives, self.limits.receives)),
-            Operation::Send { .. } | Operation::Stream { .. } => {
-                Some((&self.sends, self.limits.sends))
-            }
-            _ => None,
-        }
+    fn line(&self) -> &SharedLine {
+        &self.user.line
     }
 }
 
 impl Drop for JobAccount {
     fn drop(&mut self) {
-        self.line.lock().rate.remove_job(self.id);
+        self.line().lock().rate.remove_job(self.id);
     }
 }
 
@@ -142,7 +196,7 @@ pub(super) struct Flow {
 impl Flow {
     pub(super) fn new(account: Arc<JobAccount>) -> std::io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut line = account.line.lock();
+        let mut line = account.line().lock();
         let id = line.rate.add_flow(account.id);
         line.wakes.insert(id, Arc::clone(&wake));
         drop(line);
@@ -163,7 +217,7 @@ impl Flow {
     /// Asks for a grant for units that are due; returns whether there is one. Otherwise the session
     /// waits.
     pub(super) fn ask(&mut self, time: Nanos) -> bool {
-        let mut line = self.account.line.lock();
+        let mut line = self.account.line().lock();
         let answer = line.rate.ask(self.id, std::mem::take(&mut self.unreported), time);
         line.wake_granted();
         drop(line);
@@ -184,7 +238,7 @@ impl Flow {
         }
         self.allowance = 0;
         self.turn_at = None;
-        let mut line = self.account.line.lock();
+        let mut line = self.account.line().lock();
         line.rate.rest(self.id, std::mem::take(&mut self.unreported), time);
         line.wake_granted();
     }
@@ -206,33 +260,44 @@ impl Flow {
         let _ = rustix::io::read(&self.wake, &mut count);
     }
 
-    /// Counts a posted operation; false if the job has reached its limit for this kind.
+    /// Counts a posted operation; false if the job or its user has reached its limit for this kind.
     pub(super) fn admit(&mut self, kind: &Operation) -> bool {
-        let Some((count, most)) = self.account.count(kind) else { return true };
-        let more = |now: u64| (now < most).then_some(now + 1);
-        let is_admitted = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
-        if is_admitted {
-            self.open[usize::from(*kind != Operation::Receive)] += 1;
-        } else {
+        let Some(open) = self.open_of(kind) else { return true };
+        let (job, user) = (&self.account.operations, &self.account.user.operations);
+        if !job.admit(kind) {
             self.account.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
         }
-        is_admitted
+        if !user.admit(kind) {
+            job.ended(kind);
+            self.account.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        self.open[open] += 1;
+        true
     }
 
     /// Records the end of an admitted operation.
     pub(super) fn ended(&mut self, kind: &Operation) {
-        if let Some((count, _)) = self.account.count(kind) {
-            count.fetch_sub(1, Ordering::Relaxed);
-            self.open[usize::from(*kind != Operation::Receive)] -= 1;
+        if let Some(open) = self.open_of(kind) {
+            self.account.operations.ended(kind);
+            self.account.user.operations.ended(kind);
+            self.open[open] -= 1;
         }
+    }
+
+    /// Where an operation is counted, if it is.
+    fn open_of(&self, kind: &Operation) -> Option<usize> {
+        self.account.operations.count(kind)?;
+        Some(usize::from(*kind != Operation::Receive))
     }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.account.receives.fetch_sub(self.open[0], Ordering::Relaxed);
-        self.account.sends.fetch_sub(self.open[1], Ordering::Relaxed);
-        let mut line = self.account.line.lock();
+        self.account.operations.ended_all(self.open);
+        self.account.user.operations.ended_all(self.open);
+        let mut line = self.account.line().lock();
         line.wakes.remove(&self.id);
         line.rate.remove_flow(self.id, self.unreported, now());
         line.wake_granted();
@@ -246,7 +311,7 @@ mod tests {
     use super::*;
 
     const RATE: u64 = 125_000_000;
-    const LIMITS: JobLimits = JobLimits { rate_bytes_per_second: RATE, receives: 2, sends: 1 };
+    const LIMITS: ShareLimits = ShareLimits { rate_bytes_per_second: RATE, receives: 2, sends: 1 };
 
     fn is_woken(flow: &Flow) -> bool {
         rustix::io::read(&flow.wake, &mut [0; 8]).is_ok()
@@ -255,7 +320,7 @@ mod tests {
     #[test]
     fn who_waits_is_woken_by_who_gives_back() {
         let line = SharedLine::new(RATE);
-        let job = line.add_job(LIMITS);
+        let job = line.add_user(LIMITS).add_job(LIMITS);
         let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
         let time = 1_000_000_000;
         while first.ask(time) {
@@ -278,7 +343,7 @@ mod tests {
     #[test]
     fn a_job_has_no_more_operations_under_way_than_it_may() {
         let line = SharedLine::new(RATE);
-        let job = line.add_job(LIMITS);
+        let job = line.add_user(LIMITS).add_job(LIMITS);
         let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
         let send = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
         assert!(first.admit(&Operation::Receive) && second.admit(&Operation::Receive));
@@ -292,5 +357,23 @@ mod tests {
         assert_eq!((usage.receives, usage.sends, usage.refused), (2, 1, 2));
         drop(first);
         assert_eq!((job.usage().receives, job.usage().sends), (0, 0));
+    }
+
+    #[test]
+    fn a_user_has_no_more_operations_under_way_than_it_may_however_many_jobs_it_is() {
+        let line = SharedLine::new(RATE);
+        let user = line.add_user(LIMITS);
+        let jobs = [0, 1].map(|_| user.add_job(LIMITS));
+        let [mut first, mut second] = [0, 1].map(|at: usize| Flow::new(jobs[at].clone()).unwrap());
+        assert!(first.admit(&Operation::Receive) && second.admit(&Operation::Receive));
+        assert!(!second.admit(&Operation::Receive));
+        let usage = jobs[1].usage();
+        assert_eq!((usage.receives, usage.refused), (1, 1));
+        let mut other = Flow::new(line.add_user(LIMITS).add_job(LIMITS)).unwrap();
+        assert!(other.admit(&Operation::Receive), "another user's are not touched");
+        first.ended(&Operation::Receive);
+        assert!(second.admit(&Operation::Receive));
+        drop(second);
+        assert!(first.admit(&Operation::Receive) && first.admit(&Operation::Receive));
     }
 }
