@@ -539,8 +539,10 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             return [refused.get(peer.spiffe_id, "") or await volume_refusal(peer) for peer in peers]
 
         target = RecordingTarget()
+        # An answer that arrives later than `fresh_seconds` authorizes nothing: enough for a machine
+        # that stalls the event loop. Peers in use are asked about at a third of it.
         authorizations = Authorizations(
-            ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
+            ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=6
         )
         await stack.enter_async_context(running_authorizations(authorizations))
         refusals = SummedAudit(broker.audit)

@@ -135,13 +135,13 @@ async def test_a_rank_that_leaves_while_others_join_ends_the_group(
     fetch = grants.fetch_ring
     fetched = 0
 
-    async def fetch_late(grant: sessions_pb2.SessionGrant) -> JobRing:
+    async def fetch_late(grant: sessions_pb2.SessionGrant, directory: str) -> JobRing:
         nonlocal fetched
         fetched += 1
         if fetched == 1:
             # As the fabric answers once the session has ended.
             grant.ring_token = bytes(16 * [1])
-        return await fetch(grant)
+        return await fetch(grant, directory)
 
     monkeypatch.setattr(grants, "fetch_ring", fetch_late)
 
