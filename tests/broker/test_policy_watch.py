@@ -28,10 +28,6 @@ class Broker:
         self.heard: asyncio.Queue[int] = asyncio.Queue()
         self.keeper = PolicyKeeper(registry, owner=None, audit=MemoryAudit(), changed=self._changed)
 
-    @classmethod
-    async def on(cls, store: Store) -> "Broker":
-        return cls(await Registry.open(store, WrappingKey(bytes(32)), node="b"))
-
     def _changed(self, policy: Policy) -> None:
         self.heard.put_nowait(policy.version)
 
@@ -45,6 +41,15 @@ class Broker:
             task = tasks.create_task(self.keeper.keep_refreshed())
             yield
             task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def brokers(*stores: Store) -> AsyncIterator[list[Broker]]:
+    opened = [await Registry.open(each, WrappingKey(bytes(32)), node="b") for each in stores]
+    yield [Broker(registry) for registry in opened]
+    for registry in opened:
+        # Only what follows the store, which others may use.
+        await registry.store._tasks.close()
 
 
 @pytest.fixture
@@ -66,15 +71,15 @@ async def test_other_brokers_hear_of_a_policy_without_looking(
 ) -> None:
     # Disable periodic checks for the duration of this test.
     monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 3600)
-    first, second = await Broker.on(store), await Broker.on(other_client)
-    await first.apply(1)
-    async with second.following():
-        assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
-        for version in (2, 3):
-            await first.apply(version)
-            assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == version
-        assert second.heard.empty()
-    assert second.keeper.policy.version == 3
+    async with brokers(store, other_client) as (first, second):
+        await first.apply(1)
+        async with second.following():
+            assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
+            for version in (2, 3):
+                await first.apply(version)
+                assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == version
+            assert second.heard.empty()
+        assert second.keeper.policy.version == 3
 
 
 async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
@@ -86,9 +91,8 @@ async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
         raise UnavailableError("broker.store.compacted", f"{prefix} {from_revision}")
         yield
 
-    first, second = await Broker.on(store), await Broker.on(store)
-    monkeypatch.setattr(store, "watch", lost)
-    async with second.following():
+    async with brokers(store, store) as (first, second), second.following():
+        monkeypatch.setattr(store, "watch", lost)
         await first.apply(1)
         assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
 
@@ -98,8 +102,7 @@ async def test_a_policy_is_in_force_at_other_brokers_within_a_second(tmp_path: P
     # Time passes only in waits of the product, and in store operations, up to 2 ms each.
     store = SqliteStore(tmp_path / "b.sqlite")
     loop = asyncio.get_running_loop()
-    first, second = await Broker.on(store), await Broker.on(store)
-    async with second.following():
+    async with brokers(store, store) as (first, second), second.following():
         for version in range(1, 21):
             # At various moments between two checks.
             await asyncio.sleep(0.37)
@@ -121,9 +124,8 @@ async def test_without_a_watch_a_policy_is_in_force_at_the_next_look(
     store = SqliteStore(tmp_path / "b.sqlite")
     monkeypatch.setattr(store, "watch", lost)
     loop = asyncio.get_running_loop()
-    first, second = await Broker.on(store), await Broker.on(store)
     late = []
-    async with second.following():
+    async with brokers(store, store) as (first, second), second.following():
         for version in range(1, 21):
             await asyncio.sleep(0.37)
             await first.apply(version)

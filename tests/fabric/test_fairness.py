@@ -132,7 +132,9 @@ async def test_job_alone_has_all_of_the_rate(make_fabric: MakeFabric, second_pro
         make_fabric("b") as right,
         asyncio.timeout(PATIENCE_SECONDS),
     ):
-        idle = left.service.jobs.take_in(second_process, os.pidfd_open(second_process), os.geteuid())
+        idle = left.service.jobs.take_in(
+            second_process, os.pidfd_open(second_process), os.geteuid()
+        )
         async with sending(left, right, "alone", left.job_token) as session:
             job = left.service.jobs.of(left.job_token)
             await sent_by(lambda: [job.account.usage()["wire_bytes_sent"]], BYTES)

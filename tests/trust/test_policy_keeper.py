@@ -70,7 +70,7 @@ class World:
         )
 
     async def __aexit__(self, *_: object) -> None:
-        await self.store.close()
+        await self.registry.close()
 
     async def apply(self, content: bytes, signature: bytes | None = None) -> None:
         signed = sign_policy(content, OWNER) if signature is None else signature

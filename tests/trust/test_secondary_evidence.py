@@ -106,8 +106,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     (tmp_path / "tsm").mkdir()
     async with contextlib.AsyncExitStack() as stack:
         store = SqliteStore(tmp_path / "broker.sqlite")
-        stack.push_async_callback(store.close)
         registry = await Registry.open(store, WrappingKey(bytes(32)), node="b")
+        stack.push_async_callback(registry.close)
         authority, collateral = registry.authority, known()
         verifier = Verifier(
             policy=parse_policy(policy("snp", secondary='["nvidia"]').encode(), source="policy"),
