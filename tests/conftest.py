@@ -1,7 +1,9 @@
 """Settings and fixtures for all tests."""
 
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 
 # No time limit per example: it would depend on the machine.
@@ -10,3 +12,14 @@ settings.register_profile(
     "hunt", deadline=None, max_examples=int(os.environ.get("CASES", "5000")), print_blob=True
 )
 settings.load_profile("gate")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have the summary give each reason for skipped tests once, not once a place."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _, _, reason = report.longrepr
+        # pytest counts those with the same path, line and reason in one line.
+        report.longrepr = ("tests", None, reason)  # type: ignore[assignment]
+    return report

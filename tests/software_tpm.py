@@ -14,6 +14,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.crypto.evidence.tpm2 import Introduction
 
+NO_TPM_LIBRARY = "tpm2-pytss is not installed (make packages build)"
 _GET_CAPABILITY = (1).to_bytes(4, "big")
 
 
@@ -103,7 +104,7 @@ def software_tpm(directory: Path) -> Iterator[SoftwareTpm]:
     """Run a TPM; skip the test if its programs aren't installed."""
     if shutil.which("swtpm") is None:
         pytest.skip("swtpm is not installed (make packages)")
-    pytest.importorskip("tpm2_pytss", reason="tpm2-pytss is not installed (make packages build)")
+    pytest.importorskip("tpm2_pytss", reason=NO_TPM_LIBRARY)
     tpm = SoftwareTpm(directory)
     tpm.start()
     try:

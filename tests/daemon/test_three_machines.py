@@ -14,6 +14,7 @@ import pytest
 from control_plane import short_directory
 from namespaced_hosts import TPM_PORT, Host, certified_tpms, end, hosts
 from plain_host import WRITTEN
+from software_tpm import NO_TPM_LIBRARY
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "start" / "three-machines.md"
@@ -46,7 +47,7 @@ def programs() -> list[str]:
 @pytest.fixture
 def machines() -> Iterator[dict[str, Host]]:
     """Run the page's hosts, with what it says that its reader has."""
-    pytest.importorskip("tpm2_pytss", reason="tpm2-pytss is not installed (make packages build)")
+    pytest.importorskip("tpm2_pytss", reason=NO_TPM_LIBRARY)
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", PAGE.read_text(), re.MULTILINE)
     with (
         short_directory() as root,
