@@ -83,9 +83,12 @@ export CASES ?= 5000
 
 .PHONY: hunt
 hunt: SEED := $(NEW_SEED)
-hunt: build ## properties and simulations with a new seed, CASES (5,000) of each property; SEED=n repeats
+hunt: export PROPTEST_CASES = $(CASES)
+hunt: export SEALANE_SIM_WORLDS = $(CASES)0
+hunt: export SEALANE_SIM_FIRST = $(SEED)00000
+hunt: build ## properties and simulations with a new seed, CASES (5,000) of each; SEED=n repeats
 	@echo SEED=$(SEED)
-	cd native && PROPTEST_CASES=$(CASES) cargo test --locked --release --quiet --no-fail-fast --workspace --exclude sealane-py
+	cd native && cargo test --locked --release --quiet --no-fail-fast --workspace --exclude sealane-py
 	$(BIN)/pytest $(PARALLEL) -q --randomly-seed=$(SEED) --hypothesis-profile=hunt -m "not slow" $(ARGS)
 
 KILLS ?= 48

@@ -85,8 +85,8 @@ class Received:
     length: int
     immediate: int | None
     is_partial: bool = False
-    """`complete` ended it with chunks missing."""
+    """Chunks are missing: `complete` ended it early, or a stream ended with gaps."""
     chunks: bytes | None = None
-    """Of a partial message: a byte for each chunk of the buffer, 1 if it had landed.
+    """Of a partial message: a byte for each chunk of the buffer, 1 if all of it had landed.
 
     None if a later receive had already taken the slot."""

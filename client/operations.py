@@ -52,7 +52,7 @@ class StreamOperation(SendOperation):
     """A message whose parts are written one by one, anywhere in the receiver's buffer.
 
     A reliable stream ends when all parts written before `end` have arrived, an unreliable one when
-    all have left.
+    all have left. If the parts leave gaps, the receiver's message is partial.
     """
 
     async def write(

@@ -230,6 +230,9 @@ async def test_stream_lands_where_its_parts_say(fabrics: tuple[Any, Any]) -> Non
         assert bytes(right.region[: 100 * unit]) == expected
         assert received.immediate == 5
         assert not sent.is_partial
+        assert received.is_partial
+        assert received.chunks is not None
+        assert 0 in received.chunks
         with pytest.raises(UsageError) as late:
             await stream.write(0, offset=0, length=unit)
         assert late.value.reason == "session.stream.part"
@@ -352,4 +355,5 @@ async def test_unreliable_message_ends_when_it_has_left(fabrics: tuple[Any, Any]
         await stream.end()
         await stream.wait(timeout_seconds=PATIENCE_SECONDS)
         assert left.statistics()["retransmitted_packets"] == 0
-        await parts.wait(timeout_seconds=PATIENCE_SECONDS)
+        received = await parts.wait(timeout_seconds=PATIENCE_SECONDS)
+        assert received.is_partial

@@ -28,7 +28,7 @@ fn check(scenario: &Scenario) -> Outcome {
     assert!(
         outcome.violations.is_empty(),
         "world {seed}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})\nor, if it is a hostile \
-         hostile: SEALANE_SIM_SEED={seed} cargo test -p sealane-sim hostile",
+         world: SEALANE_SIM_SEED={seed} cargo test -p sealane-sim hostile",
         outcome.violations,
     );
     assert!(outcome.completion_nanos.iter().all(Option::is_some));
@@ -116,13 +116,19 @@ fn loss_from_none_to_a_tenth_is_survived() {
     }
 }
 
-/// `SEALANE_SIM_SEED=n` runs only world n; `SEALANE_SIM_WORLDS=n` runs n worlds.
+/// `SEALANE_SIM_SEED=n` runs only world n; `SEALANE_SIM_WORLDS=n` runs n worlds, from world
+/// `SEALANE_SIM_FIRST` on.
 #[test]
 fn hundreds_of_hostile_worlds_stay_whole() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = match number("SEALANE_SIM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("SEALANE_SIM_WORLDS").unwrap_or(300),
+    let number = |name| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    };
+    let seeds = if let Some(seed) = number("SEALANE_SIM_SEED") {
+        seed..seed + 1
+    } else {
+        let first = number("SEALANE_SIM_FIRST").unwrap_or(0);
+        first..first + number("SEALANE_SIM_WORLDS").unwrap_or(300)
     };
     for seed in seeds {
         check(&hostile(seed));

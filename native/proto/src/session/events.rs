@@ -9,7 +9,8 @@ use super::statistics::SessionStatistics;
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletionStatus {
-    /// All of the message is in the peer's (send) or in this end's (receive) buffer.
+    /// All of the message is in the peer's (send) or in this end's (receive) buffer. At the sender
+    /// of a stream: all parts that it announced are there.
     Ok,
     /// The session ended before the peer confirmed; the message may or may not have arrived.
     OutcomeUnknown,
@@ -19,8 +20,8 @@ pub enum CompletionStatus {
     TooLong,
     /// The sender cancelled the message. At the sender: it may have arrived nevertheless.
     Cancelled,
-    /// The receiver wanted no more of the message. The chunks that landed are valid; the rest of
-    /// the buffer is unchanged.
+    /// The receiver wanted no more of the message, or (receive) it was a stream that ended with
+    /// gaps. The units that landed are valid; the rest of the buffer is unchanged.
     Partial,
 }
 
@@ -148,7 +149,10 @@ impl Events {
                 self.sends_completed += 1;
                 self.payload_bytes_sent += length;
             }
-            Event::ReceiveCompleted { status: CompletionStatus::Ok, .. } => {
+            Event::ReceiveCompleted {
+                status: CompletionStatus::Ok | CompletionStatus::Partial,
+                ..
+            } => {
                 self.receives_completed += 1;
                 self.payload_bytes_received += length;
             }

@@ -79,23 +79,29 @@ impl Landing {
         self.stream_units.get_or_insert(units);
     }
 
-    /// Whether the message is complete.
+    /// Whether all that the sender sends of the message has arrived.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         if self.description.is_stream {
             return self.stream_units.is_some_and(|units| self.arrived.set_count() >= units);
         }
         self.arrived.is_full()
     }
 
+    /// Whether the sender left out units: a stream that ended with gaps.
+    #[must_use]
+    pub fn has_gaps(&self) -> bool {
+        let announced = self.stream_units.unwrap_or(0);
+        self.description.is_stream && announced < self.description.layout.data_units()
+    }
+
     /// Bytes of the message in memory; a short last unit counts in full.
     #[must_use]
     pub fn landed_bytes(&self) -> u64 {
         let layout = &self.description.layout;
-        if self.description.is_stream {
-            return layout.length().min(u64::from(self.arrived.set_count()) * layout.unit_bytes());
-        }
-        layout.length()
+        let missing: u64 = self.chunk_missing.iter().map(|units| u64::from(*units)).sum();
+        let landed = u64::from(layout.data_units()) - missing;
+        layout.length().min(landed * layout.unit_bytes())
     }
 
     /// Whether a data unit is in memory.

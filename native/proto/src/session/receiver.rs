@@ -433,10 +433,12 @@ impl Receiver {
         let message = self.base + index as u64;
         let Some(incoming) = self.window.get_mut(index) else { return Outcome::Unposted };
         let State::Landing(landing) = &incoming.state else { return Outcome::Late };
-        if !landing.is_whole() {
+        if !landing.is_complete() {
             return Outcome::Landed;
         }
-        incoming.complete(message, CompletionStatus::Ok, events);
+        let has_gaps = landing.has_gaps();
+        let status = if has_gaps { CompletionStatus::Partial } else { CompletionStatus::Ok };
+        incoming.complete(message, status, events);
         incoming.state = State::Ended;
         self.retire();
         Outcome::Completed

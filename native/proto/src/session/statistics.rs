@@ -53,11 +53,11 @@ counters! {
         pub stalls: u64,
         /// Payload bytes of sends that completed `Ok`.
         pub payload_bytes_sent: u64,
-        /// Payload bytes of receives that completed `Ok`.
+        /// Payload bytes in memory of receives that completed `Ok` or `Partial`.
         pub payload_bytes_received: u64,
         /// Sends that completed `Ok`.
         pub sends_completed: u64,
-        /// Receives that completed `Ok`.
+        /// Receives that completed `Ok` or `Partial`.
         pub receives_completed: u64,
         /// Requests that completed with another status.
         pub failed: u64,
