@@ -3,13 +3,14 @@
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::link::{LinkConfig, LinkError, Loss};
-use sealane_proto::session::{BURST_PACKETS, Detection, Reliability};
+use sealane_proto::session::{BURST_PACKETS, Detection, PayloadMode, Reliability};
 
 use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
 use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
 mod acceptance;
+mod cold;
 mod marks;
 mod parity;
 mod paths;

@@ -4,7 +4,8 @@
 //! in rounds: padded to the session's largest datagram (to that of each candidate unit during the
 //! search for the unit), followed by a small one. Answers are padded like the challenge. An answer
 //! to a padded challenge shows that the path is usable. Answers to small ones alone mean that it is
-//! too narrow.
+//! too narrow. Before the round-trip time is known, rounds start close together and double their
+//! distance (decision 79).
 
 use std::collections::VecDeque;
 
@@ -12,10 +13,13 @@ use crate::link::Nanos;
 
 use super::units::Units;
 
-/// Interval of challenges until one is answered, and the shortest interval of probes.
+/// Shortest interval of probes, and a guess of the round-trip time where there is no sample.
 pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
-/// Shortest interval of rounds once a smaller size is answered: longer than a short loss burst.
+/// Shortest interval of rounds: longer than a short loss burst. Before the round-trip time is known,
+/// it doubles from this …
 const ROUND_INTERVAL_MIN: Nanos = 20_000_000;
+/// … up to this.
+const ROUND_INTERVAL_MAX: Nanos = 320_000_000;
 /// Most unanswered challenges kept.
 const OUTSTANDING_MAX: usize = 32;
 /// Pairs of which only the small one was answered before the path counts as too narrow, since
@@ -39,6 +43,21 @@ struct Search {
     /// Whether a padded challenge was answered.
     has_carried: bool,
     small_answers: u32,
+    /// Complete rounds that were sent before the round-trip time was known.
+    rounds: u32,
+}
+
+impl Search {
+    fn new(units: Units) -> Self {
+        Self { units, next: 0, has_carried: false, small_answers: 0, rounds: 0 }
+    }
+
+    /// The pause after a round while the round-trip time is unknown.
+    fn next_pause(&mut self) -> Nanos {
+        let pause = ROUND_INTERVAL_MIN.saturating_mul(1 << self.rounds.min(16));
+        self.rounds += 1;
+        pause.min(ROUND_INTERVAL_MAX)
+    }
 }
 
 /// The meaning of an answer.
@@ -83,15 +102,13 @@ impl Challenges {
     /// Starts to test for these units on a path about which nothing is known: earlier challenges
     /// went another way.
     pub fn search(&mut self, units: Units, now: Nanos) {
-        let search = Search { units, next: 0, has_carried: false, small_answers: 0 };
-        *self = Self { due: Some(now), search: Some(search), ..Self::default() };
+        *self = Self { due: Some(now), search: Some(Search::new(units)), ..Self::default() };
     }
 
     /// Tests only for these units from now on, if a search is running.
     pub fn narrow(&mut self, units: Units) {
         if let Some(search) = &mut self.search {
-            let has_carried = false;
-            *search = Search { units, next: 0, has_carried, small_answers: 0 };
+            *search = Search { rounds: search.rounds, ..Search::new(units) };
         }
     }
 
@@ -107,16 +124,24 @@ impl Challenges {
     }
 
     /// Records that a challenge with this token leaves; returns the unit to pad it for, if any.
-    pub fn sent(&mut self, token: u64, timeout: Nanos, now: Nanos) -> Option<u16> {
-        self.due = Some(now.saturating_add(timeout.max(CHALLENGE_INTERVAL)));
+    /// `timeout`: how long an answer may take; `None` before the first sample of a round trip.
+    pub fn sent(&mut self, token: u64, timeout: Option<Nanos>, now: Nanos) -> Option<u16> {
         let mut unit_bytes = None;
+        let mut pause =
+            timeout.map_or(CHALLENGE_INTERVAL, |timeout| timeout.max(CHALLENGE_INTERVAL));
         if let Some(search) = &mut self.search {
             unit_bytes = search.units.get(search.next);
-            search.next = if unit_bytes.is_some() { search.next + 1 } else { 0 };
             if unit_bytes.is_some() {
-                self.due = Some(now);
+                search.next += 1;
+                pause = 0;
+            } else {
+                search.next = 0;
+                if timeout.is_none() {
+                    pause = search.next_pause();
+                }
             }
         }
+        self.due = Some(now.saturating_add(pause));
         if self.outstanding.len() == OUTSTANDING_MAX {
             self.outstanding.pop_front();
         }
@@ -154,7 +179,7 @@ impl Challenges {
 mod tests {
     use super::*;
 
-    const TIMEOUT: Nanos = 30_000_000;
+    const TIMEOUT: Option<Nanos> = Some(30_000_000);
 
     const UNIT: u16 = 1408;
 
@@ -180,6 +205,27 @@ mod tests {
         let sizes: Vec<_> = send(&mut challenges, 4).iter().map(|(_, unit)| *unit).collect();
         assert_eq!(sizes, [Some(UNIT), None, Some(UNIT), None]);
         assert_eq!(challenges.due(), Some(2 * CHALLENGE_INTERVAL));
+    }
+
+    #[test]
+    fn rounds_come_ever_later_until_a_round_trip_is_known() {
+        let mut challenges = searching(&[UNIT]);
+        let mut pauses = Vec::new();
+        for token in 0..18 {
+            let now = challenges.due().unwrap();
+            challenges.sent(token, None, now);
+            pauses.push((challenges.due().unwrap() - now) / 1_000_000);
+        }
+        let expected = [20, 40, 80, 160, 320, 320, 320, 320, 320].map(|pause| [0, pause]);
+        assert_eq!(pauses, expected.concat());
+        challenges.narrow(Units::fixed(UNIT));
+        let now = challenges.due().unwrap();
+        challenges.sent(18, None, now);
+        challenges.sent(19, None, now);
+        assert_eq!(challenges.due(), Some(now + ROUND_INTERVAL_MAX), "the search goes on");
+        challenges.sent(20, None, now);
+        challenges.sent(21, TIMEOUT, now);
+        assert_eq!(challenges.due(), Some(now + CHALLENGE_INTERVAL));
     }
 
     #[test]

@@ -234,7 +234,8 @@ impl Control {
             let token = paths.new_token();
             Frame::PathChallenge { token }.encode(out);
             let Path { challenges, rtt, .. } = &mut paths[path];
-            if let Some(unit_bytes) = challenges.sent(token, rtt.timeout(), now) {
+            let timeout = rtt.smoothed().map(|_| rtt.timeout());
+            if let Some(unit_bytes) = challenges.sent(token, timeout, now) {
                 out.resize(out.len().max(start + packet::control_bytes_max(unit_bytes)), 0);
             }
         }
