@@ -158,6 +158,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
             surplus="surplus",
         ),
         "dropped by this host": counts(outgoing="send_drops", incoming="receive_drops"),
+        "dropped by the peer's host": counts(packets="peer_drops"),
         "congestion marks": counts(received="ce_received", echoed="ce_echoed"),
         "silence": counts(stalls="stalls", time_outs="timeouts", probes="probes_sent"),
     }

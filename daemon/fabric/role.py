@@ -7,6 +7,7 @@ from typing import Any
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.roles import Role
 from sealane.daemon.config import FabricConfig, JobsConfig
+from sealane.daemon.fabric.buffers import warn_of_small_buffers
 from sealane.daemon.fabric.job_sockets import job_sockets
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
@@ -80,6 +81,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
         lost=service.end_peer,
         keep_seconds=config.trust_grace_seconds,
     )
+    warn_of_small_buffers()
     await context.stack.enter_async_context(service.running())
     context.drains.append(lambda: service.drain.run(config.drain_timeout_seconds))
     snapshots = service.snapshots

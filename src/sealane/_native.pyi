@@ -13,6 +13,9 @@ __version__: str
 
 # Sessions
 
+SOCKET_BUFFER_BYTES: int
+"""Receive and send buffer that a session asks the kernel for, for each of its sockets."""
+
 @final
 class SharedLine:
     # The rate that all sessions of a fabric share, in bits per second on the wire.

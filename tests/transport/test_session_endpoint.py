@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -274,6 +275,34 @@ def test_a_paced_sender_wakes_up_for_several_packets_at_once() -> None:
         transfer(left, right, sizes=[1 << 19])
         sent = left.statistics()
     assert sent["packets_sent"] >= 4 * sent["send_calls"], sent
+
+
+def _shrink_receive_buffer(address: str, size: int) -> None:
+    """Shrink the receive buffer of this process's UDP socket with that address, to `size` bytes."""
+    for entry in Path("/proc/self/fd").iterdir():
+        if not (entry.is_symlink() and str(entry.readlink()).startswith("socket:")):
+            continue
+        with socket.socket(fileno=os.dup(int(entry.name))) as found:
+            if (found.type, found.family) == (socket.SOCK_DGRAM, socket.AF_INET):
+                host, port = found.getsockname()
+                if f"{host}:{port}" == address:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+                    return
+    raise AssertionError(f"no socket has {address}")
+
+
+def test_what_the_peers_host_drops_slows_a_session_and_is_no_loss_of_the_path() -> None:
+    with pair(rate=8 * 10**9) as (left, right):
+        _shrink_receive_buffer(right.endpoint.local_addresses[0], 64 << 10)
+        most = left.statistics()["rate_bytes_per_second"]
+        end = time.monotonic() + PATIENCE_SECONDS
+        while left.statistics()["rate_bytes_per_second"] == most:
+            assert time.monotonic() < end, left.statistics()
+            transfer(left, right, sizes=[REGION])
+        found = left.statistics()
+    assert found["peer_drops"] > 100
+    assert found["lost_packets"] * 10 < found["peer_drops"]
+    assert found["breaker_trips"] == 0
 
 
 def test_both_directions_carry_data() -> None:

@@ -10,8 +10,9 @@ use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 /// Bytes of the IPv4 and UDP headers of each payload.
 pub const HEADER_BYTES: u32 = 28;
 
-/// Requested socket buffer size: 4 MiB is 25 ms at 1.3 Gbit/s. The kernel may grant less.
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// Requested socket buffer size: 4 MiB is 25 ms at 1.3 Gbit/s. The kernel grants no more than
+/// `net.core.rmem_max` and `wmem_max`.
+pub const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// The kernel's limit for one GRO list.
 const RECEIVE_BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call; each can hold a whole GRO list. Two stay in a core's cache while

@@ -176,7 +176,7 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
     [5000, 1 << 39].into_iter().for_each(|length| push_credit_length(&mut lengths, length));
     [(3, 2), (9, 1)].into_iter().for_each(|run| push_lost_run(&mut runs, run));
     let (path, message, reason) = (PathId(1), 3, AbortReason::Cancelled);
-    let losses = LossCounts { lost: 4, runs: 2, found: 1, duplicates: 1 };
+    let losses = LossCounts { lost: 4, runs: 2, found: 1, duplicates: 1, dropped: 3 };
     let counts = PathCounts { received: 9, ect0: 8, ect1: 0, ce: 1 };
     for (name, frame) in [
         ("ack", Frame::Ack { completed_end: 3, credit_end: 5 }),

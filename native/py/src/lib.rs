@@ -47,6 +47,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("SOCKET_BUFFER_BYTES", sealane_engine::udp::SOCKET_BUFFER_BYTES)?;
         load::register(module)?;
         storage::register(module)
     }

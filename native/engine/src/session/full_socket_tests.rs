@@ -1,5 +1,6 @@
 //! Test 15 of the reference's list: a late host lets its socket's buffer fill. Packets dropped by
-//! the kernel are losses like any other: they are counted, and nothing waits for them for ever.
+//! the kernel are sent again like lost ones, but count as drops of the host, not as losses of the
+//! path.
 
 use std::net::SocketAddr;
 
@@ -86,6 +87,9 @@ impl End {
             });
             received.expect("a path").expect("a socket");
         }
+        if session.misses_packets(PathId(0)) {
+            session.host_dropped(PathId(0), lanes.receive_drops_on(PathId(0)), now);
+        }
     }
 
     fn transmit(&mut self, now: Nanos) {
@@ -132,7 +136,7 @@ fn send(ends: &mut [End; 2], reliability: Reliability, looks_every: Nanos, now: 
 }
 
 #[test]
-fn what_a_full_socket_drops_is_lost_counted_and_sent_again() {
+fn what_a_full_socket_drops_is_counted_apart_and_sent_again() {
     let coded = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
     for reliability in [Reliability::SelectiveRepeat, coded] {
         let sockets = [(); 2].map(|()| Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap());
@@ -149,7 +153,10 @@ fn what_a_full_socket_drops_is_lost_counted_and_sent_again() {
         send(&mut ends, reliability, 20 * MILLISECOND, &mut now);
         let drops = ends[1].lanes.receive_drops();
         assert!(drops > 50, "{drops}");
-        assert!(ends[0].session.statistics().retransmitted_packets > 20);
+        let seen = ends[0].session.statistics();
+        assert!(seen.retransmitted_packets > 20);
+        assert!(seen.peer_drops > 50, "{}", seen.peer_drops);
+        assert_eq!((seen.lost_packets, seen.lost_runs), (0, 0));
         ends[1].memory.0.fill(0);
         send(&mut ends, reliability, MILLISECOND, &mut now);
         assert_eq!(ends[1].lanes.receive_drops(), drops);

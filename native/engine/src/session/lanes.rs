@@ -120,6 +120,16 @@ impl Lanes {
         self.all.iter().map(|lane| lane.udp.drops()).sum()
     }
 
+    /// As [`Self::receive_drops`], of one path's socket.
+    pub(super) fn receive_drops_on(&self, path: PathId) -> u64 {
+        self.all[path.index()].udp.drops()
+    }
+
+    /// The paths.
+    pub(super) fn paths(&self) -> impl Iterator<Item = PathId> + use<> {
+        (0..self.all.len() as u8).map(PathId)
+    }
+
     /// Whether there may be something to receive.
     pub(super) fn has_datagrams(&self) -> bool {
         self.all.iter().any(|lane| lane.has_datagrams)

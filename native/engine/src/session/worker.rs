@@ -135,6 +135,7 @@ impl Worker {
             // Before receiving from or sending to the peer, since an ended session does neither.
             self.end_unpermitted();
             self.receive();
+            self.note_drops();
             let time = self.look();
             if self.session.next_timeout().is_some_and(|at| at <= time) {
                 self.session.handle_timeout(time);
@@ -190,6 +191,16 @@ impl Worker {
             return;
         }
         progress.has_more = true;
+    }
+
+    /// Tells the session what this host has dropped, before missing packets count as lost.
+    fn note_drops(&mut self) {
+        let Self { session, lanes, .. } = self;
+        for path in lanes.paths() {
+            if session.misses_packets(path) {
+                session.host_dropped(path, lanes.receive_drops_on(path), now());
+            }
+        }
     }
 
     pub(super) fn end_for(&mut self, fault: RingFault) {

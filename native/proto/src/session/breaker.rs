@@ -5,6 +5,12 @@
 //! half of what arrived. Clean intervals raise it again, for the first minute to at most three
 //! quarters of what arrived, so that others keep a share. Loss that persists at the lowest rate
 //! ends the session.
+//!
+//! What the peer's host drops says nothing about the path: the rate is cut to a little less than
+//! what the peer took, at once, and rises again with clean intervals, up to the maximum. Only the
+//! peer says what its host dropped. One that lies gains no more than this: each interval in which
+//! it claims drops leaves less than what arrived, and such loss at the lowest rate ends the session
+//! like any other.
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
@@ -19,6 +25,8 @@ const LOSS_BOUND: u64 = 4;
 /// … and one in this many if there is a queue, shown by CE marks or a round trip half as long
 /// again.
 const LOSS_BOUND_QUEUED: u64 = 20;
+/// The peer's host dropping one packet in this many is too much.
+const DROPS_BOUND: u64 = 20;
 /// A single bad interval may be due to an outage.
 const INTERVALS_TO_TRIP: u32 = 2;
 /// Clean intervals raise the rate by this fraction of the maximum …
@@ -40,6 +48,8 @@ pub struct Report {
     pub received: u64,
     /// … marked CE.
     pub ce: u64,
+    /// Packets that the peer's host dropped.
+    pub dropped: u64,
     /// Wire bytes sent.
     pub wire_bytes: u64,
     /// Smoothed round-trip time.
@@ -128,29 +138,54 @@ impl Breaker {
         let received = report.received.saturating_sub(first.received).min(sent);
         let is_queued = report.ce > first.ce || report.srtt / 3 > self.srtt_least / 2;
         let bound = if is_queued { LOSS_BOUND_QUEUED } else { LOSS_BOUND };
-        if (sent - received) * bound <= sent {
-            self.bad = 0;
+        let dropped = report.dropped.saturating_sub(first.dropped).min(sent - received);
+        let is_lossy = (sent - received - dropped) * bound > sent;
+        let is_dropping = dropped * DROPS_BOUND > sent;
+        self.bad = if is_lossy { self.bad + 1 } else { 0 };
+        if !(is_lossy || is_dropping) {
             self.floor_since = None;
             return self.raise(now);
         }
-        self.bad += 1;
-        if self.bad < INTERVALS_TO_TRIP {
-            return Verdict::Unchanged;
-        }
-        self.bad = 0;
         let wire_bytes = u128::from(report.wire_bytes.saturating_sub(first.wire_bytes));
         let arrived = wire_bytes * u128::from(received) / u128::from(sent);
         let arrived = arrived * u128::from(NANOS_PER_SECOND) / u128::from(elapsed);
-        self.trip(u64::try_from(arrived).unwrap_or(u64::MAX), now)
+        let arrived = u64::try_from(arrived).unwrap_or(u64::MAX);
+        if self.bad >= INTERVALS_TO_TRIP {
+            self.bad = 0;
+            self.trip(arrived, now)
+        } else if is_dropping {
+            self.slow(arrived, now)
+        } else {
+            Verdict::Unchanged
+        }
+    }
+
+    fn floor(&self) -> u64 {
+        (self.rate_max / FLOOR_PARTS).max(1)
+    }
+
+    /// The verdict on an interval above a bound at the lowest rate.
+    fn at_floor(&mut self, now: Nanos) -> Verdict {
+        let since = *self.floor_since.get_or_insert(now);
+        let is_over = now.saturating_sub(since) >= FLOOR_NANOS;
+        if is_over { Verdict::Fatal } else { Verdict::Unchanged }
+    }
+
+    /// Cuts the rate to seven eighths of what the peer took, `arrived` wire bytes per second.
+    fn slow(&mut self, arrived: u64, now: Nanos) -> Verdict {
+        let floor = self.floor();
+        if self.rate == floor {
+            return self.at_floor(now);
+        }
+        self.rate = (arrived / 8 * 7).clamp(floor, self.rate);
+        Verdict::Rate(self.rate)
     }
 
     /// Cuts the rate to half of what arrived, `arrived` wire bytes per second.
     fn trip(&mut self, arrived: u64, now: Nanos) -> Verdict {
-        let floor = (self.rate_max / FLOOR_PARTS).max(1);
+        let floor = self.floor();
         if self.rate == floor {
-            let since = *self.floor_since.get_or_insert(now);
-            let is_over = now.saturating_sub(since) >= FLOOR_NANOS;
-            return if is_over { Verdict::Fatal } else { Verdict::Unchanged };
+            return self.at_floor(now);
         }
         self.trips += 1;
         self.tripped_at = now;
@@ -193,6 +228,19 @@ mod tests {
             let mut breaker = Breaker::new(MOST);
             assert_eq!(breaker.report(report, 0), Verdict::Unchanged);
             Self { breaker, report, now: 0 }
+        }
+
+        /// One interval in which `dropped` per mille of the packets don't arrive because the peer's
+        /// host drops them.
+        fn dropping(&mut self, dropped: u64) -> Verdict {
+            self.report.dropped += self.breaker.rate() / PACKET * dropped / 1000;
+            self.interval(dropped, RTT, 0)
+        }
+
+        /// One interval in which the peer's host takes no more than `most` bytes a second.
+        fn taking(&mut self, most: u64) -> Verdict {
+            let rate = self.breaker.rate();
+            self.dropping(rate.saturating_sub(most) * 1000 / rate)
         }
 
         /// One interval in which `lost` per mille of the packets are lost.
@@ -281,6 +329,46 @@ mod tests {
         let fatal = verdicts.iter().position(|verdict| *verdict == Verdict::Fatal).unwrap();
         assert!((30..60).contains(&fatal), "{fatal}");
         assert_eq!(path.breaker.rate(), MOST / FLOOR_PARTS);
+    }
+
+    #[test]
+    fn the_rate_follows_what_the_peers_host_takes() {
+        let mut path = Path::new();
+        let takes = MOST / 5;
+        assert!(matches!(path.taking(takes), Verdict::Rate(_)), "at once");
+        let mut sent = 0;
+        let mut arrived = 0;
+        for _ in 0..300 {
+            sent += path.breaker.rate();
+            arrived += path.breaker.rate().min(takes);
+            let _ = path.taking(takes);
+        }
+        assert!(arrived * 100 > 85 * 300 * takes, "{arrived} of {}", 300 * takes);
+        assert!(arrived * 100 > 90 * sent, "{arrived} of {sent}");
+        assert_eq!(path.breaker.trips(), 0);
+        path.clean(40);
+        assert_eq!(path.breaker.rate(), MOST, "the host is well again");
+    }
+
+    #[test]
+    fn a_peer_that_blames_its_host_for_the_paths_losses_gets_less_than_what_arrives() {
+        let mut path = Path::new();
+        for _ in 0..20 {
+            let arrived = path.breaker.rate() / 2;
+            let _ = path.dropping(500);
+            let floor = MOST / FLOOR_PARTS;
+            assert!(path.breaker.rate() <= arrived.max(floor), "{}", path.breaker.rate());
+        }
+        let is_fatal = (0..40).any(|_| path.dropping(500) == Verdict::Fatal);
+        assert!(is_fatal, "at the lowest rate it ends like any other loss");
+    }
+
+    #[test]
+    fn drops_claimed_beyond_the_losses_count_no_more_than_those() {
+        let mut path = Path::new();
+        path.report.dropped = u64::MAX / 2;
+        assert_eq!(path.interval(0, RTT, 0), Verdict::Unchanged);
+        assert_eq!(path.breaker.rate(), MOST);
     }
 
     #[test]

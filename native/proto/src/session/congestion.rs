@@ -73,6 +73,7 @@ impl Congestion for MandatoryRate {
             sent: account.packets_reported,
             received: account.received.received,
             ce: account.received.ce,
+            dropped: account.dropped_packets,
             wire_bytes: account.wire_bytes_sent,
             srtt: account.srtt,
         };

@@ -44,7 +44,7 @@ pub const LOSSES_HEADER_BYTES: usize = 4;
 /// Bytes of a run in a LOSSES frame.
 pub const LOST_RUN_BYTES: usize = 12;
 /// Bytes of a LOSS_COUNTS frame.
-pub const LOSS_COUNTS_BYTES: usize = 26;
+pub const LOSS_COUNTS_BYTES: usize = 32;
 /// Bytes of a DRAINING frame.
 pub const DRAINING_BYTES: usize = 2;
 /// Bytes of a CLOSE frame.
@@ -244,7 +244,8 @@ impl Frame<'_> {
             }
             Self::LossCounts { path, counts } => {
                 out.extend_from_slice(&[LOSS_COUNTS, path.0]);
-                for count in [counts.lost, counts.runs, counts.found, counts.duplicates] {
+                let LossCounts { lost, runs, found, duplicates, dropped } = counts;
+                for count in [lost, runs, found, duplicates, dropped] {
                     push_u48(out, count);
                 }
             }
@@ -404,6 +405,7 @@ impl<'a> Frames<'a> {
                     runs: self.number(6)?,
                     found: self.number(6)?,
                     duplicates: self.number(6)?,
+                    dropped: self.number(6)?,
                 };
                 Frame::LossCounts { path, counts }
             }

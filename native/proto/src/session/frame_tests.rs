@@ -62,10 +62,10 @@ fn encoded() -> impl Strategy<Value = Vec<u8>> {
             assert!(lost_runs(&runs).eq(starts.iter().map(|at| (at * 10, at * 10 + 9))));
             write(Frame::Losses { path: PathId(3), runs: &runs })
         }),
-        (0..MESSAGES, 0..MESSAGES, 0..MESSAGES, 0..MESSAGES).prop_map(
-            move |(lost, runs, found, duplicates)| write(Frame::LossCounts {
+        proptest::array::uniform5(0..MESSAGES).prop_map(
+            move |[lost, runs, found, duplicates, dropped]| write(Frame::LossCounts {
                 path: PathId(2),
-                counts: LossCounts { lost, runs, found, duplicates }
+                counts: LossCounts { lost, runs, found, duplicates, dropped }
             })
         ),
         any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),

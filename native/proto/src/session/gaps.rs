@@ -29,10 +29,16 @@ const OUTAGE_PACKETS: u64 = 32;
 /// See [`OUTAGE_PACKETS`]; equal to the time after which a sender holds back its units.
 pub const OUTAGE_TIMEOUTS: u64 = 4;
 
+/// Drops of the host explain losses that are noticed up to this long after them: longer than it
+/// takes to read what was in the buffer.
+const HOST_DROPS_LIFE: Nanos = 250_000_000;
+/// Most packets of one drop: Linux counts a list of datagrams (UDP_GRO) as one.
+const LIST_PACKETS_MAX: u64 = 64;
+
 /// Packets lost on the way to one end, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LossCounts {
-    /// Packets counted as lost, without outages.
+    /// Packets counted as lost on the path, without outages.
     pub lost: u64,
     /// Runs of such packets with consecutive numbers.
     pub runs: u64,
@@ -40,6 +46,8 @@ pub struct LossCounts {
     pub found: u64,
     /// Units that arrived after they had already landed.
     pub duplicates: u64,
+    /// Packets that got here and were dropped by this host, as a buffer was full. Not in `lost`.
+    pub dropped: u64,
 }
 
 impl LossCounts {
@@ -50,6 +58,7 @@ impl LossCounts {
         self.runs = self.runs.max(counts.runs);
         self.found = self.found.max(counts.found);
         self.duplicates = self.duplicates.max(counts.duplicates);
+        self.dropped = self.dropped.max(counts.dropped);
     }
 }
 
@@ -60,6 +69,7 @@ impl std::iter::Sum for LossCounts {
             runs: sum.runs.saturating_add(one.runs),
             found: sum.found.saturating_add(one.found),
             duplicates: sum.duplicates.saturating_add(one.duplicates),
+            dropped: sum.dropped.saturating_add(one.dropped),
         })
     }
 }
@@ -109,6 +119,12 @@ pub struct Gaps {
     unreported: VecDeque<Report>,
     reported: VecDeque<Report>,
     counts: LossCounts,
+    /// Drops of this host since the start …
+    host_drops: u64,
+    /// … those of them that explain no missing packet so far …
+    drops_left: u64,
+    /// … and when the newest was noticed.
+    dropped_at: Nanos,
 }
 
 impl Gaps {
@@ -127,7 +143,7 @@ impl Gaps {
                 let silence = now.saturating_sub(at);
                 self.open.push_back(Gap { start: next, end: number, seen_at: now, silence });
                 if self.open.len() > GAPS_MAX {
-                    self.settle_oldest(timing);
+                    self.settle_oldest(timing, now);
                 }
             }
             _ => {}
@@ -146,10 +162,31 @@ impl Gaps {
         let window = self.window(timing);
         let mut is_any = false;
         while self.open.front().is_some_and(|gap| gap.seen_at.saturating_add(window) <= now) {
-            self.settle_oldest(timing);
+            self.settle_oldest(timing, now);
             is_any = true;
         }
         is_any
+    }
+
+    /// Whether packets are missing that don't count as lost yet.
+    #[must_use]
+    pub fn is_any_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Records how often this host has dropped something since the start. Each drop explains a list
+    /// of packets that are missing now, or are noticed soon: they were lost here, not on the path.
+    pub fn host_dropped(&mut self, total: u64, now: Nanos) {
+        if let Some(more) = total.checked_sub(self.host_drops).filter(|more| *more > 0) {
+            self.drops_left = self.drops_left_at(now).saturating_add(more);
+            self.host_drops = total;
+            self.dropped_at = now;
+        }
+    }
+
+    fn drops_left_at(&self, now: Nanos) -> u64 {
+        let is_recent = now.saturating_sub(self.dropped_at) <= HOST_DROPS_LIFE;
+        if is_recent { self.drops_left } else { 0 }
     }
 
     /// Records a unit that had already landed.
@@ -203,15 +240,19 @@ impl Gaps {
         start.max(WINDOW_MIN).max(self.window_floor).max(self.window_learnt.min(most))
     }
 
-    fn settle_oldest(&mut self, timing: Timing) {
+    fn settle_oldest(&mut self, timing: Timing, now: Nanos) {
         let Some(gap) = self.open.pop_front() else { return };
         let length = gap.end - gap.start;
         // An outage loses everything, so it says nothing about the path's usual loss.
         let is_outage = length >= OUTAGE_PACKETS
             && gap.silence > timing.timeout.saturating_mul(OUTAGE_TIMEOUTS);
         if !is_outage {
-            self.counts.lost += length;
-            self.counts.runs += 1;
+            let left = self.drops_left_at(now);
+            let dropped = length.min(left.saturating_mul(LIST_PACKETS_MAX));
+            self.drops_left = left - dropped.div_ceil(LIST_PACKETS_MAX);
+            self.counts.dropped += dropped;
+            self.counts.lost += length - dropped;
+            self.counts.runs += u64::from(length > dropped);
         }
         self.calm_runs += 1;
         if self.calm_runs >= CALM_RUNS {
@@ -291,6 +332,30 @@ mod tests {
     }
 
     #[test]
+    fn what_the_host_dropped_is_no_loss_of_the_path() {
+        let mut gaps = Gaps::new(0);
+        let all = |gaps: &Gaps| (gaps.counts().lost, gaps.counts().runs, gaps.counts().dropped);
+        for number in [0, 11, 80, 83] {
+            gaps.packet_received(number, TIMING, 0);
+        }
+        assert!(gaps.is_any_open());
+        gaps.host_dropped(2, 0);
+        gaps.host_dropped(2, 0);
+        assert!(gaps.settle(TIMING, WINDOW));
+        // A list of ten, and one of the next 68; four of those and two more were lost.
+        assert_eq!(all(&gaps), (6, 2, 74));
+        let sent_again = [(1, 10), (12, 68), (81, 2)];
+        assert_eq!(reports(&mut gaps, false), sent_again);
+        gaps.host_dropped(3, WINDOW);
+        let late = WINDOW + HOST_DROPS_LIFE;
+        gaps.packet_received(85, TIMING, late);
+        gaps.settle(TIMING, late + WINDOW);
+        assert_eq!(all(&gaps), (7, 3, 74), "an old drop was of something else");
+        gaps.host_dropped(1, late);
+        assert_eq!(gaps.drops_left_at(late), 0, "the count only grows");
+    }
+
+    #[test]
     fn a_gap_is_lost_after_the_window_and_not_before() {
         let mut gaps = Gaps::new(0);
         for number in [7, 8, 10, 14] {
@@ -333,7 +398,7 @@ mod tests {
         for run in 0..u64::from(CALM_RUNS) {
             assert_eq!(gaps.window(TIMING), 25 * MILLISECOND, "run {run}");
             gaps.packet_received(8 + 2 * run, TIMING, 600 * MILLISECOND);
-            gaps.settle_oldest(TIMING);
+            gaps.settle_oldest(TIMING, 0);
         }
         assert_eq!(gaps.window(TIMING), WINDOW);
     }

@@ -330,6 +330,19 @@ impl Session {
         self.absences.note(away.start, away.end);
     }
 
+    /// Whether packets of a path are missing that don't count as lost yet.
+    #[must_use]
+    pub fn misses_packets(&self, path: PathId) -> bool {
+        self.paths[path].gaps.is_any_open()
+    }
+
+    /// Reports how many datagrams of a path this host has dropped since the start because a buffer
+    /// was full. Call it before the time passes to packets that are missing for that reason
+    /// ([`Self::handle_timeout`]), so that they don't count as losses of the path.
+    pub fn host_dropped(&mut self, path: PathId, total: u64, now: Nanos) {
+        self.paths[path].gaps.host_dropped(total, now);
+    }
+
     /// Processes the passage of time. Call it at [`Self::next_timeout`]; harmless at any other
     /// time.
     pub fn handle_timeout(&mut self, now: Nanos) {

@@ -59,10 +59,12 @@ pub struct PathAccount {
     pub packets_reported: u64,
     /// Packets that arrived, by mark, according to the peer.
     pub received: PathCounts,
-    /// Packets that the peer counts as lost and that have not arrived since.
+    /// Packets that the peer counts as lost on the path and that have not arrived since.
     pub lost_packets: u64,
     /// Runs of consecutive lost packets.
     pub lost_runs: u64,
+    /// Packets that the peer's host dropped, according to the peer.
+    pub dropped_packets: u64,
     /// Wire bytes sent after the newest packet that the peer has reported; may be too high by 0.4 %
     /// of a round trip's bytes.
     pub in_flight_bytes: u64,
@@ -295,6 +297,7 @@ impl Path {
             received: self.marking.peer(),
             lost_packets: self.peer_losses.lost.saturating_sub(self.peer_losses.found),
             lost_runs: self.peer_losses.runs,
+            dropped_packets: self.peer_losses.dropped,
             in_flight_bytes: self.in_flight_bytes(),
             srtt: self.rtt.smoothed().unwrap_or(0),
             arrived: self.arrived,

@@ -82,7 +82,8 @@ counters! {
         pub ce_echoed: u64,
         /// 1 while this end marks its packets as ECN-capable.
         pub is_ecn_capable: u64,
-        /// Packets of this end that the peer counted as lost and that have not arrived since.
+        /// Packets of this end that the peer counted as lost on a path and that have not arrived
+        /// since.
         pub lost_packets: u64,
         /// Runs of consecutive lost packets, according to the peer.
         pub lost_runs: u64,
@@ -113,6 +114,9 @@ counters! {
         pub paths_validated: u64,
         /// How often a path was skipped because it had gone silent.
         pub path_silences: u64,
+        /// Packets of this end that the peer's host dropped because a buffer was full. Not in
+        /// `lost_packets`.
+        pub peer_drops: u64,
     }
 }
 
@@ -146,7 +150,8 @@ impl Session {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
             spurious_retransmissions: ours.duplicates,
-            missing_packets: theirs.lost - theirs.found,
+            peer_drops: ours.dropped,
+            missing_packets: theirs.lost.saturating_sub(theirs.found),
             missing_runs: theirs.runs,
             reordered_packets: theirs.found,
             reported_losses,

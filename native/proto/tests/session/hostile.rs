@@ -278,8 +278,10 @@ impl World {
                 Frame::Losses { path, runs: &lengths }
             }
             11 => {
-                let [lost, runs, found, duplicates] = [(); 4].map(|()| script.number(1 << 48));
-                Frame::LossCounts { path, counts: LossCounts { lost, runs, found, duplicates } }
+                let [lost, runs, found, duplicates, dropped] =
+                    [(); 5].map(|()| script.number(1 << 48));
+                let counts = LossCounts { lost, runs, found, duplicates, dropped };
+                Frame::LossCounts { path, counts }
             }
             12 => Frame::Draining { is_done: script.byte().is_multiple_of(2) },
             13 => Frame::Unit { unit_bytes: script.number(1 << 16) as u16 },
