@@ -6,15 +6,22 @@ Needs numpy, so the fabric imports it with its first session.
 import asyncio
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from sealane.daemon.fabric.path_losses import PathLoss
 from sealane.planning.model import PACKET_OVERHEAD_BYTES, Loss, Path
+from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 from sealane.planning.planner import LossEstimate, Objective, PathCounters, Plan, Planner
 
 INTERVAL_SECONDS = 1.0
 """Interval at which counters are read."""
+LEAST_READS: Final = 300
+"""Reads over which the least round trip is taken: after as many, a longer one is the path's own."""
+QUEUE_NANOS_MIN: Final = 500_000
+"""Shorter delays are the hosts' and no queue of the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,12 @@ class _Counters:
 
     def __init__(self) -> None:
         self._lost = 0
-        self._least_srtt = 0
+        self._round_trips: deque[int] = deque(maxlen=LEAST_READS)
+
+    @property
+    def round_trip_seconds(self) -> float:
+        """The least round trip of the last LEAST_READS reads, of which there must be one."""
+        return min(self._round_trips) / 1e9
 
     def read(self, statistics: dict[str, int]) -> tuple[PathCounters, float]:
         """Return the path's counters, and the queueing delay of packets on it in round trips."""
@@ -53,7 +65,9 @@ class _Counters:
         # decrease.
         self._lost = max(self._lost, statistics["lost_packets"])
         srtt = statistics["srtt_nanos"]
-        self._least_srtt = min(self._least_srtt or srtt, srtt)
+        self._round_trips.append(srtt)
+        least = min(self._round_trips)
+        queueing = srtt - least
         counters = PathCounters(
             sent=statistics["packets_sent"],
             lost=self._lost,
@@ -61,7 +75,7 @@ class _Counters:
             congestion_marks=statistics["ce_echoed"],
             local_drops=statistics["send_drops"],
         )
-        return counters, (srtt - self._least_srtt) / max(self._least_srtt, 1)
+        return counters, queueing / max(least, 1) if queueing >= QUEUE_NANOS_MIN else 0.0
 
 
 async def keep_planned(
@@ -69,14 +83,16 @@ async def keep_planned(
     *,
     rate_bits_per_second: int,
     unit_bytes: int,
-    assumed_loss: float,
+    assumed: PathLoss,
     objective: str = Objective.MEAN.value,
     interval_seconds: float = INTERVAL_SECONDS,
+    measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    Losses caused by congestion change nothing.
+    Losses caused by congestion change nothing. `measured` gets each estimate, and the
+    number of packets that it is based on.
     """
     given_up = threading.Event()
 
@@ -88,14 +104,14 @@ async def keep_planned(
     path = Path(
         rate_bits_per_second=rate_bits_per_second,
         round_trip_seconds=max(statistics["srtt_nanos"], 1) / 1e9,
-        loss=Loss(rate=assumed_loss),
+        loss=Loss(rate=min(assumed.rate, PLANNED_LOSS_MAX), burst_packets=assumed.burst_packets),
         unit_bytes=unit_bytes,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
             make = functools.partial(Planner, path, Objective(objective), check=check)
-            keeping = tasks.create_task(_keep(session, make, interval_seconds))
+            keeping = tasks.create_task(_keep(session, make, interval_seconds, measured))
             await session.wait_closed()
             keeping.cancel()
     finally:
@@ -107,7 +123,12 @@ class _GivenUpError(Exception):
     """The plan is no longer needed."""
 
 
-async def _keep(session: Planned, make: Callable[[], Planner], interval_seconds: float) -> None:
+async def _keep(
+    session: Planned,
+    make: Callable[[], Planner],
+    interval_seconds: float,
+    measured: Callable[[PathLoss, float], None],
+) -> None:
     planner = await asyncio.to_thread(make)
     _install(session, planner)
     counters = _Counters()
@@ -115,10 +136,13 @@ async def _keep(session: Planned, make: Callable[[], Planner], interval_seconds:
         await asyncio.sleep(interval_seconds)
         found, queueing = counters.read(session.statistics())
         planner.estimator.observe(found, queue_delay_round_trips=queueing)
-        if await asyncio.to_thread(planner.update) is not None:
+        estimate = planner.estimator.estimate
+        loss = estimate.loss
+        measured(PathLoss(rate=loss.rate, burst_packets=loss.burst_packets), estimate.packets)
+        if await asyncio.to_thread(planner.update, counters.round_trip_seconds) is not None:
             _install(session, planner)
         else:
-            session.outlook = Outlook(plan=planner.plan, estimate=planner.estimator.estimate)
+            session.outlook = Outlook(plan=planner.plan, estimate=estimate)
 
 
 def _install(session: Planned, planner: Planner) -> None:

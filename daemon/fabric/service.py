@@ -6,6 +6,7 @@ native endpoint moves the data.
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import ipaddress
 import secrets
@@ -31,6 +32,7 @@ from sealane.daemon.fabric.establishment import (
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
+from sealane.daemon.fabric.path_losses import PathKey, PathLoss, PathLosses
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
@@ -131,6 +133,7 @@ class FabricService:
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self.grants = Grants(settings.ring_socket, timeout_seconds=settings.grant_timeout_seconds)
         self._planning = TaskOwner()
+        self._path_losses = PathLosses()
         self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
@@ -565,12 +568,17 @@ class FabricService:
     async def _keep_planned(self, session: Session) -> None:
         # Needs numpy and the model; a fabric without sessions does not load them.
         plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
+        peer = session.identity.peer
+        path = PathKey.of(
+            "" if peer is None else peer.spiffe_id, (each.peer_address for each in session.paths())
+        )
         await plans.keep_planned(
             session,
             rate_bits_per_second=session.identity.rate_bits_per_second,
             unit_bytes=session.identity.unit_bytes,
-            assumed_loss=self.settings.assumed_loss,
+            assumed=self._path_losses.get(path) or PathLoss(rate=self.settings.assumed_loss),
             objective=self.settings.plan_objective,
+            measured=functools.partial(self._path_losses.note, path),
         )
 
 

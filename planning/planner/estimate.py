@@ -1,7 +1,7 @@
 """Estimates a path's loss from its counters, with confidence intervals; decides when to replan.
 
-Only unexplained losses count. Losses together with congestion marks or a rising delay are for the
-rate control to handle, and drops by this host's own queues didn't happen on the path.
+Only unexplained losses count. Losses together with congestion marks or a queue are for the rate
+control to handle, and drops by this host's own queues didn't happen on the path.
 """
 
 import math
@@ -25,8 +25,12 @@ RECENT_PACKETS: Final = 1 << 16
 """… or packets, whichever comes first."""
 CHANGE: Final = 3.0
 """Factor beyond an interval at which a path has changed, or a plan is out of date."""
-DELAY_RISE: Final = 0.05
-"""Growth of the queueing delay, in round trips, at which losses count as congestion."""
+ROUND_TRIP_CHANGE: Final = 1.5
+"""Factor beyond the planned round trip at which a plan is out of date …"""
+ROUND_TRIP_CHANGE_SECONDS: Final = 1e-3
+"""… if it also differs by more than this: below, plans hardly differ."""
+QUEUE_DELAY_MAX: Final = 0.05
+"""Queueing delay, in round trips, above which losses count as congestion."""
 BURST_MAX: Final = 1e4
 RATE_MAX: Final = 0.99
 
@@ -136,7 +140,6 @@ class LossEstimator:
 
     def __init__(self) -> None:
         self._counters = PathCounters()
-        self._delay: float | None = None
         self._waiting: Evidence | None = None
         self._was_congested = False
         self._steady = Evidence()
@@ -150,9 +153,7 @@ class LossEstimator:
         """Process the present counters, and the path's queueing delay in round trips."""
         added = counters.since(self._counters)
         self._counters = counters
-        rise = queue_delay_round_trips - (self._delay or 0.0)
-        is_congested = added.congestion_marks > 0 or rise > DELAY_RISE
-        self._delay = queue_delay_round_trips
+        is_congested = added.congestion_marks > 0 or queue_delay_round_trips > QUEUE_DELAY_MAX
         self.local_drops += added.local_drops
         lost = max(added.lost - added.local_drops, 0)
         newest = Evidence(
@@ -208,14 +209,26 @@ class Planner:
         self._check = check
         self.plan = plan(path, objective, parity_budget, check=check)
 
-    def update(self) -> Plan | None:
-        """Return a new plan if the estimate is far from the present plan's loss, else None."""
-        found, planned = self.estimator.estimate, self.plan.path.loss
+    def update(self, round_trip_seconds: float | None = None) -> Plan | None:
+        """Return a new plan if loss or round trip are far from the present plan's, else None.
+
+        `round_trip_seconds`: the path's round trip without queues; None: as planned.
+        """
+        path = self.plan.path
+        found, planned = self.estimator.estimate, path.loss
         is_worst = min(found.loss.rate, planned.rate) >= PLANNED_LOSS_MAX
-        if is_worst or not found.is_beyond(planned):
+        if found.is_beyond(planned) and not is_worst:
+            loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_LOSS_MAX))
+            path = replace(path, loss=loss)
+        if round_trip_seconds and _is_far(round_trip_seconds, path.round_trip_seconds):
+            path = replace(path, round_trip_seconds=round_trip_seconds)
+        if path is self.plan.path:
             return None
-        loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_LOSS_MAX))
-        path = replace(self.plan.path, loss=loss)
         objective, parity_budget = self.plan.objective, self.plan.parity_budget
         self.plan = plan(path, objective, parity_budget, check=self._check)
         return self.plan
+
+
+def _is_far(seconds: float, planned: float) -> bool:
+    factor = max(seconds / planned, planned / seconds)
+    return factor > ROUND_TRIP_CHANGE and abs(seconds - planned) > ROUND_TRIP_CHANGE_SECONDS

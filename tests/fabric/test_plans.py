@@ -9,7 +9,9 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from sealane.daemon.fabric import plans
-from sealane.daemon.fabric.plans import Outlook, keep_planned
+from sealane.daemon.fabric.path_losses import PathLoss
+from sealane.daemon.fabric.plans import LEAST_READS, Outlook, _Counters, keep_planned
+from sealane.planning.model import Loss, Path
 
 RATE = 1_000_000_000
 INTERVAL = 0.001
@@ -54,7 +56,7 @@ async def planned(
         session,
         rate_bits_per_second=RATE,
         unit_bytes=1408,
-        assumed_loss=assumed_loss,
+        assumed=PathLoss(rate=assumed_loss),
         objective=objective,
         interval_seconds=INTERVAL,
     )
@@ -101,13 +103,57 @@ async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:
     assert len((await planned(1e-6, **losses, send_drops=200)).installed) == 1
 
 
+def queueing(counters: _Counters, *milliseconds: float) -> list[float]:
+    """Return the queueing delays, in round trips, that these round trips show one after another."""
+    names = ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops")
+    others = dict.fromkeys(names, 0)
+    reads = [others | {"srtt_nanos": round(each * 1e6)} for each in milliseconds]
+    return [counters.read(each)[1] for each in reads]
+
+
+def test_a_queue_is_what_a_round_trip_has_over_the_least() -> None:
+    counters = _Counters()
+    assert queueing(counters, 25, 30, 30, 20) == pytest.approx([0, 0.2, 0.2, 0])
+    assert queueing(counters, 30) == pytest.approx([0.5])
+
+
+def test_what_hosts_add_to_a_short_round_trip_is_no_queue() -> None:
+    assert queueing(_Counters(), 0.05, 0.2, 0.5) == [0, 0, 0]
+
+
+def test_a_longer_route_is_no_queue_for_ever() -> None:
+    counters = _Counters()
+    found = queueing(counters, 25, *[60] * LEAST_READS)
+    assert found[-2] > 1
+    assert found[-1] == 0
+
+
+async def test_what_is_measured_is_told() -> None:
+    told: list[tuple[PathLoss, float]] = []
+    session = FakeSession(looks=6, packets_sent=10_000, lost_packets=200, lost_runs=100)
+    await keep_planned(
+        session,
+        rate_bits_per_second=RATE,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-5),
+        interval_seconds=INTERVAL,
+        measured=lambda loss, packets: told.append((loss, packets)),
+    )
+    loss, packets = told[-1]
+    assert loss.rate == pytest.approx(0.02, rel=0.2)
+    assert loss.burst_packets == 2.0
+    assert packets >= 10_000
+
+
 class EndlessPlanner:
     """Plans until cancelled, as real planners do for seconds."""
 
     begun = threading.Event()
     ended = threading.Event()
+    path: Path
 
-    def __init__(self, *_: object, check: Callable[[], None]) -> None:
+    def __init__(self, path: Path, _: object, *, check: Callable[[], None]) -> None:
+        type(self).path = path
         self.begun.set()
         try:
             while not self.ended.wait(0.001):
@@ -129,7 +175,12 @@ async def test_a_plan_in_the_making_is_given_up_when_nobody_waits_for_it(
 ) -> None:
     session = FakeSession(looks=60)
     keeping = asyncio.ensure_future(
-        keep_planned(session, rate_bits_per_second=RATE, unit_bytes=1408, assumed_loss=0.1)
+        keep_planned(
+            session,
+            rate_bits_per_second=RATE,
+            unit_bytes=1408,
+            assumed=PathLoss(rate=0.5, burst_packets=4.0),
+        )
     )
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -145,3 +196,4 @@ async def test_a_plan_in_the_making_is_given_up_when_nobody_waits_for_it(
         endless.ended.set()
 
     assert session.installed == []
+    assert endless.path.loss == Loss(rate=0.1, burst_packets=4.0), "the most that is planned for"

@@ -21,10 +21,13 @@ from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
+from sealane.daemon.fabric import path_losses
 from sealane.daemon.fabric.establishment import Answer, respond
+from sealane.daemon.fabric.path_losses import PathKey, PathLoss
 from sealane.daemon.fabric.snapshots import rate_cuts
 from sealane.daemon.runtime import door
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
+from sealane.planning.model import Loss
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening
 
@@ -538,6 +541,26 @@ async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
                 while session.outlook is None:  # noqa: ASYNC110 - the plan has no event
                     await asyncio.sleep(0.01)
                 assert session.outlook.plan.path.rate_bits_per_second == RATE
+
+
+async def test_a_session_begins_with_what_another_one_measured(
+    fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_losses, "PACKETS_MIN", 0)
+    service, name = fabrics[0].service, fabrics[1].service._own().spiffe_id
+    path = PathKey.of(name, ["127.0.0.1:1"])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async with connected(*fabrics):
+            while service._path_losses.get(path) is None:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        (first,) = service.sessions()
+        await first.wait_closed()
+        service._path_losses.note(path, PathLoss(rate=1e-4), 1)
+        async with connected(*fabrics, name="second"):
+            (second,) = (each for each in service.sessions() if each is not first)
+            while second.outlook is None:  # noqa: ASYNC110 - the plan has no event
+                await asyncio.sleep(0.01)
+    assert second.outlook.plan.path.loss == Loss(rate=1e-4)
 
 
 def test_rates_that_were_cut_are_told_once() -> None:

@@ -261,16 +261,19 @@ def test_losses_beside_congestion_marks_do_not_count() -> None:
     assert estimator.congestion_losses == 1200
 
 
-def test_losses_beside_a_rising_delay_do_not_count() -> None:
+def test_losses_beside_a_queue_do_not_count_however_long_it_stands() -> None:
     estimator = LossEstimator()
     feed(estimator, [CLEAN] * 10)
     before = estimator.estimate.rate_high
 
-    feed(estimator, [LOSSY], delay=0.3)
-    feed(estimator, [CLEAN] * 5, delay=0.3)
-
+    feed(estimator, [LOSSY] * 20, delay=0.3)
+    assert estimator.congestion_losses == 2000
+    # The first interval without a queue may still have losses of it.
+    feed(estimator, [LOSSY, *[CLEAN] * 5])
     assert estimator.estimate.rate_high <= before
-    assert estimator.congestion_losses == 100
+
+    feed(estimator, [LOSSY] * 3, delay=0.04)
+    assert estimator.estimate.rate_high > before, "that is no queue"
 
 
 def test_local_drops_are_counted_apart() -> None:
@@ -353,6 +356,29 @@ def test_a_loss_that_is_twice_the_planned_one_renews_nothing() -> None:
 
     assert planner.estimator.estimate.rate_low > 5e-3
     assert planner.update() is None
+
+
+@pytest.mark.parametrize(
+    ("planned", "found", "is_renewed"),
+    [
+        (0.025, 0.060, True),
+        (0.060, 0.025, True),
+        (0.025, 0.035, False),
+        (0.0001, 0.0009, False),
+        (0.0001, 0.0030, True),
+    ],
+)
+def test_a_plan_is_renewed_when_the_route_has_changed(
+    planned: float, found: float, *, is_renewed: bool
+) -> None:
+    path = replace(long_path(1e-6), rate_bits_per_second=200e6, round_trip_seconds=planned)
+    planner = Planner(path)
+    renewed = planner.update(found)
+    assert (renewed is not None) == is_renewed
+    expected = found if is_renewed else planned
+    assert planner.plan.path.round_trip_seconds == expected
+    assert planner.plan.path.loss == path.loss
+    assert planner.update(found) is None
 
 
 def test_little_evidence_renews_nothing() -> None:

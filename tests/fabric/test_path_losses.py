@@ -1,0 +1,70 @@
+"""Measurements of paths outlive the sessions that made them, for a while."""
+
+import pytest
+
+from sealane.daemon.fabric.path_losses import (
+    AGE_SECONDS,
+    PACKETS_MIN,
+    PATHS_MAX,
+    PathKey,
+    PathLoss,
+    PathLosses,
+)
+
+LOSS = PathLoss(rate=1e-2, burst_packets=3.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> int:
+        return round(self.seconds * 1e9)
+
+
+def key(number: int) -> PathKey:
+    return PathKey.of(f"spiffe://sealane/fabric/{number}", ["10.0.0.1:7000"])
+
+
+def test_a_measurement_is_known_until_it_is_too_old() -> None:
+    clock = Clock()
+    known = PathLosses(clock)
+    known.note(key(1), LOSS, PACKETS_MIN)
+    assert known.get(key(1)) == LOSS
+    assert known.get(key(2)) is None
+    clock.seconds = AGE_SECONDS
+    assert known.get(key(1)) == LOSS
+    clock.seconds += 1
+    assert known.get(key(1)) is None
+    known.note(key(1), LOSS, PACKETS_MIN)
+    assert known.get(key(1)) == LOSS
+
+
+def test_few_packets_measure_nothing() -> None:
+    known = PathLosses()
+    known.note(key(1), LOSS, PACKETS_MIN - 1)
+    assert known.get(key(1)) is None
+
+
+def test_the_paths_noted_last_are_kept() -> None:
+    known = PathLosses()
+    for number in range(PATHS_MAX + 1):
+        known.note(key(number), LOSS, PACKETS_MIN)
+        known.note(key(0), LOSS, PACKETS_MIN)
+    assert known.get(key(1)) is None
+    assert all(known.get(key(number)) for number in (0, 2, PATHS_MAX))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_same"),
+    [
+        (["10.0.0.1:9", "[fd00::1]:9"], True),
+        (["[fd00:0::1]:8", "10.0.0.1:7", "10.0.0.1:6"], True),
+        (["10.0.0.1:9"], False),
+        (["10.0.0.2:9", "[fd00::1]:9"], False),
+    ],
+)
+def test_a_path_is_a_peer_and_its_hosts(addresses: list[str], is_same: bool) -> None:
+    path = PathKey.of("p", ["10.0.0.1:1", "[fd00::1]:2"])
+    assert (PathKey.of("p", addresses) == path) is is_same
+    assert PathKey.of("q", ["10.0.0.1:1", "[fd00::1]:2"]) != path
