@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sealane.client.collectives.link import Inbox, Outbox
 from sealane.client.grants import RING_REFUSED, listen_session, open_session
@@ -15,7 +15,7 @@ from sealane.errors import Error, SessionError
 if TYPE_CHECKING:
     from sealane.client.connection import Client
 
-_PAIRS_SECONDS: Final = 2.0
+_LAST_SESSIONS_SECONDS: Final = 2.0
 """How long a failed group still opens sessions that its peers may wait for."""
 
 
@@ -97,20 +97,25 @@ class GroupSessions:
         self._terms = terms
         self._stack = contextlib.AsyncExitStack()
         self._sessions: list[Session] = []
+        self._ring: tuple[asyncio.Future[Session], ...] = ()
         self._pairs: dict[int, asyncio.Future[Pair]] = {}
 
     async def open(self) -> None:
         """Connect to both neighbours."""
         terms, size = self._terms, len(self._members)
         after, before = (self._rank + 1) % size, (self._rank - 1) % size
+        listening = asyncio.ensure_future(
+            self._listen(f"{self._name}/{before}-{self._rank}", before)
+        )
+        opening = asyncio.ensure_future(self._open(f"{self._name}/{self._rank}-{after}", after))
+        self._ring = listening, opening
+        # Neither is cancelled if the other fails: see `close`.
+        done, _ = await asyncio.wait(self._ring, return_when=asyncio.FIRST_EXCEPTION)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(
-                    self._listen(f"{self._name}/{before}-{self._rank}", before)
-                )
-                opening = tasks.create_task(self._open(f"{self._name}/{self._rank}-{after}", after))
-        except ExceptionGroup as group:
-            raise self._why_not_open(group) from group
+            for task in done:
+                task.result()
+        except Error as error:
+            raise self._why_not_open(error) from error
         outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
         await inbox.open()
         self.neighbours = outbox, inbox
@@ -150,12 +155,14 @@ class GroupSessions:
                     if self.neighbours is not None:
                         await self.neighbours[0].flush()
         finally:
-            if self.failure is not None and self._pairs:
-                # A peer that waits for a pair's session learns of the end when it opens (`_taken`).
-                await asyncio.wait(self._pairs.values(), timeout=_PAIRS_SECONDS)
-            for pair in self._pairs.values():
-                pair.cancel()
-            await asyncio.gather(*self._pairs.values(), return_exceptions=True)
+            connecting: set[asyncio.Future[Any]] = {*self._ring, *self._pairs.values()}
+            if self.failure is not None and connecting:
+                # The peer may have its end of a session already. It learns of the group's end when
+                # this end opens and closes (`_taken`), and learns nothing from a call given up.
+                await asyncio.wait(connecting, timeout=_LAST_SESSIONS_SECONDS)
+            for task in connecting:
+                task.cancel()
+            await asyncio.gather(*connecting, return_exceptions=True)
             await self._stack.aclose()
 
     def _fail(self, error: SessionError) -> None:
@@ -197,13 +204,10 @@ class GroupSessions:
         )
         return self._taken(session)
 
-    def _why_not_open(self, group: ExceptionGroup) -> BaseException:
+    def _why_not_open(self, error: Error) -> Error:
         """Return the reason: of a session that ended before its rings were fetched, a rank left."""
-        first = _first(group)
-        has_ended = isinstance(first, SessionError) or (
-            isinstance(first, Error) and first.reason == RING_REFUSED
-        )
-        return _reason(first, self._name) if has_ended else first
+        has_ended = isinstance(error, SessionError) or error.reason == RING_REFUSED
+        return _reason(error, self._name) if has_ended else error
 
     def _taken(self, session: Session) -> Session:
         """Add a session to the group; if the group has ended, close it, which tells the peer."""

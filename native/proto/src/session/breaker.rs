@@ -7,10 +7,10 @@
 //! ends the session.
 //!
 //! What the peer's host drops says nothing about the path: the rate is cut to a little less than
-//! what the peer took, at once, and rises again with clean intervals, up to the maximum. Only the
-//! peer says what its host dropped. One that lies gains no more than this: each interval in which
-//! it claims drops leaves less than what arrived, and such loss at the lowest rate ends the session
-//! like any other.
+//! what the peer took, at once, and rises again with clean intervals, up to the maximum. After such
+//! a cut a host drops little, so a second interval above the bound is never its doing. That is why
+//! only the peer's word for the drops is enough: they are losses like all others where the path is
+//! judged, and a claim can only make the session slower.
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
@@ -138,8 +138,9 @@ impl Breaker {
         let received = report.received.saturating_sub(first.received).min(sent);
         let is_queued = report.ce > first.ce || report.srtt / 3 > self.srtt_least / 2;
         let bound = if is_queued { LOSS_BOUND_QUEUED } else { LOSS_BOUND };
-        let dropped = report.dropped.saturating_sub(first.dropped).min(sent - received);
-        let is_lossy = (sent - received - dropped) * bound > sent;
+        let lost = sent - received;
+        let dropped = report.dropped.saturating_sub(first.dropped).min(lost);
+        let is_lossy = lost * bound > sent;
         let is_dropping = dropped * DROPS_BOUND > sent;
         self.bad = if is_lossy { self.bad + 1 } else { 0 };
         if !(is_lossy || is_dropping) {
@@ -351,16 +352,29 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_blames_its_host_for_the_paths_losses_gets_less_than_what_arrives() {
-        let mut path = Path::new();
-        for _ in 0..20 {
-            let arrived = path.breaker.rate() / 2;
-            let _ = path.dropping(500);
-            let floor = MOST / FLOOR_PARTS;
-            assert!(path.breaker.rate() <= arrived.max(floor), "{}", path.breaker.rate());
+    fn a_claim_of_drops_hides_no_loss_of_the_path() {
+        for (lost, srtt) in [(60, 2 * RTT), (300, RTT), (500, RTT)] {
+            let mut honest = Path::new();
+            let _ = (honest.interval(lost, srtt, 0), honest.interval(lost, srtt, 0));
+            for claimed in [0, lost / 10, 45, 49, 51, lost / 2, lost] {
+                let mut path = Path::new();
+                for _ in 0..2 {
+                    path.report.dropped += path.breaker.rate() / PACKET * claimed / 1000;
+                    let _ = path.interval(lost, srtt, 0);
+                }
+                assert!(path.breaker.rate() <= honest.breaker.rate(), "{lost} {claimed}");
+                assert_eq!(path.breaker.trips(), 1, "{lost} {claimed}");
+            }
         }
-        let is_fatal = (0..40).any(|_| path.dropping(500) == Verdict::Fatal);
-        assert!(is_fatal, "at the lowest rate it ends like any other loss");
+    }
+
+    #[test]
+    fn drops_that_stay_at_the_lowest_rate_end_the_session() {
+        let mut path = Path::new();
+        // Below the bound of loss, above that of drops.
+        let fatal = (0..200).position(|_| path.dropping(200) == Verdict::Fatal).unwrap();
+        assert!(fatal > 30, "{fatal}");
+        assert_eq!((path.breaker.rate(), path.breaker.trips()), (MOST / FLOOR_PARTS, 0));
     }
 
     #[test]
