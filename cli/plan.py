@@ -9,13 +9,13 @@ from sealane.cli.plan_map import draw_map
 from sealane.daemon.config import UNIT_BYTES
 from sealane.daemon.runtime.arguments import bounded
 from sealane.planning.model import (
-    PACKET_OVERHEAD_BYTES,
     RTO_FACTOR,
     Loss,
     Path,
     SelectiveRepeat,
     ideal,
 )
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planner import (
     PARITY_BUDGET,
     Candidate,
@@ -71,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--objective",
         choices=[objective.value for objective in Objective],
-        default=Objective.MEAN.value,
-        help="statistic of the completion time to minimize (default: mean)",
+        default=Objective.AUTO.value,
+        help="statistic of the completion time to minimize; auto (the default): p99 of messages "
+        "that are sent within a round trip, the mean of longer ones",
     )
     add(
         "--parity-budget",

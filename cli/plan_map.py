@@ -32,9 +32,10 @@ def draw_map(
         names.append([])
         for column, size in enumerate(SIZES):
             ranked = rank(at, size, objective, parity_budget)
-            best = ranked[0].score(objective)
+            wanted = objective.of(at, size)
+            best = ranked[0].score(wanted)
             repeat = next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
-            gains[row, column] = repeat.score(objective) / best
+            gains[row, column] = repeat.score(wanted) / best
             slowdowns[row, column] = best / ideal(at, size)
             names[-1].append(_short(scheme_text(ranked[0].scheme)))
     figure, axes = plt.subplots(2, 1, figsize=(12, 11), layout="constrained")

@@ -413,7 +413,7 @@ class FabricConfig(Section):
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=PLANNED_LOSS_MAX)] = 1e-5
-    plan_objective: Literal["mean", "p99", "p999"] = "mean"
+    plan_objective: Literal["auto", "mean", "p99", "p999"] = "auto"
     trust_grace_seconds: Annotated[int, Field(ge=3, le=86_400)] = 3600
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10
 

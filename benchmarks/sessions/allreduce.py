@@ -18,7 +18,7 @@ from benchmarks.sessions.simulate.experiments import MDS, REPEAT, REPEAT_TIMEOUT
 from sealane import _native
 from sealane.client.collectives import schedule
 from sealane.planning.model import Loss, Path, all_reduce, all_reduce_ideal
-from sealane.planning.model.path import PACKET_OVERHEAD_BYTES
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 
 ARRAY_BYTES: Final = 128 << 20
 RATE: Final = 400_000_000_000

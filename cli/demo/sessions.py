@@ -20,6 +20,7 @@ from sealane.client.session import Session
 from sealane.daemon.config import UNIT_BYTES
 from sealane.errors import UnavailableError
 from sealane.planning import model
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.protocol.v1 import sessions_pb2
 
 MESSAGE_BYTES: Final = 1 << 20
@@ -196,7 +197,7 @@ def link_path(link: LinkParameters) -> model.Path:
         round_trip_seconds=link.rtt_seconds,
         loss=model.Loss(rate=link.loss),
         unit_bytes=UNIT_BYTES,
-        overhead_bytes=model.PACKET_OVERHEAD_BYTES,
+        overhead_bytes=PACKET_OVERHEAD_BYTES,
     )
 
 

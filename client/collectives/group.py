@@ -230,8 +230,11 @@ class Group:
             first = next(self._sequence) << 16
             arrived = Counter()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_send(outbox, plan, elements, arrived, first))
-                tasks.create_task(_receive(inbox, plan, elements, arrived, first, merge=merge))
+                watching = tasks.create_task(outbox.watch())
+                sending = tasks.create_task(_send(outbox, plan, elements, arrived, first))
+                await _receive(inbox, plan, elements, arrived, first, merge=merge)
+                await sending
+                watching.cancel()
 
     async def _pair(self, peer: int, timeout_seconds: float | None) -> Pair:
         self._check_rank(peer)

@@ -22,6 +22,7 @@ class Outbox:
         self._reliability = reliability
         self._free = deque(np.asarray(session.empty(slot_bytes, "uint8")) for _ in range(slots))
         self._under_way: deque[tuple[SendOperation, Elements]] = deque()
+        self._posted = asyncio.Event()
 
     async def send(self, elements: Elements, tag: int) -> None:
         """Copy elements into the region and post them; wait while all slots are in flight."""
@@ -36,6 +37,18 @@ class Outbox:
             message, reliability=self._reliability, immediate=tag
         )
         self._under_way.append((operation, slot))
+        self._posted.set()
+
+    async def watch(self) -> None:
+        """Raise SessionError once the session has ended with sends in flight; never return.
+
+        A rank that only receives by now would not notice by `send` or `flush`.
+        """
+        while True:
+            self._posted.clear()
+            if self._under_way:
+                await self._under_way[-1][0]
+            await self._posted.wait()
 
     async def flush(self) -> None:
         """Wait until the peer has received everything."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sealane.daemon.fabric.path_losses import PathLoss
-from sealane.planning.model import PACKET_OVERHEAD_BYTES, Loss, Path
+from sealane.planning.model import Loss, Path
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 from sealane.planning.planner import LossEstimate, Objective, PathCounters, Plan, Planner
 
@@ -84,15 +85,16 @@ async def keep_planned(
     rate_bits_per_second: int,
     unit_bytes: int,
     assumed: PathLoss,
-    objective: str = Objective.MEAN.value,
+    caution: float = 0.0,
+    objective: str = Objective.AUTO.value,
     interval_seconds: float = INTERVAL_SECONDS,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    Losses caused by congestion change nothing. `measured` gets each estimate, and the
-    number of packets that it is based on.
+    Losses caused by congestion change nothing. `caution`: as for `plan`. `measured` gets each
+    estimate, and the number of packets that it is based on.
     """
     given_up = threading.Event()
 
@@ -110,7 +112,9 @@ async def keep_planned(
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            make = functools.partial(Planner, path, Objective(objective), check=check)
+            make = functools.partial(
+                Planner, path, Objective(objective), caution=caution, check=check
+            )
             keeping = tasks.create_task(_keep(session, make, interval_seconds, measured))
             await session.wait_closed()
             keeping.cancel()

@@ -6,8 +6,6 @@ native endpoint moves the data.
 
 import asyncio
 import contextlib
-import functools
-import importlib
 import ipaddress
 import secrets
 from collections import deque
@@ -32,9 +30,9 @@ from sealane.daemon.fabric.establishment import (
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
-from sealane.daemon.fabric.path_losses import PathKey, PathLoss, PathLosses
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
+from sealane.daemon.fabric.session_plans import SessionPlans
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.snapshots import Snapshots
 from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
@@ -133,7 +131,7 @@ class FabricService:
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self.grants = Grants(settings.ring_socket, timeout_seconds=settings.grant_timeout_seconds)
         self._planning = TaskOwner()
-        self._path_losses = PathLosses()
+        self.plans = SessionPlans(settings)
         self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
@@ -562,24 +560,8 @@ class FabricService:
             side=session.identity.side,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
-        self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
+        self._planning.start(self.plans.keep(session), name=f"plan of {session.identity.name}")
         return self.grants.add(session)
-
-    async def _keep_planned(self, session: Session) -> None:
-        # Needs numpy and the model; a fabric without sessions does not load them.
-        plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
-        peer = session.identity.peer
-        path = PathKey.of(
-            "" if peer is None else peer.spiffe_id, (each.peer_address for each in session.paths())
-        )
-        await plans.keep_planned(
-            session,
-            rate_bits_per_second=session.identity.rate_bits_per_second,
-            unit_bytes=session.identity.unit_bytes,
-            assumed=self._path_losses.get(path) or PathLoss(rate=self.settings.assumed_loss),
-            objective=self.settings.plan_objective,
-            measured=functools.partial(self._path_losses.note, path),
-        )
 
 
 def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:

@@ -54,7 +54,7 @@ class FabricSettings:
     """Time limit from a grant until the job has fetched its rings."""
     assumed_loss: float = 1e-5
     """Assumed share of packets that a path loses, until it has been measured."""
-    plan_objective: str = "mean"
+    plan_objective: str = "auto"
     """Which measure of a message's completion time to minimise: an `Objective` of the planner."""
     unit_bytes: int | None = UNIT_BYTES
     """Payload of a packet in bytes; None: as large as the path allows."""

@@ -6,7 +6,7 @@ erasure coding; `sampling` has the Monte-Carlo simulation that checks both.
 
 from sealane.planning.model.blocks import block_losses, block_success, check_code, xor_success
 from sealane.planning.model.completion import Completion
-from sealane.planning.model.path import PACKET_OVERHEAD_BYTES, Loss, Path, ideal
+from sealane.planning.model.path import Loss, Path, ideal
 from sealane.planning.model.ring import all_reduce, all_reduce_ideal
 from sealane.planning.model.sampling import sample, sample_losses
 from sealane.planning.model.schemes import (
@@ -21,7 +21,6 @@ from sealane.planning.model.schemes import (
 
 __all__ = [
     "NACK_FACTOR",
-    "PACKET_OVERHEAD_BYTES",
     "RTO_FACTOR",
     "Completion",
     "ErasureCoded",

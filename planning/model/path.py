@@ -5,12 +5,8 @@ All values are in seconds, bits per second and bytes. A unit is one packet's pay
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 from sealane.errors import UsageError
-
-PACKET_OVERHEAD_BYTES: Final = 32 + 7 + 16 + 28
-"""Header, message descriptor and tag of a unit's packet (session-wire.md), IPv4 and UDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ installs its rows (`SessionEndpoint.install_plan`).
 import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -49,9 +49,18 @@ RESOLUTION: Final = 48
 class Objective(enum.Enum):
     """The statistic of the completion time to minimize."""
 
+    AUTO = "auto"
+    """P99 of a message that is sent within a round trip, the mean of longer ones."""
     MEAN = "mean"
     P99 = "p99"
     P999 = "p999"
+
+    def of(self, path: Path, message_bytes: int) -> "Objective":
+        """Return the statistic for a message of this length; never AUTO."""
+        if self is not Objective.AUTO:
+            return self
+        fits = path.units(message_bytes) * path.unit_seconds <= path.round_trip_seconds
+        return Objective.P99 if fits else Objective.MEAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,8 @@ class Plan:
     path: Path
     objective: Objective
     parity_budget: float
+    caution: float
+    """The least loss assumed for rows that AUTO plans for P99."""
     rows: tuple[PlanRow, ...]
     """In ascending `length_max`; the last one is for all longer messages, too."""
 
@@ -174,6 +185,7 @@ def rank(
     `plan.budget.range`.
     """
     check_budget(parity_budget)
+    objective = objective.of(path, message_bytes)
     found = []
     for scheme in candidates(path, message_bytes, objective, parity_budget):
         check()
@@ -188,23 +200,34 @@ def plan(
     objective: Objective = Objective.MEAN,
     parity_budget: float = PARITY_BUDGET,
     *,
+    caution: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
     """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
 
+    `caution`: with AUTO, the least loss that is assumed for messages sent within a round trip.
     Takes seconds of CPU time for high losses; `check` and errors as in `rank`.
     """
+    careful = replace(path, loss=replace(path.loss, rate=max(path.loss.rate, caution)))
     rows: list[PlanRow] = []
     for length_max in _sizes():
+        wanted = objective.of(path, length_max)
         # For the mean, evaluate in the middle of the row, on a logarithmic scale. Quantiles jump,
         # and lengths are mostly powers of two, so evaluate those at the row's end.
-        length = length_max / math.sqrt(2) if objective is Objective.MEAN else length_max
-        scheme = _choose(path, round(length), objective, parity_budget, check)
+        length = length_max / math.sqrt(2) if wanted is Objective.MEAN else length_max
+        at = careful if (objective, wanted) == (Objective.AUTO, Objective.P99) else path
+        scheme = _choose(at, round(length), wanted, parity_budget, check)
         k, m, depth = code_of(scheme)
         if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
             rows.pop()
         rows.append(PlanRow(length_max=length_max, k=k, m=m, depth=depth))
-    return Plan(path=path, objective=objective, parity_budget=parity_budget, rows=tuple(rows))
+    return Plan(
+        path=path,
+        objective=objective,
+        parity_budget=parity_budget,
+        caution=caution,
+        rows=tuple(rows),
+    )
 
 
 def _choose(
@@ -241,6 +264,7 @@ def scheme_text(scheme: Scheme) -> str:
 
 def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: Objective) -> str:
     """Return one sentence that explains why the first candidate is chosen."""
+    objective = objective.of(path, message_bytes)
     best, repeat = ranked[0], next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
     expected = path.units(message_bytes) * path.loss.rate
     fastest = ideal(path, message_bytes)

@@ -25,6 +25,8 @@ RECENT_PACKETS: Final = 1 << 16
 """… or packets, whichever comes first."""
 CHANGE: Final = 3.0
 """Factor beyond an interval at which a path has changed, or a plan is out of date."""
+CHANGE_RUNS_MIN: Final = 3
+"""Fewer runs of losses don't show that a path has become worse."""
 ROUND_TRIP_CHANGE: Final = 1.5
 """Factor beyond the planned round trip at which a plan is out of date …"""
 ROUND_TRIP_CHANGE_SECONDS: Final = 1e-3
@@ -135,6 +137,26 @@ def poisson_interval(count: float) -> tuple[float, float]:
     return low, more * (1 - 1 / (9 * more) + QUANTILE / (3 * math.sqrt(more))) ** 3
 
 
+def _has_changed(steady: Evidence, recent: Evidence) -> bool:
+    """Return True if runs of losses have become more frequent, rarer, longer or shorter.
+
+    Runs are compared, not packets: of long ones there are few, and their lengths vary so much that
+    every period would seem to be another path.
+    """
+    if not steady.sent or not recent.sent:
+        return False
+    before = [bound / steady.sent for bound in poisson_interval(steady.runs)]
+    now = [bound / recent.sent for bound in poisson_interval(recent.runs)]
+    is_more_frequent = recent.runs >= CHANGE_RUNS_MIN and now[0] > before[1] * CHANGE
+    is_rarer = now[1] * CHANGE < before[0]
+    if min(steady.runs, recent.runs) < CHANGE_RUNS_MIN:
+        return is_more_frequent or is_rarer
+    old, new = estimate(steady), estimate(recent)
+    is_longer = new.burst_low > old.burst_high * CHANGE
+    is_shorter = new.burst_high * CHANGE < old.burst_low
+    return is_more_frequent or is_rarer or is_longer or is_shorter
+
+
 class LossEstimator:
     """Estimates one path's loss, from intervals without congestion in them or their neighbours."""
 
@@ -183,10 +205,7 @@ class LossEstimator:
 
     def _count(self, evidence: Evidence) -> None:
         self._recent = self._recent.plus(evidence)
-        before, now = estimate(self._steady), estimate(self._recent)
-        is_worse = now.rate_low > before.rate_high * CHANGE
-        is_better = now.rate_high * CHANGE < before.rate_low
-        if is_worse or is_better:
+        if _has_changed(self._steady, self._recent):
             # The path has changed, so older evidence is worthless.
             self._steady, self._recent = self._recent, Evidence()
         elif self._recent.runs >= RECENT_RUNS or self._recent.sent >= RECENT_PACKETS:
@@ -202,15 +221,19 @@ class Planner:
         objective: Objective = Objective.MEAN,
         parity_budget: float = PARITY_BUDGET,
         *,
+        caution: float = 0.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the first plan; `check` and errors as in `plan`."""
+        """Make the first plan; `caution`, `check` and errors as in `plan`.
+
+        `caution` falls as packets arrive: to the upper end of the estimate's interval.
+        """
         self.estimator = LossEstimator()
         self._check = check
-        self.plan = plan(path, objective, parity_budget, check=check)
+        self.plan = plan(path, objective, parity_budget, caution=caution, check=check)
 
     def update(self, round_trip_seconds: float | None = None) -> Plan | None:
-        """Return a new plan if loss or round trip are far from the present plan's, else None.
+        """Return a new plan if loss, round trip or caution are far from the plan's, else None.
 
         `round_trip_seconds`: the path's round trip without queues; None: as planned.
         """
@@ -222,10 +245,13 @@ class Planner:
             path = replace(path, loss=loss)
         if round_trip_seconds and _is_far(round_trip_seconds, path.round_trip_seconds):
             path = replace(path, round_trip_seconds=round_trip_seconds)
-        if path is self.plan.path:
+        caution = self.plan.caution
+        if found.rate_high * CHANGE < caution:
+            caution = found.rate_high
+        if path is self.plan.path and caution == self.plan.caution:
             return None
         objective, parity_budget = self.plan.objective, self.plan.parity_budget
-        self.plan = plan(path, objective, parity_budget, check=self._check)
+        self.plan = plan(path, objective, parity_budget, caution=caution, check=self._check)
         return self.plan
 
 

@@ -157,6 +157,33 @@ async def test_a_rank_that_leaves_while_others_join_ends_the_group(
     assert {one.reason for one in results} <= {"group.aborted"}
 
 
+async def test_a_rank_whose_send_is_lost_does_not_wait_for_what_it_would_receive(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = grants.fetch_ring
+    reducing = asyncio.Event()
+
+    async def fetch_late(grant: sessions_pb2.SessionGrant, directory: str) -> JobRing:
+        if grant.session.peer_node == "site-0":
+            if grant.session.display_name.endswith("/1-0"):
+                # Rank 1 never has this session, from which rank 0 receives.
+                grant.ring_token = bytes(16 * [1])
+            else:
+                await reducing.wait()
+                await asyncio.sleep(0.2)  # Rank 0 has posted its only send by now.
+        return await fetch(grant, directory)
+
+    monkeypatch.setattr(grants, "fetch_ring", fetch_late)
+
+    async def reduce(group: Group) -> None:
+        reducing.set()
+        await group.all_reduce(np.zeros(100, np.float32))
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        results = await ring.run(reduce, size=2)
+    assert [one.reason for one in results] == ["group.aborted"] * 2
+
+
 async def test_a_rank_that_never_comes_is_a_time_out_everywhere(ring: Ring) -> None:
     async def act(group: Group) -> None:
         await group.barrier(timeout_seconds=0.2)

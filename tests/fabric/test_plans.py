@@ -49,7 +49,12 @@ class FakeSession:
 
 
 async def planned(
-    assumed_loss: float, looks: int = 6, *, objective: str = "mean", **added: int
+    assumed_loss: float,
+    looks: int = 6,
+    *,
+    objective: str = "mean",
+    caution: float = 0.0,
+    **added: int,
 ) -> FakeSession:
     session = FakeSession(looks, **added)
     await keep_planned(
@@ -57,6 +62,7 @@ async def planned(
         rate_bits_per_second=RATE,
         unit_bytes=1408,
         assumed=PathLoss(rate=assumed_loss),
+        caution=caution,
         objective=objective,
         interval_seconds=INTERVAL,
     )
@@ -83,6 +89,14 @@ async def test_the_operator_says_what_is_to_be_small() -> None:
 
     assert not is_coded(mean.installed[0], 4096)
     assert is_coded(tail.installed[0], 4096)
+
+
+async def test_parity_of_caution_ends_once_packets_have_arrived() -> None:
+    session = await planned(1e-5, 6, objective="auto", caution=1e-2, packets_sent=100_000)
+    first, last = session.installed[0], session.installed[-1]
+    assert is_coded(first, 64 << 10)
+    assert not is_coded(first, 64 << 20), "longer than a round trip"
+    assert not is_coded(last, 64 << 10)
 
 
 async def test_losses_that_nothing_explains_make_another_plan() -> None:
@@ -152,7 +166,9 @@ class EndlessPlanner:
     ended = threading.Event()
     path: Path
 
-    def __init__(self, path: Path, _: object, *, check: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, _: object, *, check: Callable[[], None], **_options: object
+    ) -> None:
         type(self).path = path
         self.begun.set()
         try:

@@ -551,11 +551,11 @@ async def test_a_session_begins_with_what_another_one_measured(
     path = PathKey.of(name, ["127.0.0.1:1"])
     async with asyncio.timeout(PATIENCE_SECONDS):
         async with connected(*fabrics):
-            while service._path_losses.get(path) is None:  # noqa: ASYNC110 - it has no event
+            while service.plans.losses.get(path) is None:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         (first,) = service.sessions()
         await first.wait_closed()
-        service._path_losses.note(path, PathLoss(rate=1e-4), 1)
+        service.plans.losses.note(path, PathLoss(rate=1e-4), 1)
         async with connected(*fabrics, name="second"):
             (second,) = (each for each in service.sessions() if each is not first)
             while second.outlook is None:  # noqa: ASYNC110 - the plan has no event

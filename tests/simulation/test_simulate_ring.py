@@ -8,13 +8,13 @@ import pytest
 from sealane import _native
 from sealane.client.collectives import schedule
 from sealane.planning.model import (
-    PACKET_OVERHEAD_BYTES,
     ErasureCoded,
     Loss,
     Path,
     SelectiveRepeat,
     all_reduce,
 )
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 
 LOSSY = _native.LinkSettings(
     rate_bits_per_second=200_000_000,

@@ -6,7 +6,6 @@ import pytest
 from sealane import _native
 from sealane.planning.model import (
     NACK_FACTOR,
-    PACKET_OVERHEAD_BYTES,
     RTO_FACTOR,
     ErasureCoded,
     Loss,
@@ -15,6 +14,7 @@ from sealane.planning.model import (
     SelectiveRepeat,
     completion,
 )
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planner import rank
 
 MIB = 1 << 20

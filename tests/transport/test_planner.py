@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sealane.errors import UsageError
+from sealane.planning.first_plan import UNKNOWN_LOSS, first_rows
 from sealane.planning.model import (
     ErasureCoded,
     Loss,
@@ -46,6 +47,53 @@ def long_path(rate: float, burst_packets: float = 1.0) -> Path:
 
 
 # Choice of a scheme.
+
+
+def test_auto_is_the_tail_of_what_a_round_trip_holds_and_the_mean_of_the_rest() -> None:
+    path = replace(long_path(1e-3), rate_bits_per_second=1e9)
+    fits = int(path.round_trip_seconds / path.unit_seconds) * path.unit_bytes
+    assert Objective.AUTO.of(path, fits) is Objective.P99
+    assert Objective.AUTO.of(path, fits + path.unit_bytes) is Objective.MEAN
+    assert Objective.P999.of(path, 1) is Objective.P999
+    auto, tail, mean = (plan(path, o) for o in (Objective.AUTO, Objective.P99, Objective.MEAN))
+    for size in (4096, 64 << 10, 2 * MIB, 8 * MIB, 64 * MIB, 1 << 30):
+        expected = tail if size <= fits else mean
+        assert auto.row(size).scheme == expected.row(size).scheme, size
+
+
+def test_caution_is_for_messages_that_a_round_trip_holds() -> None:
+    path = replace(long_path(1e-6), rate_bits_per_second=1e9)
+    careful, careless = plan(path, Objective.AUTO, caution=1e-2), plan(path, Objective.AUTO)
+    assert isinstance(careful.row(64 << 10).scheme, ErasureCoded)
+    assert isinstance(careless.row(64 << 10).scheme, SelectiveRepeat)
+    assert careful.row(64 * MIB).scheme == careless.row(64 * MIB).scheme
+
+
+@pytest.mark.parametrize(("rate", "round_trip"), [(1e8, 0.005), (1e9, 0.025), (1e10, 0.1)])
+def test_the_first_plan_is_nearly_as_good_as_the_models(rate: float, round_trip: float) -> None:
+    path = replace(
+        long_path(UNKNOWN_LOSS),
+        rate_bits_per_second=rate,
+        round_trip_seconds=round_trip,
+        unit_bytes=1408,
+    )
+    rows = first_rows(
+        rate_bits_per_second=int(rate), round_trip_seconds=round_trip, unit_bytes=1408
+    )
+    fits = rate / 8 * round_trip
+    for size in (4096, 16 << 10, 64 << 10, 256 << 10, MIB, 16 * MIB):
+        k, m = next((k, m) for length_max, k, m, _ in rows if size <= length_max)
+        if size > fits:
+            assert (k, m) == (0, 0)
+            continue
+        best = rank(path, size, Objective.P99)[0]
+        assert evaluate(path, size, ErasureCoded(k, m)).p99 <= 1.1 * best.p99, size
+        assert m <= k / 4
+
+
+def test_a_path_without_a_round_trip_has_no_parity_at_first() -> None:
+    rows = first_rows(rate_bits_per_second=10**8, round_trip_seconds=0.0, unit_bytes=1408)
+    assert [row[1:] for row in rows] == [(0, 0, 1)]
 
 
 def test_without_loss_nothing_is_coded() -> None:
@@ -395,3 +443,33 @@ def test_congestion_never_raises_parity() -> None:
     feed(planner.estimator, [CLEAN, *[marked] * 30, CLEAN])
 
     assert planner.update() is None
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(1e-3, 32), (1e-2, 32), (1e-2, 128)])
+def test_long_bursts_are_one_path_and_not_a_new_one_each_time(rate: float, burst: int) -> None:
+    plans = []
+    for seed in range(3):
+        random_runs = np.random.default_rng(seed)
+        planner = Planner(replace(long_path(1e-5), rate_bits_per_second=1e8), Objective.MEAN)
+        sent = lost = runs = 0
+        for _ in range(200):
+            added = random_runs.poisson(8700 * rate / burst)
+            sent, runs = sent + 8700, runs + added
+            lost += int(random_runs.geometric(1 / burst, added).sum())
+            planner.estimator.observe(PathCounters(sent=sent, lost=lost, loss_runs=runs))
+            plans.append(planner.update())
+    # With packets compared instead of runs: 47, 57 and 67.
+    assert sum(found is not None for found in plans) <= 15
+
+
+def test_caution_falls_as_packets_arrive() -> None:
+    path = replace(long_path(1e-5), rate_bits_per_second=1e9)
+    planner = Planner(path, Objective.AUTO, caution=1e-2)
+    cautions = [planner.plan.caution]
+    for seconds in range(1, 400):
+        planner.estimator.observe(PathCounters(sent=1000 * seconds))
+        if (found := planner.update()) is not None:
+            cautions.append(found.caution)
+    assert len(cautions) > 4
+    assert all(after * 3 < before for before, after in itertools.pairwise(cautions))
+    assert isinstance(planner.plan.row(64 << 10).scheme, SelectiveRepeat)

@@ -12,7 +12,7 @@ from benchmarks.sessions.simulate.curves import Curve, Scheme, curve, modelled
 
 from sealane import _native
 from sealane.planning.model import Loss, Path, ideal, wire_units
-from sealane.planning.model.path import PACKET_OVERHEAD_BYTES
+from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 
 UNIT_BYTES: Final = 4096
 PARTS: Final = 1_000_000_000

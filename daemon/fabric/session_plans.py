@@ -1,0 +1,57 @@
+"""Has plans kept for sessions: which loss they begin with, and a plan before the first one.
+
+Without numpy and the model, which a fabric without sessions does not load.
+"""
+
+import asyncio
+import functools
+import importlib
+from typing import Final
+
+from sealane.daemon.fabric.path_losses import PathKey, PathLoss, PathLosses
+from sealane.daemon.fabric.session import Session
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.planning.first_plan import UNKNOWN_LOSS, first_rows
+
+FAR_SECONDS: Final = 1e-3
+"""On paths with a shorter round trip a repair costs no more than a late thread does."""
+
+
+class SessionPlans:
+    """Keeps the plans of a fabric's sessions, and what they measure, for the next ones."""
+
+    def __init__(self, settings: FabricSettings) -> None:
+        self.losses = PathLosses()
+        self._settings = settings
+
+    async def keep(self, session: Session) -> None:
+        """Keep the plan of an established session current until it is closed.
+
+        On a long path that no session has measured, messages sent within a round trip get parity
+        until enough packets have arrived, if the objective is `auto`.
+        """
+        identity = session.identity
+        peer = "" if identity.peer is None else identity.peer.spiffe_id
+        path = PathKey.of(peer, (each.peer_address for each in session.paths()))
+        measured = self.losses.get(path)
+        round_trip_seconds = session.statistics()["srtt_nanos"] / 1e9
+        is_auto = self._settings.plan_objective == "auto"
+        is_careful = measured is None and is_auto and round_trip_seconds >= FAR_SECONDS
+        if is_careful:
+            session.install_plan(
+                first_rows(
+                    rate_bits_per_second=identity.rate_bits_per_second,
+                    round_trip_seconds=round_trip_seconds,
+                    unit_bytes=identity.unit_bytes,
+                )
+            )
+        plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
+        await plans.keep_planned(
+            session,
+            rate_bits_per_second=identity.rate_bits_per_second,
+            unit_bytes=identity.unit_bytes,
+            assumed=measured or PathLoss(rate=self._settings.assumed_loss),
+            caution=UNKNOWN_LOSS if is_careful else 0.0,
+            objective=self._settings.plan_objective,
+            measured=functools.partial(self.losses.note, path),
+        )
