@@ -140,18 +140,7 @@ class ClusterBuilder:
         directory = self._scratch / "broker"
         directory.mkdir(mode=0o700)
         write_private(directory / "kek", secrets.token_bytes(32))
-        policy = ["version = 1", "[software]", "allowed = true", ""]
-        for name, key in self._keys.items():
-            role = name.partition("-")[0]
-            policy += [
-                "[[software.key]]",
-                f'fingerprint = "{key.fingerprint}"',
-                f'nodes = ["{name}"]',
-                f'roles = ["{role}"]',
-                f'tenant = "{TENANT}"',
-                "",
-            ]
-        write_private(directory / "policy.toml", "\n".join(policy).encode())
+        write_private(directory / "policy.toml", policy_of(self._keys).encode())
         return {
             "broker": {
                 "listen": "127.0.0.1:0",
@@ -163,62 +152,104 @@ class ClusterBuilder:
         }
 
     def _enrolment(self, broker: Daemon) -> Callable[[str], dict[str, dict[str, object]]]:
-        def section(name: str) -> dict[str, dict[str, object]]:
-            key_file = self._scratch / f"{name}.pem"
-            write_private(key_file, self._keys[name].pem())
-            return {
-                "enrolment": {
-                    "broker_address": broker.addresses["broker"],
-                    "attestation_address": broker.addresses["attestation"],
-                    "trust_anchor": str(broker.state_dir / TRUST_ANCHOR_NAME),
-                    "evidence": "software",
-                    "key_file": str(key_file),
-                }
-            }
-
-        return section
+        return lambda name: enrolment(self._scratch, name, self._keys[name], broker)
 
     @contextlib.asynccontextmanager
     async def _daemon(
         self, name: str, sections: dict[str, dict[str, object]]
     ) -> AsyncIterator[Daemon]:
-        run_dir, state_dir = self._scratch / f"{name}-run", self._scratch / f"{name}-state"
-        node: dict[str, object] = {
-            "name": name,
-            "run_dir": str(run_dir),
-            "state_dir": str(state_dir),
-        }
-        config = self._scratch / f"{name}.toml"
-        config.write_text(to_toml({"node": node, **sections}))
-        log = self._scratch / f"{name}.log"
-        notify_path = self._scratch / f"{name}.notify"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, log.open("wb") as stderr:
-            notify.bind(str(notify_path))
-            notify.setblocking(False)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "sealane.daemon.main", "--config", str(config)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=stderr,
-                env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
-                # Ctrl-C is the demo's to handle: it stops its daemons in order.
-                start_new_session=True,
-                preexec_fn=die_with_parent,
+        async with daemon(self._scratch, name, sections) as started:
+            self._announce(f"{name} is ready, process {started.pid}")
+            yield started
+
+
+@contextlib.asynccontextmanager
+async def daemon(
+    scratch: Path,
+    name: str,
+    sections: dict[str, dict[str, object]],
+    *,
+    enter: Callable[[], None] = lambda: None,
+) -> AsyncIterator[Daemon]:
+    """Start a daemon with this configuration and directories in `scratch`; stop it in the end.
+
+    `enter` is called in the new process before anything else, to move it to a namespace. Call from
+    a thread that lives longer than the daemon: the kernel ends the daemon with it.
+    """
+
+    def prepare() -> None:
+        enter()
+        die_with_parent()
+
+    run_dir, state_dir = scratch / f"{name}-run", scratch / f"{name}-state"
+    node: dict[str, object] = {
+        "name": name,
+        "run_dir": str(run_dir),
+        "state_dir": str(state_dir),
+    }
+    config = scratch / f"{name}.toml"
+    config.write_text(to_toml({"node": node, **sections}))
+    log = scratch / f"{name}.log"
+    notify_path = scratch / f"{name}.notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, log.open("wb") as stderr:
+        notify.bind(str(notify_path))
+        notify.setblocking(False)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "sealane.daemon.main", "--config", str(config)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=stderr,
+            env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
+            # Ctrl-C is the caller's to handle: it stops its daemons in order.
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        try:
+            await wait_ready(name, process, notify, log)
+            document = json.loads((run_dir / "ready.json").read_text())
+            yield Daemon(
+                name=name,
+                pid=process.pid,
+                run_dir=run_dir,
+                state_dir=state_dir,
+                addresses=document["addresses"],
             )
-            try:
-                await wait_ready(name, process, notify, log)
-                document = json.loads((run_dir / "ready.json").read_text())
-                self._announce(f"{name} is ready, process {process.pid}")
-                yield Daemon(
-                    name=name,
-                    pid=process.pid,
-                    run_dir=run_dir,
-                    state_dir=state_dir,
-                    addresses=document["addresses"],
-                )
-            finally:
-                await stop(process)
+        finally:
+            await stop(process)
+
+
+def policy_of(keys: Mapping[str, SoftwareKey]) -> str:
+    """Return a policy that admits these nodes, for the role that their names begin with."""
+    policy = ["version = 1", "[software]", "allowed = true", ""]
+    for name, key in keys.items():
+        role = name.partition("-")[0]
+        policy += [
+            "[[software.key]]",
+            f'fingerprint = "{key.fingerprint}"',
+            f'nodes = ["{name}"]',
+            f'roles = ["{role}"]',
+            f'tenant = "{TENANT}"',
+            "",
+        ]
+    return "\n".join(policy)
+
+
+def enrolment(
+    scratch: Path, name: str, key: SoftwareKey, broker: Daemon
+) -> dict[str, dict[str, object]]:
+    """Return the section [enrolment] of a node that shows software evidence."""
+    key_file = scratch / f"{name}.pem"
+    write_private(key_file, key.pem())
+    return {
+        "enrolment": {
+            "broker_address": broker.addresses["broker"],
+            "attestation_address": broker.addresses["attestation"],
+            "trust_anchor": str(broker.state_dir / TRUST_ANCHOR_NAME),
+            "evidence": "software",
+            "key_file": str(key_file),
+        }
+    }
 
 
 async def wait_ready(

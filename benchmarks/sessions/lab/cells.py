@@ -1,4 +1,4 @@
-"""Cells measured in the lab: links, losses, message lengths, warm and cold connections.
+"""Cells measured in the lab: links, losses, message lengths, states of the connection.
 
 Lengths are 1, 8 and 128 MiB at 12.8 Gbit/s, scaled with the rate. The round trip is the paper's,
 and so is the ratio of transmission time to round trip; there are fewer packets in flight. There are
@@ -13,23 +13,27 @@ from typing import Any, Final
 
 from benchmarks.sessions.packets import OVERHEAD_BYTES
 
+from sealane.daemon.config import UNIT_BYTES
 from sealane.lab.topology import Topology
 from sealane.planning.model import Loss, Path, ideal
 
 MIB: Final = 1 << 20
 MTU: Final = 1500
-UNIT_BYTES: Final = MTU - OVERHEAD_BYTES
 ROUND_TRIP: Final = 0.025
 FULL_RATE: Final = 12_800_000_000
 BACKWARD_SHARE: Final = 4
 """Divisor of the rate in the reverse direction, which carries only acknowledgements. It lets the
 machine sustain higher rates."""
 WAYS: Final = {
-    "session": "sealed session, scheme by plan",
+    "session": "sealed session of two daemons, auto",
     "cubic": "TCP CUBIC",
     "bbr": "TCP BBR",
     "quic": "QUIC (quinn, CUBIC)",
 }
+
+
+CONNECTIONS: Final = ("first", "warm", "cold")
+"""Messages on the first connection of a path, on one in use, and each on a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +116,14 @@ TRIAL: Final = Effort(count=1002, share=0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Messages of one length over one kind of link, warm or cold."""
+    """Messages of one length over one kind of link."""
 
     links: Links
     condition: Condition
     full_bytes: int
     """Message length before scaling."""
-    is_cold: bool
+    connection: str
+    """One of CONNECTIONS."""
     rate: int
 
     @property
@@ -139,7 +144,7 @@ class Cell:
     @property
     def seconds(self) -> float:
         """Time limit."""
-        if self.is_cold:
+        if self.connection != "warm":
             return self.links.seconds_cold
         return self.links.seconds_warm[self.links.sizes.index(self.full_bytes)]
 
@@ -149,9 +154,9 @@ class Cell:
         return self.path.units(self.bytes) * self.condition.loss.rate
 
     @property
-    def key(self) -> tuple[str, str, int, bool, int]:
+    def key(self) -> tuple[str, str, int, str, int]:
         """Key of the measurement."""
-        return self.links.name, self.condition.name, self.full_bytes, self.is_cold, self.rate
+        return self.links.name, self.condition.name, self.full_bytes, self.connection, self.rate
 
 
 def path_of(condition: Condition, rate: int) -> Path:
@@ -166,9 +171,16 @@ def path_of(condition: Condition, rate: int) -> Path:
 
 
 def cells(links: Links, condition: Condition, rate: int) -> Iterator[Cell]:
-    """Yield all cells of one condition, warm ones first."""
-    for is_cold, size in product((False, True), links.sizes):
-        yield Cell(links=links, condition=condition, full_bytes=size, is_cold=is_cold, rate=rate)
+    """Yield all cells of one condition, those of a path that nobody knows first."""
+    for connection, size in product(CONNECTIONS, links.sizes):
+        if connection != "first" or size == links.sizes[len(links.sizes) // 2]:
+            yield Cell(
+                links=links,
+                condition=condition,
+                full_bytes=size,
+                connection=connection,
+                rate=rate,
+            )
 
 
 def topology(links: Links, condition: Condition, rate: int) -> Topology:

@@ -1,10 +1,11 @@
 """`python -m benchmarks.sessions lab`: completion times of messages, compared with TCP and QUIC.
 
 There is a lab for each kind of link and loss. Each transport has its own identical links: a round
-trip of 25 ms, the same MTU and the same rate, to which sessions and TCP pace themselves. Transports
-send in turn. Cells disturbed by other load on the machine are repeated. Results are saved as they
-are measured; run the command again to continue. Prints tables, saves every time as JSON and draws a
-plot. Needs root (namespaces) and Cargo (to build the QUIC peer).
+trip of 25 ms, the same MTU and the same rate, to which sessions and TCP pace themselves. Sessions
+are those of daemons as shipped, which know nothing of the link; messages are sent with `Auto()`.
+Transports send in turn. Cells disturbed by other load on the machine are repeated. Results are
+saved as they are measured; run the command again to continue. Prints tables, saves every time as
+JSON and draws a plot. Needs root (namespaces) and Cargo (to build the QUIC peer).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any, Final
 from benchmarks.sessions import packets
 from benchmarks.sessions.digests import digest
 from benchmarks.sessions.kept import Records
-from benchmarks.sessions.lab import lanes, report, session_peer, tcp_peer
+from benchmarks.sessions.lab import daemons, lanes, report, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import (
     CONDITIONS,
     FULL,
@@ -59,12 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def choose_rate(links: Links) -> int:
     """Try the rates in turn; return the first that the machine sustains without disturbance."""
     for rate in links.rates:
-        trial = max(cells(links, links.conditions[0], rate), key=lambda c: (not c.is_cold, c.bytes))
+        found = cells(links, links.conditions[0], rate)
+        trial = max(found, key=lambda cell: (cell.connection == "warm", cell.bytes))
         trials = lanes.measure([trial], TRIAL, until=math.inf, attempts=1)
-        found = [measured.void async for measured in trials]
-        if not any(found):
+        voids = [measured.void async for measured in trials]
+        if not any(voids):
             return rate
-        print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(*found)}")
+        print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(*voids)}")
     raise UnavailableError("lab.capacity", f"this machine is too busy for the {links.name} links")
 
 
@@ -80,7 +82,7 @@ class Store:
     """Results of this build and effort; void cells are kept but will be measured again."""
 
     def __init__(self, path: Path, effort: Effort) -> None:
-        made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
+        made_by = f"{digest([daemons, lanes, session_peer, tcp_peer])} {effort.count}"
         self._records = Records(path, made_by=made_by)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
 """Jobs of the lab's senders: one line of input per job, one line of JSON per answer.
 
-A sender reads `BYTES COUNT SECONDS warm|cold`, sends up to COUNT messages one after the other for
-up to SECONDS, and prints how long each took and how many it gave up. Warm messages share a
-connection that is already in use; each cold message opens a connection, and that time counts.
+A sender reads `BYTES COUNT SECONDS first|warm|cold`, sends up to COUNT messages one after the other
+for up to SECONDS, and prints how long each took and how many it gave up. First messages are those
+on a new connection, warm ones those on one that is already in use; each cold message opens a
+connection, and that time counts.
 """
 
 import json
@@ -38,22 +39,22 @@ class Job:
     bytes: int
     count: int
     seconds: float
-    is_cold: bool
+    connection: str
 
     def line(self) -> str:
         """Return the line that a sender reads."""
-        return f"{self.bytes} {self.count} {self.seconds} {'cold' if self.is_cold else 'warm'}"
+        return f"{self.bytes} {self.count} {self.seconds} {self.connection}"
 
 
 def jobs() -> Iterator[Job]:
     """Yield jobs from standard input until it ends."""
     for line in sys.stdin:
-        size, count, seconds, temperature = line.split()
+        size, count, seconds, connection = line.split()
         yield Job(
             bytes=int(size),
             count=int(count),
             seconds=float(seconds),
-            is_cold=temperature == "cold",
+            connection=connection,
         )
 
 
@@ -76,11 +77,11 @@ def do(
             times.append(round(time.perf_counter() - started, 6))
 
     try:
-        if job.is_cold:
+        if job.connection == "cold":
             repeat(alone)
         else:
             with connect() as connection:
-                for _ in range(WARM_UP):
+                for _ in range(WARM_UP if job.connection == "warm" else 0):
                     exchange(connection)
                 repeat(lambda: exchange(connection))
     except (TimeoutError, ConnectionError) as error:

@@ -5,23 +5,37 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sessions.lab.cells import MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
+from benchmarks.sessions.lab import session_peer
+from benchmarks.sessions.lab.cells import (
+    FULL_RATE,
+    MTU,
+    UNIT_BYTES,
+    WAYS,
+    Cell,
+    Effort,
+    topology,
+)
+from benchmarks.sessions.lab.daemons import Host, fabrics
 from benchmarks.sessions.lab.jobs import Answer, Job
 from benchmarks.sessions.packets import PROGRAM, Peer
 
+from sealane.cli.demo.cluster import Daemon
 from sealane.lab.lab import Lab, laboratory
 from sealane.lab.plan import plan as addresses
 from sealane.lab.report import run_report
 from sealane.planning.planner import Objective, Plan, plan
 from sealane.planning.planner.choice import code_of
 
+PAGE_BYTES: Final = 4096
 IDLE_MIN: Final = 0.2
 """Minimum share of idle processor time during a run. Below it, ends in user space wait for a core,
 and the result reflects the scheduler."""
@@ -40,7 +54,8 @@ class Measured:
     unfinished: dict[str, int]
     """Messages that were given up, by transport."""
     scheme: tuple[int, int, int]
-    """k, m and depth of the session's messages; k = 0 is selective repeat."""
+    """k, m and depth that the planner would choose by p99 if it knew the loss; k = 0 is selective
+    repeat. The daemons choose for themselves."""
     void: list[str]
     """Reasons why the machine, not the link, determined the result; empty if valid."""
     idle: float
@@ -62,22 +77,37 @@ def plan_for(cell: Cell) -> Plan:
     return plan(cell.path, Objective.P99)
 
 
-def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
-    """Start the receiving and the sending process of a lane."""
-    left, right = lab.hosts[f"{lane}-l"], lab.hosts[f"{lane}-r"]
+def _ends(lane: str, lab: Lab) -> tuple[Host, Host]:
     near, far = [attached.addresses[0] for attached in addresses(lab.topology)[lane]]
+    return (
+        Host(namespace=lab.hosts[f"{lane}-l"], address=near),
+        Host(namespace=lab.hosts[f"{lane}-r"], address=far),
+    )
+
+
+def _jobs(near: Host, far: Host, daemons: tuple[Daemon, Daemon], cell: Cell) -> list[Peer]:
+    """Start the sending and the receiving job of a lane's fabrics."""
+    message_bytes = max(size * cell.rate // FULL_RATE for size in cell.links.sizes)
+    part = {
+        "message_bytes": message_bytes,
+        # Arrays begin at whole pages.
+        "region_bytes": session_peer.SLOTS * (message_bytes + PAGE_BYTES),
+        "peer_address": daemons[1].addresses["fabric_control"],
+        "rate_bits_per_second": cell.rate,
+    }
+    command = (sys.executable, "-m", "benchmarks.sessions.lab.session_peer")
+    mine = json.dumps(part | {"socket": str(daemons[1].socket)})
+    receiver = Peer(far.namespace, None, *command, "receive", mine)
+    receiver.ask()
+    mine = json.dumps(part | {"socket": str(daemons[0].socket)})
+    return [Peer(near.namespace, None, *command, "send", mine), receiver]
+
+
+def _peers(way: str, lane: str, lab: Lab, rate: int) -> list[Peer]:
+    """Start the sending and the receiving process of a lane of TCP or QUIC."""
+    ends = _ends(lane, lab)
+    (left, right), far = [end.namespace for end in ends], ends[1].address
     command: tuple[str, ...]
-    if way == "session":
-        part = {
-            "unit_bytes": UNIT_BYTES,
-            "rate_bits_per_second": rate,
-            "plan": [(row.length_max, row.k, row.m, row.depth) for row in found.rows],
-        }
-        command = (sys.executable, "-m", "benchmarks.sessions.lab.session_peer")
-        mine = json.dumps(part | {"address": far, "is_sender": False})
-        receiver = Peer(right, None, *command, "receive", mine)
-        mine = json.dumps(part | {"address": near, "is_sender": True})
-        return [Peer(left, None, *command, "send", mine, receiver.ask()), receiver]
     if way == "quic":
         command = (str(PROGRAM), "messages")
         receiver = Peer(right, None, *command, "receive", f"{far}:0", "0", str(MTU))
@@ -91,22 +121,25 @@ def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
 class Lanes:
     """The processes of one lab."""
 
-    def __init__(self, lab: Lab, found: Plan, cell: Cell) -> None:
+    def __init__(self, lab: Lab, cell: Cell) -> None:
         self._lab = lab
-        self._plan = found
-        self._rate = cell.rate
+        self._cell = cell
         self._lanes = cell.links.lanes
         self._senders: list[tuple[str, Peer]] = []
         self._peers: list[Peer] = []
         self._pool = ThreadPoolExecutor(self._lanes * len(WAYS))
 
-    def start(self) -> None:
-        """Start all processes."""
-        for way in WAYS:
-            for lane in range(self._lanes):
-                peers = _peers(way, f"{way}-{lane}", self._lab, self._plan, self._rate)
-                self._senders.append((way, peers[0]))
-                self._peers += peers
+    def start(self, daemons: Sequence[tuple[Daemon, Daemon]]) -> None:
+        """Start the processes of all lanes, for sessions beside their running daemons."""
+        for way, number in product(WAYS, range(self._lanes)):
+            lane = f"{way}-{number}"
+            if way == "session":
+                near, far = _ends(lane, self._lab)
+                peers = _jobs(near, far, daemons[number], self._cell)
+            else:
+                peers = _peers(way, lane, self._lab, self._cell.rate)
+            self._senders.append((way, peers[0]))
+            self._peers += peers
 
     def close(self) -> None:
         """Kill all processes."""
@@ -144,13 +177,19 @@ class Lanes:
 
 
 @contextlib.asynccontextmanager
-async def _lanes(lab: Lab, found: Plan, cell: Cell) -> AsyncIterator[Lanes]:
-    lanes = Lanes(lab, found, cell)
-    try:
-        await asyncio.to_thread(lanes.start)
+async def _lanes(lab: Lab, cell: Cell) -> AsyncIterator[Lanes]:
+    lanes = Lanes(lab, cell)
+    async with contextlib.AsyncExitStack() as stack:
+        daemons = []
+        for number in range(cell.links.lanes):
+            # Paths of Unix sockets are short.
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sl-")))
+            near, far = _ends(f"session-{number}", lab)
+            started = fabrics(scratch, near, far, cell.rate)
+            daemons.append(await stack.enter_async_context(started))
+        stack.callback(lanes.close)
+        await asyncio.to_thread(lanes.start, daemons)
         yield lanes
-    finally:
-        lanes.close()
 
 
 async def measure(
@@ -163,15 +202,15 @@ async def measure(
     first = wanted[0]
     found = plan_for(first)
     network = topology(first.links, first.condition, first.rate)
-    async with laboratory(network, relays=False) as lab, _lanes(lab, found, first) as lanes:
+    async with laboratory(network, relays=False) as lab, _lanes(lab, first) as lanes:
         # All processes have started before anything is timed.
-        await lanes.send(Job(bytes=UNIT_BYTES, count=1, seconds=1.0, is_cold=False))
+        await lanes.send(Job(bytes=UNIT_BYTES, count=1, seconds=1.0, connection="first"))
         for cell in wanted:
             job = Job(
                 bytes=cell.bytes,
                 count=-(-effort.count // cell.links.lanes),
                 seconds=cell.seconds * effort.share,
-                is_cold=cell.is_cold,
+                connection=cell.connection,
             )
             for _ in range(attempts):
                 if time.monotonic() > until:
@@ -200,12 +239,12 @@ async def measure(
 
 def to_dict(measured: Measured) -> dict[str, Any]:
     """Return a dictionary for JSON."""
-    links, condition, full_bytes, is_cold, rate = measured.cell.key
+    links, condition, full_bytes, connection, rate = measured.cell.key
     return {
         "links": links,
         "condition": condition,
         "full_bytes": full_bytes,
-        "is_cold": is_cold,
+        "connection": connection,
         "rate": rate,
         "bytes": measured.cell.bytes,
         "scheme": measured.scheme,

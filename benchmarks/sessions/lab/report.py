@@ -8,7 +8,7 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 from benchmarks.sessions.intervals import Summary, summarize
-from benchmarks.sessions.lab.cells import FULL_RATE, MIB, WAYS, Cell
+from benchmarks.sessions.lab.cells import CONNECTIONS, FULL_RATE, MIB, WAYS, Cell
 from rich import box
 from rich.table import Table
 
@@ -18,7 +18,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-KEY: Final = ("links", "condition", "full_bytes", "is_cold", "rate")
+KEY: Final = ("links", "condition", "full_bytes", "connection", "rate")
 OTHERS: Final = tuple(way for way in WAYS if way != "session")
 
 
@@ -96,7 +96,15 @@ def table(results: Sequence[Result]) -> Table:
         box=box.SIMPLE_HEAD,
         title_justify="left",
     )
-    headings = ("Mbit/s", "loss", "message", "connection", "ideal", "scheme", "session, model")
+    headings = (
+        "Mbit/s",
+        "loss",
+        "message",
+        "connection",
+        "ideal",
+        "scheme if the loss were known",
+        "its model",
+    )
     for heading in (*headings, *WAYS.values(), "added delay p99, ms", "idle CPU"):
         found.add_column(heading, justify="right")
     for result in results:
@@ -110,7 +118,7 @@ def _row(result: Result) -> list[str]:
         f"{cell.rate / 1e6:g}",
         cell.condition.name,
         result.title,
-        "cold" if cell.is_cold else "warm",
+        cell.connection,
         _milliseconds(cell.ideal),
         result.scheme,
         f"{_milliseconds(result.model_p50)}, {_milliseconds(result.model_p99)}",
@@ -151,7 +159,7 @@ def _ratio_row(result: Result) -> list[str]:
         cell.condition.name,
         f"{cell.expected_losses:.2g}",
         result.title,
-        "cold" if cell.is_cold else "warm",
+        cell.connection,
         "–" if tail is None else f"{tail:.2f}",
         *(_ratio(result.summaries.get(way), ours) for way in OTHERS),
     ]
@@ -190,19 +198,23 @@ def _shown(summary: Summary | None, unfinished: int) -> str:
 
 
 def plot(path: Path, results: Sequence[Result]) -> None:
-    """Draw completion times by loss, a panel for each rate and length, cold and warm."""
+    """Draw completion times by loss, a panel for each rate, length and state of the connection."""
     sizes = sorted({(r.cell.rate, r.cell.full_bytes) for r in results})
     figure, panels = plt.subplots(
-        2, len(sizes), figsize=(4.2 * len(sizes), 7.2), squeeze=False, sharey=True
+        len(CONNECTIONS),
+        len(sizes),
+        figsize=(4.2 * len(sizes), 3.6 * len(CONNECTIONS)),
+        squeeze=False,
+        sharey=True,
     )
-    for row, is_cold in zip(panels, (False, True), strict=True):
+    for row, connection in zip(panels, CONNECTIONS, strict=True):
         for axes, size in zip(row, sizes, strict=True):
             _panel(
                 axes,
                 [
                     r
                     for r in results
-                    if (r.cell.rate, r.cell.full_bytes, r.cell.is_cold) == (*size, is_cold)
+                    if (r.cell.rate, r.cell.full_bytes, r.cell.connection) == (*size, connection)
                 ],
             )
     figure.suptitle(
@@ -240,8 +252,8 @@ def _panel(axes: Axes, results: Sequence[Result]) -> None:
     ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    temperature = "cold" if results[0].cell.is_cold else "warm"
-    title = f"{results[0].title} at {results[0].cell.rate / 1e6:g} Mbit/s, {temperature}"
+    connection = results[0].cell.connection
+    title = f"{results[0].title} at {results[0].cell.rate / 1e6:g} Mbit/s, {connection}"
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("packet loss", fontsize=8)
     axes.set_ylabel("completion / ideal")
