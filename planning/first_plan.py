@@ -1,4 +1,4 @@
-"""The plan of a session whose path nobody has measured, until the model has made one.
+"""The plan of a session until the model has made one.
 
 Needs neither numpy nor the model, which take a second to load and to plan.
 """

@@ -27,8 +27,9 @@ class SessionPlans:
     async def keep(self, session: Session) -> None:
         """Keep the plan of an established session current until it is closed.
 
-        On a long path that no session has measured, messages sent within a round trip get parity
-        until enough packets have arrived, if the objective is `auto`.
+        With the objective `auto` and a long path, messages sent within a round trip get parity
+        until there is a plan; where no session has measured the path, until enough packets have
+        arrived.
         """
         identity = session.identity
         peer = "" if identity.peer is None else identity.peer.spiffe_id
@@ -36,7 +37,7 @@ class SessionPlans:
         measured = self.losses.get(path)
         round_trip_seconds = session.statistics()["srtt_nanos"] / 1e9
         is_auto = self._settings.plan_objective == "auto"
-        is_careful = measured is None and is_auto and round_trip_seconds >= FAR_SECONDS
+        is_careful = is_auto and round_trip_seconds >= FAR_SECONDS
         if is_careful:
             session.install_plan(
                 first_rows(
@@ -51,7 +52,7 @@ class SessionPlans:
             rate_bits_per_second=identity.rate_bits_per_second,
             unit_bytes=identity.unit_bytes,
             assumed=measured or PathLoss(rate=self._settings.assumed_loss),
-            caution=UNKNOWN_LOSS if is_careful else 0.0,
+            caution=UNKNOWN_LOSS if is_careful and measured is None else 0.0,
             objective=self._settings.plan_objective,
             measured=functools.partial(self.losses.note, path),
         )

@@ -77,12 +77,15 @@ async def test_an_unknown_long_path_gets_parity_at_once_for_what_a_round_trip_ho
     assert found.rows[-1][1:] == (0, 0, 1)
 
 
-async def test_a_known_path_a_short_one_and_another_objective_get_none(begin: Any) -> None:
+async def test_a_known_path_gets_parity_until_there_is_a_plan_for_what_was_measured(
+    begin: Any,
+) -> None:
     measured = PathLoss(rate=1e-3, burst_packets=2.0)
-    for found in (
-        await begin(0.025, measured=measured),
-        await begin(0.0005),
-        await begin(0.025, objective="mean"),
-    ):
+    found = await begin(0.025, measured=measured)
+    assert found.rows == (await begin(0.025)).rows
+    assert (found.assumed, found.caution) == (measured, 0.0)
+
+
+async def test_a_short_path_and_another_objective_get_no_parity_at_first(begin: Any) -> None:
+    for found in (await begin(0.0005), await begin(0.025, objective="mean")):
         assert (found.rows, found.caution) == (None, 0.0)
-    assert (await begin(0.025, measured=measured)).assumed == measured
