@@ -20,7 +20,7 @@ from sealane.client import sync
 from sealane.client.messages import Auto
 from sealane.errors import Error, SessionError
 
-SLOTS: Final = 4
+SLOTS: Final = 8
 LISTENERS: Final = 4
 
 
