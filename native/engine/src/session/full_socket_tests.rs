@@ -38,11 +38,29 @@ impl Memory for Bytes {
 }
 
 /// A session with time controlled by the test, on a real socket.
-struct End {
-    session: Session,
+pub(super) struct End {
+    pub(super) session: Session,
     lanes: Lanes,
     memory: Bytes,
     completed: Vec<CompletionStatus>,
+}
+
+/// Two ends on loopback; the second has a small receive buffer.
+pub(super) fn ends() -> [End; 2] {
+    let sockets = [(); 2].map(|()| Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap());
+    socket2::SockRef::from(&sockets[1]).set_recv_buffer_size(BUFFER_BYTES).unwrap();
+    let [left, right] = sockets.each_ref().map(|udp| udp.local_address().unwrap());
+    let [first, second] = sockets;
+    [End::new(0, first, right), End::new(1, second, left)]
+}
+
+/// Posts a message from the first end to the second.
+pub(super) fn post(ends: &mut [End; 2], reliability: Reliability, now: Nanos) {
+    let length = MESSAGE_BYTES as u64;
+    let receive = ReceiveRequest { offset: 0, length_max: length, user_data: 0 };
+    ends[1].session.post_receive(receive, now).expect("room");
+    let send = SendRequest { offset: 0, length, reliability, immediate: None, user_data: 0 };
+    ends[0].session.post_send(send, now).expect("room");
 }
 
 impl End {
@@ -76,7 +94,7 @@ impl End {
         }
     }
 
-    fn receive(&mut self, now: Nanos) {
+    pub(super) fn receive(&mut self, now: Nanos) {
         let Self { session, lanes, memory, .. } = self;
         lanes.polled(PathSet::default().with(PathId(0)));
         while lanes.has_datagrams() {
@@ -92,7 +110,7 @@ impl End {
         }
     }
 
-    fn transmit(&mut self, now: Nanos) {
+    pub(super) fn transmit(&mut self, now: Nanos) {
         let Self { session, lanes, memory, completed } = self;
         session.handle_timeout(now);
         while lanes
@@ -114,11 +132,7 @@ impl End {
 
 /// Sends a message to an end that reads its socket every `looks_every`, until both have completed.
 fn send(ends: &mut [End; 2], reliability: Reliability, looks_every: Nanos, now: &mut Nanos) {
-    let length = MESSAGE_BYTES as u64;
-    let receive = ReceiveRequest { offset: 0, length_max: length, user_data: 0 };
-    ends[1].session.post_receive(receive, *now).expect("room");
-    let send = SendRequest { offset: 0, length, reliability, immediate: None, user_data: 0 };
-    ends[0].session.post_send(send, *now).expect("room");
+    post(ends, reliability, *now);
     let until = *now + 2000 * MILLISECOND;
     let before = ends.each_ref().map(|end| end.completed.len());
     while ends.iter().zip(before).any(|(end, before)| end.completed.len() == before) {
@@ -139,11 +153,7 @@ fn send(ends: &mut [End; 2], reliability: Reliability, looks_every: Nanos, now: 
 fn what_a_full_socket_drops_is_counted_apart_and_sent_again() {
     let coded = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
     for reliability in [Reliability::SelectiveRepeat, coded] {
-        let sockets = [(); 2].map(|()| Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap());
-        socket2::SockRef::from(&sockets[1]).set_recv_buffer_size(BUFFER_BYTES).unwrap();
-        let [left, right] = sockets.each_ref().map(|udp| udp.local_address().unwrap());
-        let [first, second] = sockets;
-        let mut ends = [End::new(0, first, right), End::new(1, second, left)];
+        let mut ends = ends();
         ends[0].memory.0 = (0..MESSAGE_BYTES).map(|at| ((at * 131) >> 3) as u8).collect();
         let mut now = 0;
         send(&mut ends, reliability, MILLISECOND, &mut now);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::link::Nanos;
+use sealane_proto::session::Session;
 use sealane_proto::share::{Answer, FlowId, JobId, JobUse, SharedRate, UserId};
 
 use super::ring::Operation;
@@ -231,8 +232,20 @@ impl Flow {
         self.turn_at.is_none()
     }
 
+    /// Ends a turn of the worker: if the session doesn't wait for the line, its units are no longer
+    /// held back.
+    ///
+    /// A unit that has become due since the worker looked at it has not asked: if it stayed held
+    /// back, nothing would wake the worker for it.
+    pub(super) fn end_turn(&mut self, session: &mut Session, time: Nanos) {
+        if self.turn_at.is_none() || !session.has_held_units(time) {
+            self.rest(time);
+            session.hold_units(false);
+        }
+    }
+
     /// Returns the rest of the grant, because there is nothing to send or it can't leave.
-    pub(super) fn rest(&mut self, time: Nanos) {
+    fn rest(&mut self, time: Nanos) {
         if self.allowance == 0 && self.unreported == 0 && self.turn_at.is_none() {
             return;
         }
@@ -309,9 +322,53 @@ mod tests {
     use sealane_proto::session::Reliability;
 
     use super::*;
+    use crate::session::full_socket_tests::{End, ends, post};
 
     const RATE: u64 = 125_000_000;
     const LIMITS: ShareLimits = ShareLimits { rate_bytes_per_second: RATE, receives: 2, sends: 1 };
+
+    /// A sender in the middle of a message, and when its next unit may leave.
+    fn sending() -> ([End; 2], Nanos) {
+        const MILLISECOND: Nanos = 1_000_000;
+        let mut ends = ends();
+        post(&mut ends, Reliability::SelectiveRepeat, 0);
+        for now in (0..10).map(|count| count * MILLISECOND) {
+            for end in &mut ends {
+                end.receive(now);
+                end.transmit(now);
+            }
+        }
+        let due = ends[0].session.next_timeout().unwrap();
+        assert!(due < 11 * MILLISECOND, "units are due: {due}");
+        (ends, due)
+    }
+
+    #[test]
+    fn a_unit_that_becomes_due_at_the_end_of_a_turn_wakes_the_worker() {
+        let ([mut sender, _], due) = sending();
+        let line = SharedLine::new(RATE);
+        let mut flow = Flow::new(line.add_user(LIMITS).add_job(LIMITS)).unwrap();
+        sender.session.hold_units(flow.is_spent());
+        assert!(!sender.session.has_held_units(due - 1), "not due yet, so it doesn't ask");
+        flow.end_turn(&mut sender.session, due);
+        assert!(sender.session.next_timeout().is_some_and(|at| at <= due));
+    }
+
+    #[test]
+    fn units_of_a_session_that_waits_for_its_turn_stay_held_back() {
+        let ([mut sender, _], due) = sending();
+        let line = SharedLine::new(RATE);
+        let job = line.add_user(LIMITS).add_job(LIMITS);
+        let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
+        while first.ask(due) {
+            first.spend(first.allowance);
+        }
+        sender.session.hold_units(second.is_spent());
+        assert!(!second.ask(due));
+        second.end_turn(&mut sender.session, due);
+        assert!(second.turn_at().is_some());
+        assert!(sender.session.next_timeout().is_none_or(|at| at > due));
+    }
 
     fn is_woken(flow: &Flow) -> bool {
         rustix::io::read(&flow.wake, &mut [0; 8]).is_ok()

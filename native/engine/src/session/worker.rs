@@ -241,11 +241,8 @@ impl Worker {
     fn transmit(&mut self) {
         self.transmit_turn();
         let Self { session, flow, .. } = self;
-        let Some(flow) = flow else { return };
-        let time = now();
-        if !session.has_held_units(time) {
-            flow.rest(time);
-            session.hold_units(false);
+        if let Some(flow) = flow {
+            flow.end_turn(session, now());
         }
     }
 
