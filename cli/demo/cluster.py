@@ -82,7 +82,9 @@ class ClusterBuilder:
     async def storage(self, **target: object) -> AsyncIterator[tuple[Daemon, Daemon, Daemon]]:
         """Start broker, target (with these settings) and gateway; stop them in reverse."""
         async with contextlib.AsyncExitStack() as stack:
-            broker = await stack.enter_async_context(self._daemon("broker", self._broker()))
+            broker = await stack.enter_async_context(
+                self._daemon("broker", broker_section(self._scratch, self._keys))
+            )
             enrolment = self._enrolment(broker)
             addresses = {"listen": "127.0.0.1:0", "control_listen": "127.0.0.1:0"}
             target_daemon = await stack.enter_async_context(
@@ -135,21 +137,6 @@ class ClusterBuilder:
                 fabric_near=fabrics[0],
                 fabric_far=fabrics[1],
             )
-
-    def _broker(self) -> dict[str, dict[str, object]]:
-        directory = self._scratch / "broker"
-        directory.mkdir(mode=0o700)
-        write_private(directory / "kek", secrets.token_bytes(32))
-        write_private(directory / "policy.toml", policy_of(self._keys).encode())
-        return {
-            "broker": {
-                "listen": "127.0.0.1:0",
-                "attestation_listen": "127.0.0.1:0",
-                "policy_file": str(directory / "policy.toml"),
-                "allow_unsigned_policy": True,
-                "key_file": str(directory / "kek"),
-            }
-        }
 
     def _enrolment(self, broker: Daemon) -> Callable[[str], dict[str, dict[str, object]]]:
         return lambda name: enrolment(self._scratch, name, self._keys[name], broker)
@@ -219,8 +206,15 @@ async def daemon(
             await stop(process)
 
 
-def policy_of(keys: Mapping[str, SoftwareKey]) -> str:
-    """Return a policy that admits these nodes, for the role that their names begin with."""
+def broker_section(
+    scratch: Path, keys: Mapping[str, SoftwareKey], host: str = "127.0.0.1"
+) -> dict[str, dict[str, object]]:
+    """Return the section [broker], with new files, of one that admits these nodes.
+
+    Each node has the role that its name begins with.
+    """
+    key_file, policy_file = scratch / "broker.kek", scratch / "policy.toml"
+    write_private(key_file, secrets.token_bytes(32))
     policy = ["version = 1", "[software]", "allowed = true", ""]
     for name, key in keys.items():
         role = name.partition("-")[0]
@@ -232,7 +226,16 @@ def policy_of(keys: Mapping[str, SoftwareKey]) -> str:
             f'tenant = "{TENANT}"',
             "",
         ]
-    return "\n".join(policy)
+    write_private(policy_file, "\n".join(policy).encode())
+    return {
+        "broker": {
+            "listen": f"{host}:0",
+            "attestation_listen": f"{host}:0",
+            "policy_file": str(policy_file),
+            "allow_unsigned_policy": True,
+            "key_file": str(key_file),
+        }
+    }
 
 
 def enrolment(

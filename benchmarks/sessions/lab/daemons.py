@@ -4,13 +4,12 @@ Configured as shipped, except for addresses and the operator's rate.
 """
 
 import contextlib
-import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.cli.demo.cluster import Daemon, daemon, enrolment, policy_of, write_private
+from sealane.cli.demo.cluster import Daemon, broker_section, daemon, enrolment
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.lab.namespaces import Namespace
 
@@ -32,27 +31,13 @@ async def fabrics(
 ) -> AsyncIterator[tuple[Daemon, Daemon]]:
     """Start the daemons of a lane with files in an empty directory; stop them in reverse."""
     keys = {name: SoftwareKey.create() for name in (NEAR, FAR)}
-    write_private(scratch / "kek", secrets.token_bytes(32))
-    write_private(scratch / "policy.toml", policy_of(keys).encode())
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(name: str, host: Host, sections: dict[str, dict[str, object]]) -> Daemon:
             started = daemon(scratch, name, sections, enter=host.namespace.enter)
             return await stack.enter_async_context(started)
 
-        broker = await start(
-            "broker",
-            near,
-            {
-                "broker": {
-                    "listen": f"{near.address}:0",
-                    "attestation_listen": f"{near.address}:0",
-                    "policy_file": str(scratch / "policy.toml"),
-                    "allow_unsigned_policy": True,
-                    "key_file": str(scratch / "kek"),
-                }
-            },
-        )
+        broker = await start("broker", near, broker_section(scratch, keys, near.address))
         started = [
             await start(
                 name,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import sys
 import tempfile
@@ -35,7 +36,6 @@ from sealane.lab.report import run_report
 from sealane.planning.planner import Objective, Plan, plan
 from sealane.planning.planner.choice import code_of
 
-PAGE_BYTES: Final = 4096
 IDLE_MIN: Final = 0.2
 """Minimum share of idle processor time during a run. Below it, ends in user space wait for a core,
 and the result reflects the scheduler."""
@@ -91,7 +91,7 @@ def _jobs(near: Host, far: Host, daemons: tuple[Daemon, Daemon], cell: Cell) -> 
     part = {
         "message_bytes": message_bytes,
         # Arrays begin at whole pages.
-        "region_bytes": session_peer.SLOTS * (message_bytes + PAGE_BYTES),
+        "region_bytes": session_peer.SLOTS * (message_bytes + mmap.PAGESIZE),
         "peer_address": daemons[1].addresses["fabric_control"],
         "rate_bits_per_second": cell.rate,
     }

@@ -79,19 +79,20 @@ def send(part: dict[str, Any]) -> None:
 
         @contextlib.contextmanager
         def open_session(message_bytes: int) -> Iterator[End]:
-            try:
-                session = client.open_session(
-                    str(next(numbers)),
-                    region_bytes=part["region_bytes"],
-                    peer_node=FAR,
-                    peer_address=part["peer_address"],
-                    rate_bits_per_second=part["rate_bits_per_second"],
-                    wait_seconds=SECONDS_MAX,
-                )
-            except Error as error:
-                raise ConnectionError(str(error)) from error
-            with session as opened:
-                yield End(opened, message_bytes)
+            opening = client.open_session(
+                str(next(numbers)),
+                region_bytes=part["region_bytes"],
+                peer_node=FAR,
+                peer_address=part["peer_address"],
+                rate_bits_per_second=part["rate_bits_per_second"],
+                wait_seconds=SECONDS_MAX,
+            )
+            with contextlib.ExitStack() as stack:
+                try:
+                    session = stack.enter_context(opening)
+                except Error as error:
+                    raise ConnectionError(str(error)) from error
+                yield End(session, message_bytes)
 
         for job in jobs():
 
