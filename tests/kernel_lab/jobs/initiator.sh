@@ -47,11 +47,17 @@ find_namespace() {
     return 1
 }
 
+# load_driver: loads NVMe/TCP with the retries that docs/operate/attachments.md asks for
+load_driver() {
+    modprobe nvme-tcp
+    echo 100 >/sys/module/nvme_core/parameters/max_retries
+}
+
 # connect NQN PORT [OPTION…]: options are those of nvme connect
 connect() {
     nqn=$1 port=$2
     shift 2
-    modprobe nvme-tcp
+    load_driver
     nvme connect -t tcp -a "$LAB_HOST" -s "$port" -n "$nqn" "$@"
     find_controller || fail "no controller of $nqn"
     namespace 1
@@ -59,7 +65,7 @@ connect() {
 
 # discover PORT: what the discovery service there says, for the test to check
 discover() {
-    modprobe nvme-tcp
+    load_driver
     nvme discover -t tcp -a "$LAB_HOST" -s "$1" -o json >/out/discovery.json
 }
 
@@ -67,7 +73,7 @@ discover() {
 connect_all() {
     nqn=$1 port=$2
     socat "TCP-LISTEN:$port,bind=127.0.0.1,fork,reuseaddr" "TCP:$LAB_HOST:$port" &
-    modprobe nvme-tcp
+    load_driver
     nvme connect-all -t tcp -a "$LAB_HOST" -s "$port" "${@:3}"
     wait_for 10 find_controller
     namespace 1

@@ -2,7 +2,7 @@
 
 # kept_out NQN PORT [OPTION…]: the host has no right secret
 kept_out() {
-    modprobe nvme-tcp
+    load_driver
     if nvme connect -t tcp -a "$LAB_HOST" -s "$2" -n "$1" "${@:3}"; then
         fail "connected without the right secret"
     fi

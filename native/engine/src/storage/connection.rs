@@ -23,10 +23,8 @@ const BEHIND_BYTES: usize = 8 * 1024;
 const LONG_BYTES: usize = 16 * 1024;
 /// Maximum number of slices in one send.
 const GATHER: usize = 64;
-/// Time limit for sending the last bytes of a queue that ends.
+/// Time limit for sending the last bytes of a queue that ends and for the peer's closing.
 const SHUTDOWN_TIME: Duration = Duration::from_millis(500);
-/// Bytes read and dropped meanwhile from a peer that is still sending.
-const DRAIN_BYTES_MAX: usize = 1 << 20;
 
 /// The peer closed the connection, or the socket failed.
 #[derive(Debug)]
@@ -93,13 +91,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the remaining bytes of a queue that ends; then reads and drops what the peer sends
-    /// until it closes. Both are bounded. Closing with unread bytes would reset the connection, and
-    /// the peer would lose the last bytes sent.
+    /// Sends the remaining bytes of a queue that ends, closes this direction, and reads and drops
+    /// what the peer sends until it closes too; all within `SHUTDOWN_TIME`. Closing at once would
+    /// reset the connection as soon as the peer sends: it would lose the last bytes sent to it, and
+    /// a Linux host, which re-sends a command at once on the reset connection, would use up the
+    /// command's retries before it begins to reconnect, and report an I/O error.
     pub fn shut_down(&mut self, queue: &mut TransmitQueue) {
-        if queue.pending_bytes() == 0 {
-            return;
-        }
         let deadline = Instant::now() + SHUTDOWN_TIME;
         while queue.pending_bytes() > 0 {
             if self.send(queue).is_err() || !self.is_ready(PollFlags::OUT, deadline) {
@@ -109,10 +106,9 @@ impl Connection {
         if shutdown(&self.fd, Shutdown::Write).is_err() {
             return;
         }
-        let mut dropped = 0;
-        while dropped < DRAIN_BYTES_MAX && self.is_ready(PollFlags::IN, deadline) {
+        while Instant::now() < deadline && self.is_ready(PollFlags::IN, deadline) {
             match recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((bytes, _)) if bytes > 0 => dropped += bytes,
+                Ok((bytes, _)) if bytes > 0 => {}
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 _ => return,
             }
@@ -158,8 +154,10 @@ pub fn wait<const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use super::*;
 
@@ -208,5 +206,25 @@ mod tests {
         let [first, _] = behind(100);
         assert!(first > 2 * BEHIND_BYTES, "{first} bytes behind a short place");
         assert_eq!(behind(LONG_BYTES), [BEHIND_BYTES; 2]);
+    }
+
+    #[test]
+    fn a_connection_that_ends_is_not_reset_under_a_peer_that_still_sends() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut connection = Connection::new(listener.accept().unwrap().0.into());
+        // What the peer sent before the end is not read either.
+        far.write_all(&[7; 4096]).unwrap();
+        let ends = thread::spawn(move || connection.shut_down(&mut TransmitQueue::default()));
+        assert_eq!(far.read(&mut [0; 1]).unwrap(), 0, "the peer must see an orderly end");
+        for _ in 0..20 {
+            far.write_all(&[7; 4096]).unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!ends.is_finished(), "the connection was closed under its peer");
+        drop(far);
+        let begun = Instant::now();
+        ends.join().unwrap();
+        assert!(begun.elapsed() < SHUTDOWN_TIME / 2, "closed {:?} after its peer", begun.elapsed());
     }
 }
