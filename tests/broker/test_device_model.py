@@ -232,4 +232,4 @@ def test_device_does_what_its_model_does(tmp_path: Path) -> None:
         try:
             check()
         finally:
-            runner.run(store.close())
+            runner.run(registry.close())

@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import hashlib
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,9 +131,10 @@ def change(expected: int, number: int, blob: bytes = BLOB, name: str = CATALOGUE
 
 
 @pytest.fixture
-async def world(store: Store) -> World:
+async def world(store: Store) -> AsyncIterator[World]:
     _, _, registry = await start_broker(store, starts=Count(), heads=Count())
-    return World(registry)
+    yield World(registry)
+    await registry.close()
 
 
 async def refused(family: type[Error], reason: str, call: Awaitable[object]) -> None:

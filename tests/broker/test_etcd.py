@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from brokers import Count, start_broker
 from etcd_server import Cluster, etcd_cluster
 from patience import PATIENCE_SECONDS
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store import etcd as module
 from sealane.daemon.broker.store import etcd_cluster as calls
 from sealane.daemon.broker.store.contract import Change, Compare
@@ -328,9 +329,9 @@ async def test_another_cluster_in_place_of_ours_is_refused(etcd: Cluster) -> Non
 async def test_broker_whose_place_was_taken_ends(etcd: Cluster) -> None:
     starts, heads = Count(), Count()
     stores = [await opened(etcd, prefix=(prefix := f"/{uuid.uuid4()}/"))]
-    _, older, _ = await start_broker(stores[0], starts=starts, heads=heads)
+    _, older, older_registry = await start_broker(stores[0], starts=starts, heads=heads)
     stores.append(await opened(etcd, prefix=prefix))
-    await start_broker(stores[1], starts=starts, heads=heads)
+    _, _, registry = await start_broker(stores[1], starts=starts, heads=heads)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises((UnavailableError, VerificationError)) as caught:
             await older.keep_anchored(seconds=0)
@@ -342,8 +343,8 @@ async def test_broker_whose_place_was_taken_ends(etcd: Cluster) -> None:
         with pytest.raises(UnavailableError) as caught_again:
             await older.keep_anchored(seconds=0)
     assert caught_again.value.reason == "broker.store.fenced"
-    for store in stores:
-        await store.close()
+    await older_registry.close()
+    await registry.close()
 
 
 async def test_put_back_cluster_that_others_drove_on_is_refused_at_the_next_commit() -> None:
@@ -375,24 +376,26 @@ async def test_put_back_cluster_that_others_drove_on_is_refused_at_the_next_comm
 async def test_brokers_of_one_cluster_each_notice_that_it_was_put_back() -> None:
     counters = {i: (Count(), Count()) for i in (1, 2)}
 
-    async def start(cluster: Cluster, which: int) -> EtcdStore:
+    async def start(cluster: Cluster, which: int) -> Registry:
         store = await opened(cluster, writer=f"{which:05}")
         starts, heads = counters[which]
         try:
-            await start_broker(store, starts=starts, heads=heads, node=f"b{which}", instance=which)
+            _, _, registry = await start_broker(
+                store, starts=starts, heads=heads, node=f"b{which}", instance=which
+            )
         except BaseException:
             await store.close()
             raise
-        return store
+        return registry
 
     with etcd_cluster() as cluster:
         await (await start(cluster, 1)).close()
         cluster.stop()
         cluster.save("old")
         cluster.start()
-        stores = [await start(cluster, 1), await start(cluster, 2)]
-        for store in stores:
-            await store.close()
+        registries = [await start(cluster, 1), await start(cluster, 2)]
+        for registry in registries:
+            await registry.close()
         cluster.stop()
         cluster.put_back("old")
         cluster.start()

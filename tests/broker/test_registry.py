@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import uuid
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,9 +15,10 @@ from sealane.errors import LeaseError, UnavailableError, UsageError
 
 
 @pytest.fixture
-async def registry(store: Store) -> Registry:
+async def registry(store: Store) -> AsyncIterator[Registry]:
     _, _, made = await start_broker(store, starts=Count(), heads=Count())
-    return made
+    yield made
+    await made.close()
 
 
 def volume(request: int = 1) -> VolumeRecord:

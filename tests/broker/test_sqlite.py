@@ -210,7 +210,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
         ranges = [(each.record.counter_start, each.record.counter_end) for each in grants]
         assert ranges == [(256, 300), (400, 500)]
         assert service.authority.certificate.public_bytes(Encoding.DER) == anchor
-        await store.close()
+        await registry.close()
 
 
 async def test_old_store_put_back_after_it_was_taken_over_is_refused(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ async def test_old_store_put_back_after_it_was_taken_over_is_refused(tmp_path: P
                 await start_broker(store, starts=starts, heads=heads)
             assert caught.value.reason == "broker.store.rolled_back"
         else:
-            await start_broker(store, starts=starts, heads=heads)
-        await store.close()
+            _, _, registry = await start_broker(store, starts=starts, heads=heads)
+            await registry.close()
 
 
 async def test_old_store_under_another_key_stays_as_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -72,11 +73,12 @@ class Volume(World):
 
 
 @pytest.fixture
-async def world(store: Store) -> Volume:
+async def world(store: Store) -> AsyncIterator[Volume]:
     _, _, registry = await start_broker(store, starts=Count(), heads=Count())
     made = Volume(registry)
     made.volume_id = (await made.register()).volume_id
-    return made
+    yield made
+    await registry.close()
 
 
 async def test_each_opening_finds_what_the_one_before_anchored_and_ends_it(world: Volume) -> None:
