@@ -1,4 +1,4 @@
-"""Fixtures: the stores that every contract test runs on."""
+"""Fixtures: the stores that every contract test runs on, and a broker's registry on each."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from brokers import Count, start_broker
 from etcd_server import Cluster, etcd_cluster
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -33,3 +35,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield opened
     finally:
         await opened.close()
+
+
+@pytest.fixture
+async def registry(store: Store) -> AsyncIterator[Registry]:
+    """The registry of a broker that was started on `store`."""
+    _, _, started = await start_broker(store, starts=Count(), heads=Count())
+    yield started
+    await started.close()

@@ -4,13 +4,13 @@ import asyncio
 import datetime as dt
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from brokers import Count, MemoryAudit, start_broker
+from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
 from sealane.crypto.kem import X25519KemKey
@@ -25,7 +25,6 @@ from sealane.daemon.broker.devices import (
 )
 from sealane.daemon.broker.records import NodeRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX
@@ -131,10 +130,8 @@ def change(expected: int, number: int, blob: bytes = BLOB, name: str = CATALOGUE
 
 
 @pytest.fixture
-async def world(store: Store) -> AsyncIterator[World]:
-    _, _, registry = await start_broker(store, starts=Count(), heads=Count())
-    yield World(registry)
-    await registry.close()
+def world(registry: Registry) -> World:
+    return World(registry)
 
 
 async def refused(family: type[Error], reason: str, call: Awaitable[object]) -> None:

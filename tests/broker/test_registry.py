@@ -3,22 +3,12 @@
 import asyncio
 import datetime as dt
 import uuid
-from collections.abc import AsyncIterator
 
 import pytest
 
-from brokers import Count, start_broker
 from sealane.daemon.broker.records import GrantRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import Store
 from sealane.errors import LeaseError, UnavailableError, UsageError
-
-
-@pytest.fixture
-async def registry(store: Store) -> AsyncIterator[Registry]:
-    _, _, made = await start_broker(store, starts=Count(), heads=Count())
-    yield made
-    await made.close()
 
 
 def volume(request: int = 1) -> VolumeRecord:

@@ -2,17 +2,15 @@
 
 import datetime as dt
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from broker.test_devices import KEM, S, World, refused
-from brokers import Count, start_broker
 from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.devices import DEVICES_PER_NODE_MAX, FENCE
 from sealane.daemon.broker.records import VolumeRecord
-from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
@@ -73,12 +71,10 @@ class Volume(World):
 
 
 @pytest.fixture
-async def world(store: Store) -> AsyncIterator[Volume]:
-    _, _, registry = await start_broker(store, starts=Count(), heads=Count())
+async def world(registry: Registry) -> Volume:
     made = Volume(registry)
     made.volume_id = (await made.register()).volume_id
-    yield made
-    await registry.close()
+    return made
 
 
 async def test_each_opening_finds_what_the_one_before_anchored_and_ends_it(world: Volume) -> None:
