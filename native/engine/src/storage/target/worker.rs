@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{ControllerEvent, ControllerQueue};
+use sealane_proto::nvme::transmit::TransmitQueue;
 
 use super::assigned::Assigned;
 use super::controller::Shared;
@@ -104,6 +105,11 @@ impl Worker {
         let ended = self.serve(connection, stop);
         self.drain();
         self.tell_outcomes();
+        if self.unpermitted().is_none() {
+            // Pending answers are dropped: the permit may end meanwhile, and after a lost store no
+            // outcome is known.
+            connection.shut_down(&mut TransmitQueue::default());
+        }
         ended
     }
 

@@ -1,5 +1,7 @@
 //! Queues that end while their commands are in flight, waiting or throttled.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::status::Status;
 
-use super::hosts::{Host, controller, plain, sealed};
+use super::hosts::{Host, controller, limits, plain, sealed};
 use super::store::ShuffledStore;
 use crate::storage::target::{Namespace, QosLimits};
 
@@ -115,6 +117,22 @@ fn a_peer_that_goes_away_ends_its_queue() {
     assert_eq!(kinds, ["queue_opened", "queue_closed"]);
     controller.close();
     assert_eq!(controller.queues_running(), 0);
+}
+
+#[test]
+fn a_queue_that_is_stopped_does_not_reset_the_connection_of_its_host() {
+    let (_, namespace) = world(false);
+    let first = controller(1, &namespace);
+    let (mut near, far) = UnixStream::pair().unwrap();
+    first.start_queue(far.into(), 1, limits(32), None).unwrap();
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| first.close());
+        assert_eq!(near.read_to_end(&mut Vec::new()).unwrap(), 0, "an orderly end, no answer");
+        let sent = near.write_all(&[0; 8]);
+        drop(near);
+        closing.join().unwrap();
+        assert!(sent.is_ok(), "closed under its host: {sent:?}");
+    });
 }
 
 #[test]
