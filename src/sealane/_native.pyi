@@ -455,6 +455,50 @@ def simulate_ring(
     Raises ValueError for a ring that cannot be run, naming the value and the range.
     """
 
+class FlowsResult(TypedDict):
+    """Result of many simulated flows. Times are nanoseconds of virtual time."""
+
+    flows: list[tuple[int, int, int]]
+    """By flow: when its sender knew that all had arrived (0: never), packets sent, and how many of
+    them had been sent before."""
+    samples: list[tuple[int, list[int], int]]
+    """Time, acknowledged bytes of each flow, and bytes waiting at the port to the observed host."""
+    overflowed_packets: int
+    """Data packets that a full buffer refused."""
+    near_rtt_nanos: int
+    """Round trip of a full packet and its acknowledgement within a data centre, on idle links."""
+    far_rtt_nanos: int
+
+def simulate_flows(
+    *,
+    flows: Sequence[tuple[int, int, int, int]],
+    host: LinkSettings,
+    near: LinkSettings,
+    border: LinkSettings,
+    wan: LinkSettings,
+    wan_links: int,
+    congestion: str,
+    without: Sequence[str] = (),
+    balance: Literal["ecmp", "spray", "subflows", "plb"] = "subflows",
+    code: tuple[int, int] | None = None,
+    outages: Sequence[tuple[int, int, int]] = (),
+    sample_every_nanos: int = 0,
+    sample_host: int = 0,
+    seed: int = 0,
+    time_nanos_max: int = ...,
+) -> FlowsResult:
+    """Run flows (from host, to host, start, payload bytes) in a network of two data centres.
+
+    Each has 128 hosts in a fat tree of three tiers below a border switch; hosts 128 to 255 are in
+    the second one. `host` is the cable from a host, `near` all others in a data centre, `border`
+    those to a border switch, and `wan` each of the `wan_links` links between the data centres.
+    `congestion` names the controller of all flows, `without` rules of it to leave out; flows
+    between the data centres use the erasure code `code`. `outages` are (link, start, end) of links
+    that leave the first data centre.
+
+    Raises ValueError for a cell that cannot be run, naming the value and the range.
+    """
+
 # Storage data path
 class QueueError(Exception):
     """A queue ended or timed out. Arguments: (reason id, text)."""

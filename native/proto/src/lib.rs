@@ -8,6 +8,7 @@ pub mod aead;
 pub mod congestion;
 mod counters;
 pub mod digest;
+pub mod fabric;
 pub mod freshness;
 pub mod ip;
 pub mod key_ring;

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod bitmap;
 mod dlpack;
+mod flows;
 mod gateway;
 mod host_queue;
 mod jobs;
@@ -29,6 +30,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::bitmap::ChunkBitmap;
+    #[pymodule_export]
+    use crate::flows::simulate_flows;
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
     #[pymodule_export]

@@ -6,6 +6,7 @@
 
 mod bitmap_only;
 mod check;
+mod flows;
 mod memory;
 mod ring;
 mod scenario;
@@ -13,6 +14,10 @@ mod wire;
 mod world;
 
 pub use check::{Rule, Violation};
+pub use flows::{
+    Balance, Cell, CellError, CellOutcome, Code, FLOWS_MAX, FlowOutcome, FlowSetup, HEADER_BYTES,
+    PAYLOAD_BYTES, Sample, run_cell,
+};
 pub use ring::{
     Combine, REPEATS_MAX, Ring, RingError, RingOutcome, RingReceive, RingSend, SITES_MAX, Site,
     run_ring,

@@ -3,10 +3,23 @@
 //! A controller is sans-IO like the session machine: it hears what was sent and what the peer has
 //! reported, each with its time, and answers with a window and a rate. The same controllers steer
 //! sessions and the flows of the simulator.
+//!
+//! A new controller is a module, a row of [`ALGORITHMS`] and an arm of [`create`].
+
+mod dctcp;
+mod gemini;
+#[cfg(test)]
+mod tests;
+mod uno;
+mod window;
 
 use std::fmt::Debug;
 
 use crate::link::Nanos;
+
+pub use dctcp::Dctcp;
+pub use gemini::{Gemini, GeminiRules};
+pub use uno::{Rules, Uno};
 
 /// What all flows of a network share. Gains and thresholds are derived from it, so it must be equal
 /// for all flows that are to get equal shares, regardless of the rate that each may use.
@@ -20,6 +33,19 @@ pub struct Domain {
     pub far_rtt: Nanos,
     /// Bytes of the largest packet, in the unit in which windows count.
     pub packet_bytes: u64,
+}
+
+/// One flow of a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setup {
+    /// The network.
+    pub domain: Domain,
+    /// The flow's own limit in bytes per second.
+    pub rate_bytes_per_second: u64,
+    /// Its round trip without queues, until reports say better.
+    pub base_rtt: Nanos,
+    /// How long a packet may stay unacknowledged.
+    pub timeout: Nanos,
 }
 
 /// What the peer has reported since the last report, over all paths.
@@ -62,6 +88,49 @@ pub trait Controller: Debug + Send {
     /// Processes a report of the peer.
     fn reported(&mut self, report: &Report, now: Nanos);
 
-    /// Processes that nothing was reported for a time-out although packets are in flight.
+    /// Processes that nothing was reported for a time-out although packets are in flight, or, where
+    /// losses are known only by a time-out, that packets of one timed out.
     fn timed_out(&mut self, now: Nanos);
+}
+
+/// A controller with its rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// UnoCC.
+    Uno(Rules),
+    /// Gemini.
+    Gemini(GeminiRules),
+    /// DCTCP (RFC 8257).
+    Dctcp,
+}
+
+/// All controllers by name. The "released" ones follow Uno's released code and its settings.
+pub const ALGORITHMS: [(&str, Algorithm); 9] = [
+    ("uno", Algorithm::Uno(Rules::DEFAULT)),
+    ("uno-queue", Algorithm::Uno(Rules::REAL_QUEUES)),
+    ("uno-released", Algorithm::Uno(Rules::RELEASED)),
+    ("gemini", Algorithm::Gemini(GeminiRules::DEFAULT)),
+    ("gemini-released", Algorithm::Gemini(GeminiRules::RELEASED)),
+    ("gemini-released-5ms", Algorithm::Gemini(GeminiRules::RELEASED_5MS)),
+    ("gemini-small-start", Algorithm::Gemini(GeminiRules::SMALL_START)),
+    ("delay", Algorithm::Gemini(GeminiRules::NO_MARKS)),
+    ("dctcp", Algorithm::Dctcp),
+];
+
+impl Algorithm {
+    /// The controller with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        ALGORITHMS.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
+    }
+}
+
+/// Creates the controller of a flow.
+#[must_use]
+pub fn create(algorithm: Algorithm, setup: &Setup, now: Nanos) -> Box<dyn Controller> {
+    match algorithm {
+        Algorithm::Uno(rules) => Box::new(Uno::new(setup, rules, now)),
+        Algorithm::Gemini(rules) => Box::new(Gemini::new(setup, rules)),
+        Algorithm::Dctcp => Box::new(Dctcp::new(setup)),
+    }
 }

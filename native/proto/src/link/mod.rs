@@ -292,6 +292,12 @@ impl<T: Clone> Link<T> {
         Fate::Accepted
     }
 
+    /// Takes time on the wire for bytes that are sent outside of this queue, before what is offered
+    /// from now on.
+    pub fn occupy(&mut self, wire_bytes: u32, now: Nanos) {
+        self.serialise(wire_bytes, now.max(self.offered_at));
+    }
+
     /// Earliest time of the next delivery. It may come later if a packet is lost.
     #[must_use]
     pub fn next_at(&self) -> Option<Nanos> {

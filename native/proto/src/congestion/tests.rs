@@ -1,0 +1,434 @@
+//! The rules of the controllers, each by what it does to the window.
+
+use proptest::prelude::*;
+
+use super::window::whole;
+use super::*;
+
+const MICROSECOND: Nanos = 1_000;
+/// 100 Gbit/s; round trips of Uno's evaluation.
+const DOMAIN: Domain = Domain {
+    line_bytes_per_second: 12_500_000_000,
+    near_rtt: 14_030,
+    far_rtt: 1_792_040,
+    packet_bytes: 4096,
+};
+const NEAR: Nanos = DOMAIN.near_rtt;
+const FAR: Nanos = DOMAIN.far_rtt;
+const FAR_PRODUCT: f64 = 22_400_500.0;
+const NEAR_PRODUCT: f64 = 175_375.0;
+
+fn setup(base_rtt: Nanos) -> Setup {
+    Setup {
+        domain: DOMAIN,
+        rate_bytes_per_second: u64::MAX,
+        base_rtt,
+        timeout: base_rtt + base_rtt / 3,
+    }
+}
+
+/// A flow with one packet acknowledged at a time.
+struct Driven {
+    flow: Box<dyn Controller>,
+    base_rtt: Nanos,
+    now: Nanos,
+    queue: Nanos,
+    is_limited: bool,
+}
+
+impl Driven {
+    fn new(algorithm: Algorithm, base_rtt: Nanos) -> Self {
+        let flow = create(algorithm, &setup(base_rtt), 0);
+        Self { flow, base_rtt, now: 0, queue: 0, is_limited: true }
+    }
+
+    fn uno(rules: Rules, base_rtt: Nanos) -> Self {
+        Self::new(Algorithm::Uno(rules), base_rtt)
+    }
+
+    fn window(&self) -> f64 {
+        self.flow.allowance().window_bytes as f64
+    }
+
+    /// Sends a window, so that epochs count, and waits for the first answer.
+    fn begin(mut self) -> Self {
+        self.flow.sent(self.flow.allowance().window_bytes + 1, self.now);
+        self.now += self.base_rtt;
+        self
+    }
+
+    /// One report of `bytes` sent a round trip ago, `marked` of them with a mark.
+    fn report(&mut self, bytes: u64, marked_bytes: u64) {
+        let rtt = self.base_rtt + self.queue;
+        let report = Report {
+            bytes,
+            marked_bytes,
+            lost_packets: 0,
+            sent_at: self.now.saturating_sub(rtt),
+            rtt,
+            rtt_least: self.base_rtt,
+            is_limited: self.is_limited,
+        };
+        self.flow.reported(&report, self.now);
+    }
+
+    /// Reports spread over a time, one each `gap`, with this share of marks in tenths; returns the
+    /// factor by which the window changed.
+    fn run(&mut self, time: Nanos, gap: Nanos, marked_tenths: u64) -> f64 {
+        let before = self.window();
+        let end = self.now + time;
+        while self.now < end {
+            self.now += gap;
+            let bytes = whole((self.window() * gap as f64 / self.base_rtt as f64).max(10.0));
+            self.report(bytes, bytes * marked_tenths / 10);
+        }
+        self.window() / before
+    }
+}
+
+/// Share of the window that an epoch with all bytes marked takes from flows with this product.
+fn decrease_of(product: f64) -> f64 {
+    let threshold = NEAR_PRODUCT / 7.0;
+    4.0 * threshold / (product + threshold)
+}
+
+#[test]
+fn a_released_flow_starts_with_a_whole_product_and_ours_with_little() {
+    let released = Driven::uno(Rules::RELEASED, FAR);
+    assert!((released.window() / FAR_PRODUCT - 1.0).abs() < 1e-6);
+    let ours = Driven::uno(Rules::DEFAULT, FAR);
+    assert!((ours.window() / (0.02 * FAR_PRODUCT) - 1.0).abs() < 1e-6);
+    let near = Driven::uno(Rules::DEFAULT, NEAR);
+    assert!((near.window() / NEAR_PRODUCT - 1.0).abs() < 1e-4, "{}", near.window());
+}
+
+#[test]
+fn a_small_start_doubles_until_the_first_mark_or_loss() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR);
+    let doubled = flow.run(FAR, FAR / 16, 0);
+    assert!((1.8..2.9).contains(&doubled), "{doubled}");
+    flow.report(4096, 4096);
+    let after = flow.run(FAR / 2, FAR / 16, 0);
+    assert!((0.9..1.05).contains(&after), "still doubling after a mark: {after}");
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR);
+    flow.flow.reported(&Report { lost_packets: 1, ..Report::default() }, 0);
+    let after = flow.run(FAR / 2, FAR / 16, 0);
+    assert!(after < 1.05, "still doubling after a loss: {after}");
+}
+
+#[test]
+fn the_window_grows_by_a_thousandth_of_the_product_in_a_round_trip() {
+    for (base_rtt, product) in [(NEAR, NEAR_PRODUCT), (FAR, FAR_PRODUCT)] {
+        let rules = Rules { small_start: false, ..Rules::RELEASED };
+        let mut flow = Driven::uno(rules, base_rtt).begin();
+        flow.run(2 * base_rtt, base_rtt / 16, 10);
+        let (before, at) = (flow.window(), flow.now);
+        flow.run(10 * base_rtt, base_rtt / 16, 0);
+        let round_trips = (flow.now - at) as f64 / base_rtt as f64;
+        let grown = (flow.window() - before) / product / round_trips;
+        assert!((grown / 0.001 - 1.0).abs() < 0.02, "{grown} of the product at {base_rtt} ns");
+    }
+}
+
+#[test]
+fn epochs_of_near_and_far_flows_last_equally_long() {
+    // One fully marked epoch takes its whole share, and further epochs as much again.
+    let epochs = |base_rtt: Nanos, product: f64| {
+        let rules = Rules { quick_adapt: false, gradient: false, ..Rules::RELEASED };
+        let mut flow = Driven::uno(rules, base_rtt).begin();
+        flow.queue = base_rtt / 10;
+        flow.run(20 * NEAR, NEAR / 20, 10);
+        let before = flow.window();
+        flow.run(40 * NEAR, NEAR / 20, 10);
+        (flow.window() / before).ln() / (1.0 - decrease_of(product)).ln()
+    };
+    let far = epochs(FAR, FAR_PRODUCT);
+    // The near flow soon has the least window, so its share of a few epochs is counted.
+    assert!((33.0..41.0).contains(&far), "{far} epochs in 40 near round trips");
+    let rules = Rules { quick_adapt: false, gradient: false, ..Rules::RELEASED };
+    let mut near = Driven::uno(rules, NEAR).begin();
+    near.run(NEAR, NEAR / 20, 0);
+    near.queue = NEAR / 10;
+    let factor = near.run(3 * NEAR, NEAR / 20, 10);
+    let least = (1.0 - decrease_of(NEAR_PRODUCT)).powi(4);
+    assert!((least..0.8).contains(&factor), "{factor} in three near round trips");
+}
+
+/// The window's change in an epoch with this share of marks after one with that share.
+fn after_two_epochs(rules: Rules, first_tenths: u64, second_tenths: u64, queue: Nanos) -> f64 {
+    let mut flow = Driven::uno(Rules { quick_adapt: false, ..rules }, FAR).begin();
+    flow.queue = queue;
+    flow.now += queue;
+    let length = flow.queue / 128 + NEAR + 1;
+    let bytes = 100_000;
+    let epoch = |flow: &mut Driven, tenths| {
+        flow.now += length;
+        flow.report(bytes, bytes * tenths / 10);
+    };
+    // The window must not be at its limit, or an increase would not show.
+    (0..200).for_each(|_| epoch(&mut flow, 10));
+    (0..40).for_each(|_| epoch(&mut flow, 0));
+    epoch(&mut flow, first_tenths);
+    let before = flow.window();
+    epoch(&mut flow, second_tenths);
+    flow.window() / before
+}
+
+#[test]
+fn a_falling_share_of_marks_means_a_draining_queue() {
+    let queue = FAR / 10;
+    let rules = Rules::RELEASED;
+    assert!(after_two_epochs(rules, 2, 8, queue) < 1.0, "more marks: decrease");
+    assert!(after_two_epochs(rules, 5, 1, queue) > 1.0, "fewer marks: increase");
+    assert!(after_two_epochs(rules, 0, 1, queue) < 1.0, "the first marks: decrease");
+    assert!(after_two_epochs(rules, 5, 0, queue) > 1.0, "no marks: increase");
+    let plain = Rules { gradient: false, ..rules };
+    assert!(after_two_epochs(plain, 5, 1, queue) < 1.0, "without the rule: decrease");
+}
+
+#[test]
+fn a_full_phantom_queue_decreases_even_if_it_drains() {
+    let mut flow = Driven::uno(Rules { quick_adapt: false, ..Rules::RELEASED }, FAR).begin();
+    flow.queue = FAR / 10;
+    flow.run(FAR, NEAR, 10);
+    let factor = flow.run(NEAR, NEAR, 10);
+    assert!(factor < 1.0, "{factor}: all bytes are marked, and the average no longer rises");
+}
+
+#[test]
+fn a_decrease_without_a_real_queue_is_a_third() {
+    let share = |queue| 1.0 - after_two_epochs(Rules::RELEASED, 2, 8, queue);
+    let (real, phantom_only) = (share(FAR / 10), share(FAR / 50));
+    assert!((phantom_only / real / 0.35 - 1.0).abs() < 0.05, "{phantom_only} {real}");
+    let rules = Rules { discount: false, ..Rules::RELEASED };
+    let without = 1.0 - after_two_epochs(rules, 2, 8, FAR / 50);
+    assert!((without / real - 1.0).abs() < 0.05, "{without} {real}");
+}
+
+#[test]
+fn quick_adapt_takes_the_window_to_what_a_round_trip_brought() {
+    let collapse = |rules: Rules| {
+        let mut flow = Driven::uno(rules, FAR).begin();
+        flow.run(3 * FAR, FAR / 16, 0);
+        // The path now carries an eighth.
+        let eighth = flow.window() / 8.0;
+        let end = flow.now + 5 * FAR / 2;
+        while flow.now < end {
+            flow.now += FAR / 16;
+            flow.report(whole(eighth / 16.0), 0);
+        }
+        flow.window() / eighth
+    };
+    let adapted = collapse(Rules::RELEASED);
+    assert!((0.8..1.5).contains(&adapted), "{adapted} of what the path carries");
+    assert!(collapse(Rules { quick_adapt: false, ..Rules::RELEASED }) > 7.0);
+}
+
+#[test]
+fn quick_adapt_leaves_a_window_alone_of_which_more_than_half_arrives() {
+    let mut flow = Driven::uno(Rules::RELEASED, FAR).begin();
+    flow.run(3 * FAR, FAR / 16, 0);
+    let before = flow.window();
+    let end = flow.now + 3 * FAR;
+    while flow.now < end {
+        flow.now += FAR / 16;
+        flow.report(whole(before * 0.55 / 16.0), 0);
+    }
+    assert!(flow.window() >= before, "{} of {before}", flow.window());
+}
+
+#[test]
+fn a_flow_that_something_else_limits_neither_grows_nor_adapts() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR).begin();
+    flow.report(4096, 4096);
+    flow.run(2 * FAR, FAR / 16, 0);
+    flow.is_limited = false;
+    let before = flow.window();
+    let end = flow.now + 5 * FAR;
+    while flow.now < end {
+        flow.now += FAR / 16;
+        flow.report(whole(before / 100.0), 0);
+    }
+    assert!((flow.window() / before - 1.0).abs() < 1e-9, "{} of {before}", flow.window());
+    let mut unguarded = Driven::uno(Rules { guarded: false, ..Rules::DEFAULT }, FAR).begin();
+    unguarded.report(4096, 4096);
+    unguarded.is_limited = false;
+    let before = unguarded.window();
+    unguarded.run(5 * FAR, FAR / 16, 0);
+    assert!(unguarded.window() > before);
+}
+
+#[test]
+fn a_far_round_trip_without_marks_makes_a_flow_grow_faster() {
+    let grown = |rules| {
+        let mut flow = Driven::uno(rules, FAR).begin();
+        flow.queue = FAR / 10;
+        flow.run(2 * FAR, NEAR, 10);
+        flow.queue = 0;
+        flow.run(2 * FAR, FAR / 16, 0);
+        flow.run(3 * FAR, FAR / 16, 0)
+    };
+    let slow = grown(Rules { fast_increase: false, ..Rules::DEFAULT });
+    let fast = grown(Rules::DEFAULT);
+    assert!(fast > 1.2 && fast > slow, "{fast} and {slow} without the rule");
+}
+
+#[test]
+fn reports_that_span_several_epochs_count_each() {
+    let decrease = |gap| {
+        let rules = Rules { gradient: false, quick_adapt: false, ..Rules::DEFAULT };
+        let mut flow = Driven::uno(rules, FAR).begin();
+        flow.queue = FAR / 10;
+        flow.run(FAR, NEAR, 10);
+        flow.run(FAR, gap, 10).ln()
+    };
+    let (dense, sparse) = (decrease(NEAR), decrease(8 * NEAR));
+    assert!((sparse / dense - 1.0).abs() < 0.15, "{sparse} and {dense}");
+}
+
+#[test]
+fn a_pause_is_not_an_epoch_after_the_other() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR).begin();
+    flow.run(10 * FAR, FAR / 16, 0);
+    flow.now += 1000 * FAR;
+    flow.flow.sent(4096, flow.now);
+    flow.now += FAR;
+    let before = flow.window();
+    flow.report(4096, 4096);
+    let kept = flow.window() / before;
+    assert!(kept > 1.0 - decrease_of(FAR_PRODUCT), "{kept} after one mark");
+}
+
+#[test]
+fn silence_cuts_the_window_to_what_arrived() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR).begin();
+    flow.run(5 * FAR, FAR / 16, 0);
+    flow.flow.timed_out(flow.now);
+    assert!(flow.window() <= 0.96 * FAR_PRODUCT);
+    flow.flow.timed_out(flow.now);
+    assert!((flow.window() - 4096.0).abs() < 1.0, "nothing arrived in between: one packet");
+    let mut released = Driven::uno(Rules::RELEASED, FAR);
+    released.flow.timed_out(0);
+    assert!(released.window() > 0.9 * FAR_PRODUCT);
+}
+
+#[test]
+fn a_limit_below_the_line_caps_the_window_but_not_the_gains() {
+    let limited = Setup { rate_bytes_per_second: 1_250_000_000, ..setup(FAR) };
+    let flow = Uno::new(&limited, Rules::RELEASED, 0);
+    let allowance = flow.allowance();
+    assert!((allowance.window_bytes as f64 / (FAR_PRODUCT / 10.0) - 1.0).abs() < 1e-6);
+    assert_eq!(allowance.rate_bytes_per_second, 1_250_000_000);
+}
+
+#[test]
+fn a_longer_base_round_trip_does_not_collapse_the_window() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR).begin();
+    flow.run(10 * FAR, FAR / 16, 0);
+    let before = flow.window();
+    flow.base_rtt = 2 * FAR;
+    flow.run(10 * FAR, FAR / 16, 0);
+    assert!(flow.window() >= before, "{} of {before}", flow.window());
+}
+
+#[test]
+fn each_rule_can_be_left_out_by_its_name() {
+    for rule in [
+        "gradient",
+        "discount",
+        "quick_adapt",
+        "equal_epochs",
+        "shared_threshold",
+        "small_start",
+        "fast_increase",
+        "guarded",
+    ] {
+        let without = Rules::DEFAULT.without(rule).expect(rule);
+        assert_ne!(without, Rules::DEFAULT, "{rule}");
+        assert_eq!(without.without(rule), Some(without), "{rule}");
+    }
+    assert_eq!(Rules::DEFAULT.without("pacing"), None);
+}
+
+#[test]
+fn dctcp_halves_if_all_is_marked_and_hardly_yields_to_few_marks() {
+    let mut flow = Driven::new(Algorithm::Dctcp, FAR);
+    flow.run(5 * FAR, FAR / 16, 0);
+    let all = flow.run(FAR, FAR / 16, 10);
+    assert!((0.6..0.7).contains(&all), "{all}: five clean round trips after an average of one");
+    for _ in 0..100 {
+        flow.run(FAR, FAR / 16, 0);
+    }
+    let few = flow.run(FAR, FAR / 16, 1);
+    assert!(few > 0.97, "{few}");
+    flow.flow.reported(&Report { lost_packets: 1, ..Report::default() }, flow.now);
+    let before = flow.window();
+    flow.flow.reported(&Report { lost_packets: 1, ..Report::default() }, flow.now);
+    assert!((flow.window() - before).abs() < 1.0, "one cut in a round trip");
+}
+
+#[test]
+fn gemini_yields_to_marks_near_and_to_delay_far() {
+    let changed = |base_rtt: Nanos, queue, tenths| {
+        let mut flow = Driven::new(Algorithm::Gemini(GeminiRules::RELEASED), base_rtt).begin();
+        flow.run(3 * base_rtt, base_rtt / 16, 0);
+        flow.queue = queue;
+        flow.run(4 * base_rtt, base_rtt / 16, tenths)
+    };
+    assert!(changed(NEAR, 0, 5) < 0.8);
+    assert!(changed(FAR, 200 * MICROSECOND, 0) < 0.85);
+    assert!(changed(FAR, 50 * MICROSECOND, 0) >= 1.0, "below the threshold");
+    assert!(changed(NEAR, 50 * MICROSECOND, 0) >= 1.0, "near flows don't look at delay");
+}
+
+#[test]
+fn without_marks_delay_slows_near_flows_too_and_loss_halves() {
+    let rtt = 5_000_000;
+    let mut flow = Driven::new(Algorithm::Gemini(GeminiRules::NO_MARKS), rtt).begin();
+    flow.run(12 * rtt, rtt / 16, 0);
+    let before = flow.window();
+    flow.flow.reported(&Report { lost_packets: 3, ..Report::default() }, flow.now);
+    assert!((flow.window() / before - 0.5).abs() < 1e-6);
+    flow.queue = rtt / 4;
+    assert!(flow.run(3 * rtt, rtt / 16, 0) < 0.85);
+}
+
+proptest! {
+    /// Whatever a peer reports, the window stays between a packet and the product.
+    #[test]
+    fn no_report_takes_the_window_out_of_its_bounds(
+        index in 0..ALGORITHMS.len(),
+        base_rtt in 50_000_u64..1_000_000_000,
+        reports in proptest::collection::vec(
+            (any::<u64>(), any::<u64>(), 0_u64..1000, any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>()),
+            1..60,
+        ),
+        steps in proptest::collection::vec(0_u64..2_000_000_000, 60),
+    ) {
+        let mut flow = create(ALGORITHMS[index].1, &setup(base_rtt), 0);
+        let mut now = 0;
+        for ((bytes, marked_bytes, lost_packets, sent_at, rtt, rtt_least, is_limited), step)
+            in reports.into_iter().zip(steps)
+        {
+            now += step;
+            flow.sent(bytes >> 20, now);
+            let report = Report {
+                bytes: bytes >> 16,
+                marked_bytes: marked_bytes >> 16,
+                lost_packets,
+                sent_at,
+                rtt,
+                rtt_least: rtt_least >> 30,
+                is_limited,
+            };
+            flow.reported(&report, now);
+            if lost_packets == 7 {
+                flow.timed_out(now);
+            }
+            let allowance = flow.allowance();
+            prop_assert!(allowance.window_bytes >= DOMAIN.packet_bytes);
+            prop_assert!(allowance.rate_bytes_per_second >= 1);
+            prop_assert!(allowance.rate_bytes_per_second <= DOMAIN.line_bytes_per_second);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! UnoCC: one loop for flows within a data centre and between data centres (Uno,
+//! arXiv:2510.15802, and its released code).
+//!
+//! The window grows by a fixed share of the bandwidth-delay product per round trip. It shrinks with
+//! the marked share of the bytes, once per *epoch*, which lasts as long for far flows as for near
+//! ones; gains are such that equal marks give equal rates whatever the round trip. *Quick Adapt*
+//! handles what marks are too slow for: if a round trip brings less than half of the window, the
+//! window becomes what was brought.
+
+use super::window::{Window, whole};
+use super::{Allowance, Controller, Domain, Report, Setup};
+use crate::link::Nanos;
+
+/// Additive increase in bandwidth-delay products per round trip.
+const INCREASE: f64 = 0.001;
+/// Weight of the newest epoch in the average marked share.
+const GAIN: f64 = 0.65;
+/// Above this marked share a falling share does not mean that the queue drains.
+const DRAINING_MAX: f64 = 0.9;
+/// Factor of the decrease while only the phantom queue is congested …
+const PHANTOM_ONLY: f64 = 0.35;
+/// … which a round trip of at most this many base round trips shows.
+const QUEUE_FREE: f64 = 1.055;
+/// Period of Quick Adapt in base round trips …
+const ADAPT_PERIOD: f64 = 1.05;
+/// … in which less than this share of the window arrives if the path has collapsed …
+const ADAPT_BELOW: f64 = 0.5;
+/// … and the share of the arrived bytes that becomes the window.
+const ADAPT_KEEPS: f64 = 0.96;
+/// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark.
+const FAST_INCREASE: f64 = 0.125;
+
+/// Which rules hold, each of which can be left out for comparison.
+#[expect(clippy::struct_excessive_bools, reason = "each is a rule of its own, and one ablation")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// A falling marked share means that the phantom queue drains: increase instead of decreasing.
+    pub gradient: bool,
+    /// Decrease less while only the phantom queue is congested.
+    pub discount: bool,
+    /// Quick Adapt.
+    pub quick_adapt: bool,
+    /// Epochs of far flows last as long as those of near ones, instead of their own round trip.
+    pub equal_epochs: bool,
+    /// The threshold of the decrease is the same for near and far flows.
+    pub shared_threshold: bool,
+    /// Start small and double until the first mark or loss, instead of with a whole
+    /// bandwidth-delay product.
+    pub small_start: bool,
+    /// Increase faster after a far round trip without marks.
+    pub fast_increase: bool,
+    /// Neither increase nor adapt while something other than the window limits the flow, count
+    /// all epochs that a report spans, and cut the window on silence.
+    pub guarded: bool,
+}
+
+impl Rules {
+    /// The released code's rules, and nothing else.
+    pub const RELEASED: Self = Self {
+        gradient: true,
+        discount: true,
+        quick_adapt: true,
+        equal_epochs: true,
+        shared_threshold: true,
+        small_start: false,
+        fast_increase: false,
+        guarded: false,
+    };
+    /// Sealane's rules.
+    pub const DEFAULT: Self =
+        Self { small_start: true, fast_increase: true, guarded: true, ..Self::RELEASED };
+    /// Sealane's rules where switches mark by their real queues: a marked share that falls then
+    /// says nothing about the queue, and every mark means a queue.
+    pub const REAL_QUEUES: Self = Self { gradient: false, discount: false, ..Self::DEFAULT };
+
+    /// Leaves out the rule with the name of a field; `None` if there is none.
+    #[must_use]
+    pub fn without(self, rule: &str) -> Option<Self> {
+        let mut rules = self;
+        *match rule {
+            "gradient" => &mut rules.gradient,
+            "discount" => &mut rules.discount,
+            "quick_adapt" => &mut rules.quick_adapt,
+            "equal_epochs" => &mut rules.equal_epochs,
+            "shared_threshold" => &mut rules.shared_threshold,
+            "small_start" => &mut rules.small_start,
+            "fast_increase" => &mut rules.fast_increase,
+            "guarded" => &mut rules.guarded,
+            _ => return None,
+        } = false;
+        Some(rules)
+    }
+}
+
+/// Marks are counted per epoch, an interval of *sending* times.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Epochs {
+    /// Not counted until this many more bytes are sent.
+    Off(f64),
+    /// Counted: the epoch ends with the first packet sent at or after `end`.
+    On { end: Nanos, bytes: u64, marked_bytes: u64 },
+}
+
+/// Quick Adapt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adapting {
+    /// Begins with a packet sent at or after this time.
+    From(Nanos),
+    /// Counts arriving bytes until this time.
+    Until(Nanos),
+}
+
+/// The window of one flow.
+#[derive(Debug)]
+pub struct Uno {
+    domain: Domain,
+    rules: Rules,
+    window: Window,
+    /// Average marked share, and its value an epoch earlier.
+    marked: f64,
+    marked_before: f64,
+    epochs: Epochs,
+    adapting: Adapting,
+    /// Bytes that arrived in the present period of Quick Adapt.
+    adapt_bytes: u64,
+    is_doubling: bool,
+    /// When the last mark was reported …
+    last_mark: Nanos,
+    /// … and the last packet sent.
+    last_sent: Nanos,
+}
+
+impl Uno {
+    /// Creates a flow that has sent nothing.
+    #[must_use]
+    pub fn new(setup: &Setup, rules: Rules, now: Nanos) -> Self {
+        let small = rules.small_start;
+        let window = if small { Window::small(setup, 1.0) } else { Window::new(setup, 1.0) };
+        Self {
+            domain: setup.domain,
+            rules,
+            marked: 0.0,
+            marked_before: 0.0,
+            epochs: Epochs::Off(window.bytes()),
+            adapting: Adapting::From(now),
+            adapt_bytes: 0,
+            is_doubling: small,
+            last_mark: now,
+            last_sent: now,
+            window,
+        }
+    }
+
+    /// The average marked share, from 0 to 1.
+    #[must_use]
+    pub fn marked_share(&self) -> f64 {
+        self.marked
+    }
+
+    fn increase(&mut self, bytes: u64) {
+        let step = INCREASE * self.window.product() * bytes as f64 / self.window.bytes();
+        self.window.set(self.window.bytes() + step);
+    }
+
+    /// Share by which an epoch in which all bytes were marked reduces the window.
+    fn decrease_max(&self) -> f64 {
+        let window = &self.window;
+        let is_shared = self.rules.shared_threshold;
+        window.decrease_max(if is_shared { window.near_product() } else { window.product() })
+    }
+
+    /// Length of an epoch: the part of a near round trip that this flow's is longer by.
+    fn epoch_length(&self, rtt: Nanos) -> Nanos {
+        let (near, base_rtt) = (self.domain.near_rtt, self.window.base_rtt());
+        if !self.rules.equal_epochs || base_rtt <= near {
+            return rtt.max(1);
+        }
+        let length = u128::from(rtt) * u128::from(near) / u128::from(base_rtt);
+        (length as Nanos).max(1)
+    }
+
+    /// The window after a collapse.
+    fn adapt(&mut self, now: Nanos) {
+        self.window.set(ADAPT_KEEPS * self.adapt_bytes as f64);
+        self.adapting = Adapting::From(now);
+        self.epochs = Epochs::Off(self.window.bytes());
+        self.adapt_bytes = 0;
+    }
+
+    fn quick_adapt(&mut self, report: &Report, now: Nanos) {
+        let period = whole(ADAPT_PERIOD * self.window.base_rtt() as f64);
+        match self.adapting {
+            Adapting::From(start) if report.sent_at >= start => {
+                self.adapting = Adapting::Until(now.saturating_add(period));
+                self.adapt_bytes = 0;
+            }
+            Adapting::Until(end) => {
+                self.adapt_bytes += report.bytes;
+                if now < end {
+                    return;
+                }
+                if (self.adapt_bytes as f64) < ADAPT_BELOW * self.window.bytes() {
+                    self.adapt(now);
+                } else {
+                    self.adapting = Adapting::Until(now.saturating_add(period));
+                    self.adapt_bytes = 0;
+                }
+            }
+            Adapting::From(_) => {}
+        }
+    }
+
+    /// The part of [`Controller::reported`] that marks decide.
+    fn end_epochs(&mut self, report: &Report) {
+        let base_rtt = self.window.base_rtt();
+        let rtt = if report.rtt > 0 { report.rtt } else { base_rtt };
+        let length = self.epoch_length(rtt);
+        let Epochs::On { end, bytes, marked_bytes } = &mut self.epochs else { return };
+        if report.sent_at < *end || *bytes == 0 {
+            return;
+        }
+        let (acked, share) = (*bytes, *marked_bytes as f64 / *bytes as f64);
+        // A report may span several epochs. Each has its effect, or sparse reports would make far
+        // flows yield less than near ones.
+        let passed = if self.rules.guarded { 1 + (report.sent_at - *end) / length } else { 1 };
+        *end += passed * length;
+        (*bytes, *marked_bytes) = (0, 0);
+        let passed = passed.min(1 << 16) as i32;
+        self.marked = share + (1.0 - GAIN).powi(passed) * (self.marked - share);
+        if share > 0.0 {
+            let is_draining = self.marked_before > 0.0
+                && self.marked <= DRAINING_MAX
+                && self.marked < self.marked_before;
+            if self.rules.gradient && is_draining {
+                self.increase(acked);
+            } else {
+                let is_queue_free = rtt as f64 <= QUEUE_FREE * base_rtt as f64;
+                let factor = if self.rules.discount && is_queue_free { PHANTOM_ONLY } else { 1.0 };
+                let kept = (1.0 - self.marked * factor * self.decrease_max()).max(0.0);
+                self.window.set(self.window.bytes() * kept.powi(passed));
+            }
+        }
+        self.marked_before = self.marked;
+    }
+}
+
+impl Controller for Uno {
+    fn allowance(&self) -> Allowance {
+        self.window.allowance(1.0)
+    }
+
+    fn sent(&mut self, bytes: u64, now: Nanos) {
+        let is_resumed = now.saturating_sub(self.last_sent) > self.window.base_rtt();
+        self.last_sent = now;
+        if self.rules.guarded && is_resumed && matches!(self.epochs, Epochs::On { .. }) {
+            // No epoch passed in a pause.
+            self.epochs = Epochs::On { end: now, bytes: 0, marked_bytes: 0 };
+        }
+        if let Epochs::Off(left) = &mut self.epochs {
+            *left -= bytes as f64;
+            if *left <= 0.0 {
+                self.epochs = Epochs::On { end: now, bytes: 0, marked_bytes: 0 };
+            }
+        }
+    }
+
+    fn reported(&mut self, report: &Report, now: Nanos) {
+        self.window.measured(report.rtt_least);
+        if let Epochs::On { bytes, marked_bytes, .. } = &mut self.epochs {
+            *bytes += report.bytes;
+            *marked_bytes += report.marked_bytes;
+        }
+        if report.marked_bytes > 0 {
+            self.last_mark = now;
+        }
+        if self.is_doubling && (report.marked_bytes > 0 || report.lost_packets > 0) {
+            self.is_doubling = false;
+            self.adapting = Adapting::From(now);
+        }
+        if report.bytes == 0 {
+            return;
+        }
+        let may_grow = report.is_limited || !self.rules.guarded;
+        if self.rules.quick_adapt && !self.is_doubling && may_grow {
+            self.quick_adapt(report, now);
+        }
+        let unmarked = report.bytes.saturating_sub(report.marked_bytes);
+        if may_grow {
+            let is_unmarked_long = now.saturating_sub(self.last_mark)
+                >= self.domain.far_rtt.max(self.window.base_rtt());
+            if self.is_doubling {
+                self.window.set(self.window.bytes() + unmarked as f64);
+            } else if self.rules.fast_increase && is_unmarked_long {
+                self.window.set(self.window.bytes() + FAST_INCREASE * unmarked as f64);
+            } else if unmarked > 0 {
+                self.increase(unmarked);
+            }
+        }
+        self.end_epochs(report);
+    }
+
+    fn timed_out(&mut self, now: Nanos) {
+        if self.rules.guarded {
+            self.is_doubling = false;
+            self.adapt(now);
+        }
+    }
+}

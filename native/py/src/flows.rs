@@ -1,0 +1,111 @@
+//! Bindings of the simulator of many flows: a cell in; completion times and observations out.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sealane_proto::congestion::{ALGORITHMS, Algorithm};
+use sealane_proto::fabric::Sites;
+use sealane_sim::{Balance, Cell, Code, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, run_cell};
+
+use crate::link::LinkSettings;
+
+/// Runs many flows in one network in virtual time. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (
+    *,
+    flows,
+    host,
+    near,
+    border,
+    wan,
+    wan_links,
+    congestion,
+    without = Vec::new(),
+    balance = "subflows",
+    code = None,
+    outages = Vec::new(),
+    sample_every_nanos = 0,
+    sample_host = 0,
+    seed = 0,
+    time_nanos_max = 60_000_000_000,
+))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments are the cell")]
+pub fn simulate_flows<'py>(
+    py: Python<'py>,
+    flows: Vec<(u16, u16, u64, u64)>,
+    host: LinkSettings,
+    near: LinkSettings,
+    border: LinkSettings,
+    wan: LinkSettings,
+    wan_links: u16,
+    congestion: &str,
+    without: Vec<String>,
+    balance: &str,
+    code: Option<(u8, u8)>,
+    outages: Vec<(u16, u64, u64)>,
+    sample_every_nanos: u64,
+    sample_host: u16,
+    seed: u64,
+    time_nanos_max: u64,
+) -> PyResult<Bound<'py, PyDict>> {
+    let flow = |(from, to, start, bytes)| FlowSetup { from, to, start, bytes };
+    let cell = Cell {
+        seed,
+        sites: Sites {
+            host: host.config,
+            near: near.config,
+            border: border.config,
+            wan: wan.config,
+            wan_links,
+        },
+        flows: flows.into_iter().map(flow).collect(),
+        congestion: algorithm_of(congestion, &without)?,
+        balance: named("balance", balance, &Balance::ALL)?,
+        code: code.map(|(data, parity)| Code { data, parity }),
+        outages,
+        sample_every: sample_every_nanos,
+        sample_host,
+        time_max: time_nanos_max,
+    };
+    let outcome =
+        py.detach(|| run_cell(&cell)).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let result = PyDict::new(py);
+    let flows: Vec<_> = outcome
+        .flows
+        .iter()
+        .map(|flow| (flow.finished_at, flow.sent_packets, flow.repeated_packets))
+        .collect();
+    result.set_item("flows", flows)?;
+    let samples: Vec<_> = outcome
+        .samples
+        .into_iter()
+        .map(|sample| (sample.at, sample.acked_bytes, sample.queued_bytes))
+        .collect();
+    result.set_item("samples", samples)?;
+    result.set_item("overflowed_packets", outcome.overflowed_packets)?;
+    let round_trip = |is_far| {
+        cell.sites.one_way(PAYLOAD_BYTES + HEADER_BYTES, is_far)
+            + cell.sites.one_way(HEADER_BYTES, is_far)
+    };
+    result.set_item("near_rtt_nanos", round_trip(false))?;
+    result.set_item("far_rtt_nanos", round_trip(true))?;
+    Ok(result)
+}
+
+fn algorithm_of(name: &str, without: &[String]) -> PyResult<Algorithm> {
+    let algorithm = named("congestion", name, &ALGORITHMS)?;
+    without.iter().try_fold(algorithm, |algorithm, rule| {
+        let rules = match algorithm {
+            Algorithm::Uno(rules) => rules.without(rule).map(Algorithm::Uno),
+            Algorithm::Gemini(_) | Algorithm::Dctcp => None,
+        };
+        rules.ok_or_else(|| PyValueError::new_err(format!("{name:?} has no rule {rule:?}")))
+    })
+}
+
+fn named<T: Copy>(what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+    known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        PyValueError::new_err(format!("{what} {name:?}; known: {}", names.join(", ")))
+    })
+}

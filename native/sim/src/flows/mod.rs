@@ -1,0 +1,156 @@
+//! Many flows in one network, in virtual time: lean models of senders and receivers, with the
+//! product's congestion controllers, on the product's packet fabric.
+//!
+//! A [`Cell`] determines a run completely. The models follow the released code of Uno
+//! (arXiv:2510.15802): one acknowledgement for each packet, a time-out for each packet, and, with a
+//! code, blocks whose missing packets the receiver asks for.
+
+mod balance;
+mod flow;
+mod landing;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use sealane_proto::congestion::Algorithm;
+use sealane_proto::fabric::Sites;
+use sealane_proto::link::{LinkError, Nanos};
+
+pub use balance::Balance;
+pub use world::run_cell;
+
+/// Payload of a packet; all packets are full.
+pub const PAYLOAD_BYTES: u32 = 4096;
+/// Headers of a packet, which are also all of an acknowledgement.
+pub const HEADER_BYTES: u32 = 64;
+/// Most flows of a run, which bounds its memory.
+pub const FLOWS_MAX: usize = 100_000;
+
+/// A flow: one message from a host to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowSetup {
+    /// Number of the sending host …
+    pub from: u16,
+    /// … and of the receiving one.
+    pub to: u16,
+    /// When it starts.
+    pub start: Nanos,
+    /// Payload bytes.
+    pub bytes: u64,
+}
+
+/// An erasure code: any `data` of the `data + parity` packets of a block are enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code {
+    /// Data packets of a block.
+    pub data: u8,
+    /// Parity packets of a block.
+    pub parity: u8,
+}
+
+/// The settings of a run.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    /// Determines every random choice.
+    pub seed: u64,
+    /// The network.
+    pub sites: Sites,
+    /// The flows.
+    pub flows: Vec<FlowSetup>,
+    /// Congestion control of all flows.
+    pub congestion: Algorithm,
+    /// How flows choose their paths.
+    pub balance: Balance,
+    /// Code of the flows between data centres, if they use one.
+    pub code: Option<Code>,
+    /// Outages of links from the first data centre to the second: link, start, end.
+    pub outages: Vec<(u16, Nanos, Nanos)>,
+    /// Interval at which rates and a queue are observed; 0: never.
+    pub sample_every: Nanos,
+    /// Host whose port is observed.
+    pub sample_host: u16,
+    /// Virtual time at which the run ends, even if flows are unfinished.
+    pub time_max: Nanos,
+}
+
+/// A cell that cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CellError {
+    /// The configuration of a link is not valid.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// No flows, or too many.
+    #[error("{0} flows; allowed: 1 to {FLOWS_MAX}")]
+    Flows(usize),
+    /// A flow names a host that does not exist, or sends to itself, or sends nothing.
+    #[error("flow {0} needs two different hosts below {hosts} and at least one byte", hosts = 2 * Sites::HOSTS)]
+    Flow(usize),
+    /// A code without data or parity.
+    #[error("a code needs at least one data and one parity packet")]
+    Code,
+    /// An outage names a link that does not exist.
+    #[error("there is no link {0} between the data centres")]
+    Outage(u16),
+}
+
+/// What became of a flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowOutcome {
+    /// When the sender knew that everything had arrived; 0 if it never did.
+    pub finished_at: Nanos,
+    /// Packets sent …
+    pub sent_packets: u64,
+    /// … and how many of them had been sent before.
+    pub repeated_packets: u64,
+}
+
+/// The state of a run at one time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// The time.
+    pub at: Nanos,
+    /// Bytes of each flow that have been acknowledged so far.
+    pub acked_bytes: Vec<u64>,
+    /// Bytes that wait at the port to the observed host.
+    pub queued_bytes: u64,
+}
+
+/// Results of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CellOutcome {
+    /// One for each flow.
+    pub flows: Vec<FlowOutcome>,
+    /// Observations, if asked for.
+    pub samples: Vec<Sample>,
+    /// Packets that arrived at a host.
+    pub arrivals: u64,
+    /// Data packets that a full buffer refused.
+    pub overflowed_packets: u64,
+}
+
+impl Cell {
+    pub(crate) fn validate(&self) -> Result<(), CellError> {
+        let Sites { near, host, border, wan, .. } = &self.sites;
+        for link in [near, host, border, wan] {
+            link.validate()?;
+        }
+        if self.flows.is_empty() || self.flows.len() > FLOWS_MAX {
+            return Err(CellError::Flows(self.flows.len()));
+        }
+        let hosts = 2 * Sites::HOSTS;
+        let is_bad = |flow: &FlowSetup| {
+            flow.from >= hosts || flow.to >= hosts || flow.from == flow.to || flow.bytes == 0
+        };
+        if let Some(index) = self.flows.iter().position(is_bad) {
+            return Err(CellError::Flow(index));
+        }
+        if self.code.is_some_and(|code| code.data == 0 || code.parity == 0) {
+            return Err(CellError::Code);
+        }
+        let outage = self.outages.iter().find(|(link, ..)| *link >= self.sites.wan_links);
+        match outage {
+            Some((link, ..)) => Err(CellError::Outage(*link)),
+            None => Ok(()),
+        }
+    }
+}

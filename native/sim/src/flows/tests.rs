@@ -1,0 +1,209 @@
+//! Cells of Uno's evaluation, beside what the released code gave for them (`uno.md`, section 8).
+
+use sealane_proto::congestion::{Algorithm, GeminiRules, Rules};
+use sealane_proto::fabric::Sites;
+use sealane_proto::link::{LinkConfig, Nanos, Phantom, Thresholds};
+
+use super::*;
+
+const LINE: u64 = 100_000_000_000;
+const MICROSECOND: Nanos = 1_000;
+
+/// The network of Uno's evaluation: 100 Gbit/s, 1 MB a port, 8 links of 886.5 µs.
+fn sites(phantom: bool) -> Sites {
+    let plain = LinkConfig::clean(LINE, MICROSECOND, 1_000_000);
+    let cap_bytes = 22_400_515;
+    let phantom = phantom.then(|| Phantom {
+        drain_parts_per_billion: 952_380_952,
+        cap_bytes,
+        thresholds: Thresholds {
+            low_bytes: cap_bytes / 50,
+            high_bytes: cap_bytes / 5 * 3,
+            probability_max_parts: 1_000_000_000,
+        },
+    });
+    let marked = LinkConfig { phantom, ..plain };
+    Sites {
+        near: marked,
+        host: LinkConfig { buffer_bytes: 1 << 40, ..plain },
+        border: marked,
+        wan: LinkConfig { delay_nanos: 886_500, ..marked },
+        wan_links: 8,
+    }
+}
+
+/// Gemini's network: marks from real queues, and only within a data centre.
+fn gemini_sites() -> Sites {
+    let plain = sites(false);
+    let red = Some(Thresholds {
+        low_bytes: 250_000,
+        high_bytes: 750_000,
+        probability_max_parts: 1_000_000_000,
+    });
+    Sites { near: LinkConfig { red, ..plain.near }, ..plain }
+}
+
+fn cell(flows: Vec<FlowSetup>) -> Cell {
+    Cell {
+        seed: 215,
+        sites: sites(true),
+        flows,
+        congestion: Algorithm::Uno(Rules::RELEASED),
+        balance: Balance::Spray,
+        code: None,
+        outages: Vec::new(),
+        sample_every: 0,
+        sample_host: 240,
+        time_max: 10_000_000_000,
+    }
+}
+
+fn flow(from: u16, to: u16, bytes: u64) -> FlowSetup {
+    FlowSetup { from, to, start: 0, bytes }
+}
+
+fn millis(outcome: &CellOutcome) -> Vec<f64> {
+    outcome.flows.iter().map(|flow| flow.finished_at as f64 / 1e6).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn incast(bytes: u64) -> Vec<FlowSetup> {
+    let far = [3, 20, 40, 77].map(|from| flow(from, 240, bytes));
+    let near = [130, 150, 170, 200].map(|from| flow(from, 240, bytes));
+    far.into_iter().chain(near).collect()
+}
+
+/// Compares with what the released code gave.
+fn assert_near(what: &str, found: f64, expected: f64, tolerance: f64) {
+    let share = found / expected;
+    assert!((share - 1.0).abs() <= tolerance, "{what}: {found} instead of {expected}");
+}
+
+#[test]
+fn a_lone_message_takes_as_long_as_with_the_released_code() {
+    let plain = millis(&run_cell(&cell(vec![flow(3, 240, 5_000_000)])).unwrap());
+    assert_near("plain", plain[0], 2.1984, 0.001);
+    let code = Some(Code { data: 8, parity: 2 });
+    let coded = Cell { code, balance: Balance::Subflows, ..cell(vec![flow(3, 240, 5_000_000)]) };
+    let coded = run_cell(&coded).unwrap();
+    assert_near("coded", millis(&coded)[0], 2.3006, 0.001);
+    assert_eq!(coded.flows[0].repeated_packets, 0);
+}
+
+#[test]
+fn a_mixed_incast_takes_as_long_as_with_the_released_code() {
+    let outcome = run_cell(&cell(incast(100_000_000))).unwrap();
+    let all = millis(&outcome);
+    assert_near("mean", mean(&all), 56.6, 0.02);
+    assert_near("far", mean(&all[..4]), 44.4, 0.02);
+    assert_near("near", mean(&all[4..]), 68.9, 0.02);
+    let gemini = Cell {
+        sites: gemini_sites(),
+        congestion: Algorithm::Gemini(GeminiRules::RELEASED),
+        ..cell(incast(100_000_000))
+    };
+    let all = millis(&run_cell(&gemini).unwrap());
+    assert_near("Gemini's mean", mean(&all), 62.9, 0.02);
+    assert_near("Gemini, far", mean(&all[..4]), 68.5, 0.02);
+    assert_near("Gemini, near", mean(&all[4..]), 57.4, 0.02);
+}
+
+/// Jain's index of the rates from 200 to 300 ms, near by far rate, the longest queue, and packets
+/// that were dropped.
+fn shares(cell: Cell) -> (f64, f64, u64, u64) {
+    let cell = Cell { sample_every: 100_000_000, time_max: 300_100_000, ..cell };
+    let outcome = run_cell(&cell).unwrap();
+    let [_, from, to] = &outcome.samples[..] else { panic!("{} samples", outcome.samples.len()) };
+    let rates = to.acked_bytes.iter().zip(&from.acked_bytes).map(|(to, from)| (to - from) as f64);
+    let rates: Vec<f64> = rates.collect();
+    let sum: f64 = rates.iter().sum();
+    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
+    let jain = sum * sum / (rates.len() as f64 * squares);
+    let queue = from.queued_bytes.max(to.queued_bytes);
+    (jain, mean(&rates[4..]) / mean(&rates[..4]), queue, outcome.overflowed_packets)
+}
+
+fn uno(rules: Rules) -> Cell {
+    Cell { congestion: Algorithm::Uno(rules), ..cell(incast(1_000_000_000)) }
+}
+
+#[test]
+fn near_and_far_flows_share_a_port_fairly_with_a_short_queue() {
+    for rules in [Rules::RELEASED, Rules::DEFAULT] {
+        let (jain, near_by_far, queue, _) = shares(uno(rules));
+        assert!(jain >= 0.95, "{jain} with {rules:?}");
+        assert!((0.7..1.33).contains(&near_by_far), "{near_by_far} with {rules:?}");
+        assert!(queue < 50_000, "{queue} bytes with {rules:?}");
+    }
+}
+
+#[test]
+fn a_small_start_loses_almost_nothing() {
+    let (.., released) = shares(uno(Rules::RELEASED));
+    let (.., ours) = shares(uno(Rules::DEFAULT));
+    assert!(ours * 20 < released, "{ours} and {released} packets dropped");
+}
+
+#[test]
+fn fairness_needs_the_shared_threshold_equal_epochs_and_the_phantom_queue() {
+    let (jain, near_by_far, ..) = shares(uno(Rules::RELEASED.without("shared_threshold").unwrap()));
+    assert!(jain < 0.65 && near_by_far > 5.0, "a threshold of its own: {jain}, {near_by_far}");
+    let (jain, near_by_far, ..) = shares(uno(Rules::RELEASED.without("equal_epochs").unwrap()));
+    assert!(jain < 0.75 && near_by_far < 0.3, "epochs of its own: {jain}, {near_by_far}");
+    let red = gemini_sites().near.red;
+    let marked = |link: LinkConfig| LinkConfig { red, phantom: None, ..link };
+    let Sites { near, border, wan, .. } = sites(true);
+    let sites =
+        Sites { near: marked(near), border: marked(border), wan: marked(wan), ..sites(true) };
+    let (jain, ..) = shares(Cell { sites, ..uno(Rules::RELEASED) });
+    assert!(jain < 0.75, "real queues that mark: {jain}");
+}
+
+/// Mean over seeds of the messages' mean time, in ms, with one of the eight links dead.
+fn with_a_dead_link(balance: Balance, code: Option<Code>) -> f64 {
+    let senders = [15, 0, 87, 40, 61, 99, 110, 126];
+    let flows: Vec<FlowSetup> =
+        (0..).zip(senders).map(|(index, from)| flow(from, 130 + 13 * index, 5_000_000)).collect();
+    let means = (1..=20).map(|seed| {
+        let outages = vec![(0, 0, Nanos::MAX)];
+        let cell = Cell { seed, balance, code, outages, ..cell(flows.clone()) };
+        mean(&millis(&run_cell(&cell).unwrap()))
+    });
+    mean(&means.collect::<Vec<_>>())
+}
+
+#[test]
+fn subflows_and_a_code_mask_a_dead_link() {
+    let code = Some(Code { data: 8, parity: 2 });
+    let [both, subflows, spray] = [
+        with_a_dead_link(Balance::Subflows, code),
+        with_a_dead_link(Balance::Subflows, None),
+        with_a_dead_link(Balance::Spray, None),
+    ];
+    assert!(both <= 0.75 * subflows, "{both} and {subflows} ms");
+    assert!(both <= 0.36 * spray, "{both} and {spray} ms");
+}
+
+#[test]
+fn a_run_is_determined_by_its_cell() {
+    let small = || Cell { balance: Balance::Plb, ..cell(incast(2_000_000)) };
+    assert_eq!(run_cell(&small()), run_cell(&small()));
+    assert_ne!(run_cell(&small()), run_cell(&Cell { seed: 1, ..small() }));
+}
+
+#[test]
+fn cells_that_cannot_be_run_are_refused() {
+    let refused = |cell: &Cell| run_cell(cell).expect_err("refused");
+    assert_eq!(refused(&cell(Vec::new())), CellError::Flows(0));
+    for bad in [flow(3, 3, 1), flow(3, 256, 1), flow(256, 3, 1), flow(3, 4, 0)] {
+        assert_eq!(refused(&cell(vec![flow(1, 2, 1), bad])), CellError::Flow(1), "{bad:?}");
+    }
+    let code = Some(Code { data: 0, parity: 2 });
+    assert_eq!(refused(&Cell { code, ..cell(vec![flow(1, 2, 1)]) }), CellError::Code);
+    let outages = vec![(8, 0, 1)];
+    let outage = Cell { outages, ..cell(vec![flow(1, 2, 1)]) };
+    assert_eq!(refused(&outage), CellError::Outage(8));
+}

@@ -1,0 +1,295 @@
+//! The event loop of a cell.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng;
+use sealane_proto::congestion::{Domain, Setup, create};
+use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
+use sealane_proto::link::{LinkConfig, NANOS_PER_SECOND, Nanos};
+
+use super::balance::Paths;
+use super::flow::{Flow, News, Times};
+use super::landing::{Arrived, Landing};
+use super::{Cell, CellError, CellOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Sample};
+
+const DATA_BYTES: u32 = PAYLOAD_BYTES + HEADER_BYTES;
+
+/// What hosts exchange.
+#[derive(Debug, Clone, Copy)]
+enum Body {
+    Data {
+        number: u32,
+        sent_at: Nanos,
+        subflow: u8,
+        wait: Nanos,
+    },
+    Ack {
+        number: u32,
+        sent_at: Nanos,
+        subflow: u8,
+        is_marked: bool,
+        news: News,
+    },
+    /// The receiver asks for a block.
+    Missing {
+        block: u32,
+    },
+}
+
+/// What has arrived of a flow.
+#[derive(Debug)]
+enum Received {
+    Plain(Arrived),
+    Coded(Landing),
+}
+
+struct World {
+    fabric: Fabric<Body>,
+    flows: Vec<Flow>,
+    received: Vec<Received>,
+    /// When to wake which flow.
+    wakes: BinaryHeap<Reverse<(Nanos, u32)>>,
+    /// When to look at which block of which flow.
+    blocks: BinaryHeap<Reverse<(Nanos, u32, u32)>>,
+    random: ChaCha8Rng,
+    unfinished: usize,
+    arrivals: u64,
+}
+
+/// Runs a cell to its end.
+///
+/// # Errors
+/// If the cell is not valid.
+pub fn run_cell(cell: &Cell) -> Result<CellOutcome, CellError> {
+    cell.validate()?;
+    let mut world = World::new(cell);
+    let port = Sites::port_to(world.fabric.topology(), NodeId(cell.sample_host));
+    let mut samples = Vec::new();
+    let mut sample_at = if cell.sample_every > 0 { cell.sample_every } else { Nanos::MAX };
+    while world.unfinished > 0 {
+        let Some(now) = world.next_at().filter(|at| *at <= cell.time_max) else { break };
+        while sample_at <= now {
+            samples.push(world.sample(port, sample_at));
+            sample_at += cell.sample_every;
+        }
+        world.step(now);
+    }
+    let ports = world.fabric.topology().ports().len() as u32;
+    let overflowed = (0..ports).map(|port| world.fabric.counters(PortId(port)).overflowed_packets);
+    Ok(CellOutcome {
+        overflowed_packets: overflowed.sum(),
+        flows: world.flows.iter().map(|flow| flow.outcome).collect(),
+        samples,
+        arrivals: world.arrivals,
+    })
+}
+
+fn drain(link: &LinkConfig) -> Nanos {
+    let nanos = u128::from(link.buffer_bytes) * 8 * u128::from(NANOS_PER_SECOND)
+        / u128::from(link.rate_bits_per_second.max(1));
+    nanos as Nanos
+}
+
+impl World {
+    fn new(cell: &Cell) -> Self {
+        let Cell { sites, .. } = cell;
+        let topology = sites.build();
+        let first_wan = topology.ports().len() - 2 * usize::from(sites.wan_links);
+        let mut fabric = Fabric::new(topology, cell.seed);
+        for link in 0..sites.wan_links {
+            let of_link = cell.outages.iter().filter(|(index, ..)| *index == link);
+            let outages: Vec<_> = of_link.map(|(_, start, end)| (*start, *end)).collect();
+            let port = PortId(first_wan as u32 + u32::from(link));
+            fabric.set_outages(port, &outages);
+        }
+        let round_trip =
+            |is_far| sites.one_way(DATA_BYTES, is_far) + sites.one_way(HEADER_BYTES, is_far);
+        let line = sites.host.rate_bits_per_second / 8;
+        let domain = Domain {
+            line_bytes_per_second: line,
+            near_rtt: round_trip(false),
+            far_rtt: round_trip(true),
+            packet_bytes: PAYLOAD_BYTES.into(),
+        };
+        let mut random = ChaCha8Rng::seed_from_u64(cell.seed);
+        let mut build = |setup: &FlowSetup| {
+            let is_far = setup.from / Sites::HOSTS != setup.to / Sites::HOSTS;
+            let far_drain = if is_far { 3 * drain(&sites.wan) } else { 0 };
+            let times =
+                Times { base_rtt: round_trip(is_far), drain: 5 * drain(&sites.near) + far_drain };
+            let controller = create(
+                cell.congestion,
+                &Setup {
+                    domain,
+                    rate_bytes_per_second: line,
+                    base_rtt: times.base_rtt,
+                    timeout: times.base_rtt + times.drain,
+                },
+                setup.start,
+            );
+            let paths = Paths::new(cell.balance, times.base_rtt, &mut random);
+            Flow::new(*setup, times, cell.code.filter(|_| is_far), controller, paths)
+        };
+        let mut flows: Vec<Flow> = cell.flows.iter().map(&mut build).collect();
+        let mut wakes = BinaryHeap::with_capacity(flows.len());
+        for (index, flow) in (0..).zip(&mut flows) {
+            flow.wake_at = flow.setup.start;
+            wakes.push(Reverse((flow.wake_at, index)));
+        }
+        let received = |flow: &Flow| match flow.code {
+            Some(code) => Received::Coded(Landing::new(flow.blocks(), code.data)),
+            None => Received::Plain(Arrived::new(flow.packets())),
+        };
+        let received = flows.iter().map(received).collect();
+        Self {
+            fabric,
+            received,
+            wakes,
+            blocks: BinaryHeap::new(),
+            random,
+            unfinished: flows.len(),
+            arrivals: 0,
+            flows,
+        }
+    }
+
+    fn next_at(&self) -> Option<Nanos> {
+        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
+        let block = self.blocks.peek().map(|Reverse((at, ..))| *at);
+        [self.fabric.next_at(), wake, block].into_iter().flatten().min()
+    }
+
+    /// Processes everything that is due at an instant.
+    fn step(&mut self, now: Nanos) {
+        while let Some((at, packet)) = self.fabric.take(now) {
+            self.arrivals += 1;
+            self.arrived(packet, at);
+        }
+        while let Some(Reverse((at, flow, block))) =
+            self.blocks.peek().copied().filter(|Reverse((at, ..))| *at <= now)
+        {
+            self.blocks.pop();
+            if let Received::Coded(landing) = &mut self.received[flow as usize]
+                && landing.is_due(block, at)
+            {
+                self.answer(flow, Body::Missing { block }, now);
+            }
+        }
+        while let Some(Reverse((at, flow))) =
+            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
+        {
+            self.wakes.pop();
+            if self.flows[flow as usize].wake_at == at {
+                self.flows[flow as usize].wake_at = Nanos::MAX;
+                self.flows[flow as usize].handle_timeout(&mut self.random, now);
+                self.drive(flow, now);
+            }
+        }
+    }
+
+    fn arrived(&mut self, packet: Packet<Body>, now: Nanos) {
+        let flow = packet.flow as u32;
+        match packet.body {
+            Body::Data { number, sent_at, subflow, wait } => {
+                let news = self.landed(flow, number, wait, now);
+                let is_marked = packet.is_marked;
+                let body = Body::Ack { number, sent_at, subflow, is_marked, news };
+                self.send_control(flow, body, packet.entropy, now);
+            }
+            Body::Ack { number, sent_at, subflow, is_marked, news } => {
+                let sender = &mut self.flows[flow as usize];
+                if sender.is_finished() {
+                    return;
+                }
+                let packet = (number, sent_at, subflow);
+                sender.acked(packet, (is_marked, news), &mut self.random, now);
+                if sender.is_finished() {
+                    self.unfinished -= 1;
+                }
+                self.drive(flow, now);
+            }
+            Body::Missing { block } => {
+                let sender = &mut self.flows[flow as usize];
+                if !sender.is_finished() {
+                    sender.asked(block, &mut self.random, now);
+                    self.drive(flow, now);
+                }
+            }
+        }
+    }
+
+    /// A data packet has arrived. Returns what the sender learns from it.
+    fn landed(&mut self, flow: u32, number: u32, wait: Nanos, now: Nanos) -> News {
+        match &mut self.received[flow as usize] {
+            Received::Plain(arrived) => News::AllBelow(arrived.packet(number)),
+            Received::Coded(landing) => {
+                let place = self.flows[flow as usize].place(number).unwrap_or_default();
+                let (is_complete, look_at) = landing.packet(place, wait, now);
+                if let Some(at) = look_at {
+                    self.blocks.push(Reverse((at, flow, place.0)));
+                }
+                News::Block { is_complete }
+            }
+        }
+    }
+
+    /// Sends a control packet of the receiver on a path that it draws.
+    fn answer(&mut self, flow: u32, body: Body, now: Nanos) {
+        self.send_control(flow, body, now as u32, now);
+    }
+
+    fn send_control(&mut self, flow: u32, body: Body, entropy: u32, now: Nanos) {
+        let FlowSetup { from, to, .. } = self.flows[flow as usize].setup;
+        let packet = Packet {
+            to: NodeId(from),
+            flow: flow.into(),
+            entropy,
+            class: Class::Control,
+            wire_bytes: HEADER_BYTES,
+            is_ecn_capable: false,
+            is_marked: false,
+            body,
+        };
+        self.fabric.offer(NodeId(to), packet, now);
+    }
+
+    /// Sends what a flow may send, and arranges its next wake.
+    fn drive(&mut self, flow: u32, now: Nanos) {
+        let sender = &mut self.flows[flow as usize];
+        while let Some(departure) = sender.send(&mut self.random, now) {
+            let packet = Packet {
+                to: NodeId(sender.setup.to),
+                flow: flow.into(),
+                entropy: departure.entropy,
+                class: Class::Data,
+                wire_bytes: DATA_BYTES,
+                is_ecn_capable: true,
+                is_marked: false,
+                body: Body::Data {
+                    number: departure.number,
+                    sent_at: now,
+                    subflow: departure.subflow,
+                    wait: departure.wait,
+                },
+            };
+            self.fabric.offer(NodeId(sender.setup.from), packet, now);
+        }
+        let Some(at) = sender.next_at() else { return };
+        let at = at.max(now + 1);
+        if at < sender.wake_at {
+            sender.wake_at = at;
+            self.wakes.push(Reverse((at, flow)));
+        }
+    }
+
+    fn sample(&self, port: Option<PortId>, at: Nanos) -> Sample {
+        let acked = self.flows.iter().map(|flow| flow.acked_packets * u64::from(PAYLOAD_BYTES));
+        Sample {
+            at,
+            acked_bytes: acked.collect(),
+            queued_bytes: port.map_or(0, |port| self.fabric.queued_bytes(port, at)),
+        }
+    }
+}
