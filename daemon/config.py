@@ -411,6 +411,11 @@ class FabricConfig(Section):
     jobs: JobsConfig | None = None
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
+    marking: Literal["queue", "phantom", "none"] = "queue"
+    line_bits_per_second: Annotated[int, Field(ge=1_000_000, le=1_600_000_000_000)] = 10**10
+    near_rtt_micros: Annotated[int, Field(ge=10, le=1_000_000)] = 100
+    far_rtt_micros: Annotated[int, Field(ge=10, le=1_000_000)] = 100_000
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=PLANNED_LOSS_MAX)] = 1e-5
     plan_objective: Literal["auto", "mean", "p99", "p999"] = "auto"
@@ -424,6 +429,21 @@ class FabricConfig(Section):
         if paths > most:
             raise ValueError(f"1…{most} for each address of data_listen, {PATHS_MAX} in all")
         return paths
+
+    @model_validator(mode="after")
+    def _check_congestion(self) -> Self:
+        if self.near_rtt_micros > self.far_rtt_micros:
+            raise ValueError("near_rtt_micros must not exceed far_rtt_micros")
+        if self.congestion == "dctcp" and self.marking == "none":
+            raise ValueError('congestion "dctcp" needs marks: marking "queue" or "phantom"')
+        missing = {
+            "line_bits_per_second",
+            "near_rtt_micros",
+            "far_rtt_micros",
+        } - self.model_fields_set
+        if self.congestion != "rate" and missing:
+            raise ValueError(f'congestion "{self.congestion}" needs {", ".join(sorted(missing))}')
+        return self
 
 
 class MetricsConfig(Section):

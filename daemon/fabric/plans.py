@@ -51,7 +51,8 @@ class Planned(Protocol):
 class _Counters:
     """Converts a session's counters to its path's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_marks_queues: bool) -> None:
+        self._are_marks_queues = are_marks_queues
         self._lost = 0
         self._round_trips: deque[int] = deque(maxlen=LEAST_READS)
 
@@ -73,7 +74,7 @@ class _Counters:
             sent=statistics["packets_sent"],
             lost=self._lost,
             loss_runs=statistics["lost_runs"],
-            congestion_marks=statistics["ce_echoed"],
+            congestion_marks=statistics["ce_echoed"] if self._are_marks_queues else 0,
             local_drops=statistics["send_drops"],
         )
         return counters, queueing / max(least, 1) if queueing >= QUEUE_NANOS_MIN else 0.0
@@ -87,13 +88,15 @@ async def keep_planned(
     assumed: PathLoss,
     caution: float = 0.0,
     objective: str = Objective.AUTO.value,
+    are_marks_queues: bool = True,
     interval_seconds: float = INTERVAL_SECONDS,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    Losses caused by congestion change nothing. `caution`: as for `plan`. `measured` gets each
+    Losses caused by congestion change nothing; `are_marks_queues`: marked packets show it, as they
+    do unless phantom queues mark them. `caution`: as for `plan`. `measured` gets each
     estimate, and the number of packets that it is based on.
     """
     given_up = threading.Event()
@@ -115,7 +118,8 @@ async def keep_planned(
             make = functools.partial(
                 Planner, path, Objective(objective), caution=caution, check=check
             )
-            keeping = tasks.create_task(_keep(session, make, interval_seconds, measured))
+            counters = _Counters(are_marks_queues=are_marks_queues)
+            keeping = tasks.create_task(_keep(session, make, counters, interval_seconds, measured))
             await session.wait_closed()
             keeping.cancel()
     finally:
@@ -130,12 +134,12 @@ class _GivenUpError(Exception):
 async def _keep(
     session: Planned,
     make: Callable[[], Planner],
+    counters: _Counters,
     interval_seconds: float,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
     planner = await asyncio.to_thread(make)
     _install(session, planner)
-    counters = _Counters()
     while True:
         await asyncio.sleep(interval_seconds)
         found, queueing = counters.read(session.statistics())

@@ -18,6 +18,7 @@ from sealane.daemon.fabric.servicer import (
 )
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
+from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
@@ -61,6 +62,13 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             paths=config.paths,
             idle_timeout_seconds=config.idle_timeout_seconds,
             reordering_micros=config.reordering_micros,
+            steering=Steering(
+                congestion=config.congestion,
+                marking=config.marking,
+                line_bits_per_second=config.line_bits_per_second,
+                near_rtt_micros=config.near_rtt_micros,
+                far_rtt_micros=config.far_rtt_micros,
+            ),
             drain_timeout_seconds=config.drain_timeout_seconds,
             unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
             assumed_loss=config.assumed_loss,

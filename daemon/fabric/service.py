@@ -316,6 +316,7 @@ class FabricService:
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
+            steering=self.settings.steering,
             is_initiator=False,
             permit=self._permit(peer_of(peer.subject)),
         )
@@ -455,6 +456,7 @@ class FabricService:
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
+            steering=self.settings.steering,
             is_initiator=True,
             permit=self._permit(peer_of(link.subject)),
         )

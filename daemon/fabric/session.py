@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sealane._native import Permit, SessionEndpoint
 from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
+from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.reasons import ReasonId
@@ -68,6 +69,7 @@ class Start:
     connection_id_peer: bytes
     idle_timeout_seconds: float
     reordering_micros: int
+    steering: Steering
     is_initiator: bool
     permit: Permit
     """The worker ends the session when the permit expires."""
@@ -136,6 +138,7 @@ class Session:
                 rate_bits_per_second=identity.rate_bits_per_second,
                 idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
                 reordering_ns=start.reordering_micros * 1000,
+                steering=start.steering.for_engine(),
                 initiator=start.is_initiator,
                 permit=start.permit,
             )

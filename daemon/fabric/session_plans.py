@@ -54,5 +54,6 @@ class SessionPlans:
             assumed=measured or PathLoss(rate=self._settings.assumed_loss),
             caution=UNKNOWN_LOSS if is_careful and measured is None else 0.0,
             objective=self._settings.plan_objective,
+            are_marks_queues=self._settings.steering.marking != "phantom",
             measured=functools.partial(self.losses.note, path),
         )

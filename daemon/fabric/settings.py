@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealane.daemon.config import UNIT_BYTES
+from sealane.daemon.fabric.steering import Steering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class FabricSettings:
     """A session ends if the peer is silent for this long."""
     reordering_micros: int = 0
     """Known skew of the paths: a packet may arrive this much later than one sent after it."""
+    steering: Steering = field(default_factory=Steering)
+    """Congestion control of all sessions."""
     establish_timeout_seconds: float = 10.0
     """Time limit from OpenSession until the path is validated."""
     drain_timeout_seconds: float = 10.0

@@ -42,6 +42,22 @@ class SessionPath(TypedDict):
     statistics: dict[str, int]
 
 @final
+class Steering:
+    # How a session steers what it sends. `congestion` is a controller by its name in the engine, or
+    # None for the session's rate alone; the line and the round trips must be equal for all sessions
+    # of a network. With `phantom_marks`, marks are no sign of a queue.
+    # ValueError: no such controller, or a network that it can't work in.
+    def __new__(
+        cls,
+        *,
+        congestion: str | None,
+        line_bits_per_second: int,
+        near_rtt_nanos: int,
+        far_rtt_nanos: int,
+        phantom_marks: bool = False,
+    ) -> Self: ...
+
+@final
 class SessionEndpoint:
     # The daemon's handle on one session: a UDP socket for each path that it may use, the sealed
     # shared memories, and a worker thread.
@@ -65,8 +81,8 @@ class SessionEndpoint:
     # Can be called once. Takes the keys over and wipes both arrays. Packets carry the largest of
     # `units` (descending) that fits the path; None: the endpoint's unit. A unit other than the
     # endpoint's creates new memories: ValueError once the job has its descriptors. There is one
-    # path for each address; sockets beyond those are closed. The session ends when `permit` no
-    # longer holds; None: no permit limits it.
+    # path for each address; sockets beyond those are closed. Without `steering` the session sends at
+    # its rate. The session ends when `permit` no longer holds; None: no permit limits it.
     def start(
         self,
         *,
@@ -80,6 +96,7 @@ class SessionEndpoint:
         initiator: bool,
         reordering_ns: int = 0,
         units: list[int] | None = None,
+        steering: Steering | None = None,
         permit: Permit | None = None,
     ) -> None: ...
     # Final once the session is established.

@@ -42,7 +42,7 @@ mod _native {
     use crate::region::{Region, RegionArray};
     #[pymodule_export]
     use crate::session::{
-        Completion, JobAccount, JobRing, SessionEndpoint, SharedLine, UserAccount,
+        Completion, JobAccount, JobRing, SessionEndpoint, SharedLine, Steering, UserAccount,
     };
     #[pymodule_export]
     use crate::simulation::{simulate, simulate_ring};

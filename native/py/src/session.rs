@@ -17,7 +17,8 @@ use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys, Units};
+use sealane_proto::congestion::{Algorithm, Domain};
+use sealane_proto::session::{self, PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
@@ -157,6 +158,53 @@ impl JobAccount {
     }
 }
 
+/// How a session steers what it sends.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct Steering {
+    inner: session::Steering,
+}
+
+#[pymethods]
+impl Steering {
+    #[new]
+    #[pyo3(signature = (
+        *,
+        congestion,
+        line_bits_per_second,
+        near_rtt_nanos,
+        far_rtt_nanos,
+        phantom_marks = false,
+    ))]
+    fn new(
+        congestion: Option<&str>,
+        line_bits_per_second: u64,
+        near_rtt_nanos: u64,
+        far_rtt_nanos: u64,
+        phantom_marks: bool,
+    ) -> PyResult<Self> {
+        let domain = Domain {
+            line_bytes_per_second: line_bits_per_second / 8,
+            near_rtt: near_rtt_nanos,
+            far_rtt: far_rtt_nanos,
+            // The session's own, once its unit is known.
+            packet_bytes: 0,
+        };
+        let named = |name: &str| {
+            Algorithm::named(name)
+                .ok_or_else(|| PyValueError::new_err(format!("no controller {name:?}")))
+        };
+        let congestion = congestion.map(named).transpose()?.map(|chosen| (chosen, domain));
+        let is_bad = line_bits_per_second < 8 || near_rtt_nanos == 0 || far_rtt_nanos == 0;
+        if congestion.is_some() && is_bad {
+            let message = "a controller needs a line of at least 8 bit/s and round trips above 0";
+            return Err(PyValueError::new_err(message));
+        }
+        let marks =
+            if phantom_marks { session::Marks::PhantomQueues } else { session::Marks::Queues };
+        Ok(Self { inner: session::Steering { congestion, marks } })
+    }
+}
+
 /// One session's sockets, memories and worker in the daemon.
 #[pyclass(module = "sealane._native")]
 pub struct SessionEndpoint {
@@ -205,7 +253,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, permit = None))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
@@ -219,6 +267,7 @@ impl SessionEndpoint {
         initiator: bool,
         reordering_ns: u64,
         units: Option<Vec<u16>>,
+        steering: Option<&Steering>,
         permit: Option<&Permit>,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
@@ -235,6 +284,7 @@ impl SessionEndpoint {
             connection_id_local,
             connection_id_peer,
             rate_bits_per_second,
+            steering: steering.map(|steering| steering.inner).unwrap_or_default(),
             idle_timeout_nanos: idle_timeout_ns,
             reordering_nanos: reordering_ns,
             is_initiator: initiator,

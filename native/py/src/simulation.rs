@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sealane_engine::reduce::{self, Reduction};
-use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics};
+use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics, Steering};
 use sealane_sim::{Outcome, Ring, RingReceive, RingSend, Scenario, Site, run, run_ring};
 
 use crate::link::{LinkSettings, link_counters};
@@ -74,6 +74,7 @@ pub fn simulate<'py>(
         idle_timeout: idle_timeout_nanos,
         reordering: reordering_nanos,
         detection: detection_of(detection)?,
+        steering: Steering::default(),
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
         backward,

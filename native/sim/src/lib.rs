@@ -16,7 +16,7 @@ mod world;
 pub use check::{Rule, Violation};
 pub use flows::{
     Balance, Cell, CellError, CellOutcome, Code, FLOWS_MAX, FlowOutcome, FlowSetup, HEADER_BYTES,
-    PAYLOAD_BYTES, Sample, run_cell,
+    PAYLOAD_BYTES, Sample, SessionsSetup, run_cell, run_sessions,
 };
 pub use ring::{
     Combine, REPEATS_MAX, Ring, RingError, RingOutcome, RingReceive, RingSend, SITES_MAX, Site,

@@ -3,7 +3,7 @@
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
     BLOCK_UNITS_MAX, ConfigError, Detection, MESSAGE_BYTES_MAX, PayloadMode, Plan, PlanRow,
-    Reliability,
+    Reliability, Steering,
 };
 
 /// Most messages of a run, which bounds the memory for their outcomes.
@@ -72,6 +72,8 @@ pub struct Scenario {
     pub reordering: Nanos,
     /// How the sending end detects losses.
     pub detection: Detection,
+    /// How both ends steer what they send.
+    pub steering: Steering,
     /// Whether packets carry bytes.
     pub payload: PayloadMode,
     /// From the sending to the receiving end. Corruption requires real payload.
@@ -139,6 +141,7 @@ impl Scenario {
             idle_timeout: 60_000_000_000,
             reordering: 0,
             detection: Detection::Reports,
+            steering: Steering::default(),
             payload: PayloadMode::Real,
             forward: path,
             backward: path,

@@ -16,6 +16,7 @@ mod parity;
 mod paths;
 mod recovery;
 mod ring;
+mod steering;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];

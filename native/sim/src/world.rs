@@ -554,7 +554,7 @@ impl End {
             token_seed: [end as u8; 32],
         };
         Ok(Self {
-            session: Session::new(config, &keys, 0),
+            session: Session::new(config, scenario.steering, &keys, 0),
             memory: WatchedMemory::new(scenario),
             rate: RateChecker::new(
                 scenario.rate_bytes_per_second,

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
-    SessionConfig, SessionKeys, Units,
+    SessionConfig, SessionKeys, Steering, Units,
 };
 
 use super::doorbell::{self, DaemonBell, JobBell};
@@ -59,6 +59,8 @@ pub struct StartConfig {
     pub units: Units,
     /// Wire bits per second, including headers.
     pub rate_bits_per_second: u64,
+    /// How this end steers what it sends.
+    pub steering: Steering,
     /// Silence after which the session ends.
     pub idle_timeout_nanos: Nanos,
     /// Known skew of the path: a packet that arrives up to this much later than one sent after it
@@ -286,14 +288,16 @@ impl Endpoint {
         let Prepared { sockets, memory, bell } =
             self.prepared.take().ok_or(EndpointError::Started)?;
         self.local_addresses.truncate(paths);
+        let search = (start.units, start.is_initiator);
+        let session = Session::searching(config, start.steering, search, keys, now());
         let worker = Worker {
-            session: Session::searching(config, start.units, start.is_initiator, keys, now()),
             shape: self.config,
             job: Arc::clone(&self.job),
             lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
             local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
-            pauses: Pauses::new(&config),
+            pauses: Pauses::new(&session),
+            session,
             layout: self.layout,
             memory,
             bell: Some(bell),

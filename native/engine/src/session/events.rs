@@ -60,7 +60,7 @@ impl Worker {
             self.bell = Some(bell);
             *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         }
-        self.pauses = Pauses::new(self.session.config());
+        self.pauses = Pauses::new(&self.session);
         self.report.unit_bytes.store(unit_bytes, Ordering::Release);
         Ok(())
     }

@@ -9,7 +9,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId,
     PathSet, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
-    SessionKeys, Source,
+    SessionKeys, Source, Steering,
 };
 
 use super::lanes::Lanes;
@@ -87,7 +87,7 @@ impl End {
             token_seed: [index as u8; 32],
         };
         Self {
-            session: Session::new(config, &keys, 0),
+            session: Session::new(config, Steering::default(), &keys, 0),
             lanes: Lanes::new([(udp, peer)]),
             memory: Bytes(vec![0; MESSAGE_BYTES]),
             completed: Vec::new(),

@@ -24,10 +24,12 @@ pub(super) enum Limit {
     Completions,
     /// The rate shared by all sessions: other sessions have their turn.
     SharedRate,
+    /// The congestion controller.
+    Congestion,
 }
 
 /// Number of states.
-pub(super) const LIMITS: usize = 8;
+pub(super) const LIMITS: usize = 9;
 
 /// Time spent in each state, up to the last update.
 #[derive(Debug)]
@@ -59,11 +61,14 @@ impl Limit {
     /// whether due units wait for the session's turn.
     pub(super) fn of(sender: SendLimit, is_queue_full: bool, is_in_line: bool) -> Self {
         match sender {
-            SendLimit::Pacing | SendLimit::Loss if is_in_line => Self::SharedRate,
+            SendLimit::Pacing | SendLimit::Congestion | SendLimit::Loss if is_in_line => {
+                Self::SharedRate
+            }
             SendLimit::Idle if is_queue_full => Self::Completions,
             SendLimit::Idle => Self::Application,
             SendLimit::Credit => Self::Credit,
             SendLimit::Pacing => Self::Pacing,
+            SendLimit::Congestion => Self::Congestion,
             SendLimit::Loss => Self::Loss,
             SendLimit::Flight => Self::RoundTrip,
             SendLimit::Stalled => Self::Stall,
@@ -88,7 +93,7 @@ mod tests {
         ] {
             limits.enter(state, at);
         }
-        assert_eq!(limits.spent(), [11, 0, 30, 1, 0, 0, 30, 0]);
+        assert_eq!(limits.spent(), [11, 0, 30, 1, 0, 0, 30, 0, 0]);
         assert_eq!(limits.spent().iter().sum::<u64>(), 72);
     }
 

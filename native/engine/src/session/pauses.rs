@@ -2,7 +2,7 @@
 //! packets become due during a pause and leave in one call.
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
-use sealane_proto::session::{BURST_PACKETS, SendLimit, Session, SessionConfig};
+use sealane_proto::session::{BURST_PACKETS, SendLimit, Session};
 
 use super::share::Flow;
 
@@ -26,9 +26,14 @@ pub(super) struct Pauses {
 }
 
 impl Pauses {
-    pub(super) fn new(config: &SessionConfig) -> Self {
+    pub(super) fn new(session: &Session) -> Self {
+        let config = session.config();
         let bytes = PACKETS_PER_PAUSE * config.datagram_bytes_max() as u64;
         let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
+        // A congestion controller judges what happens in a round trip of the data centre.
+        let epoch =
+            session.steering().congestion.map_or(Nanos::MAX, |(_, domain)| domain.near_rtt / 2);
+        let nanos = nanos.min(epoch);
         let (units, control) = (nanos.min(UNITS_NANOS_MAX), nanos.min(CONTROL_NANOS_MAX));
         Self { units, control, units_at: 0 }
     }
@@ -81,10 +86,11 @@ impl Pauses {
     }
 }
 
-/// Whether only the session's own rate holds units back. (A session waiting for its turn on a
+/// Whether only the session's own rate or window holds units back. (A session waiting for its turn on a
 /// shared line is notified of it, and lost units are resent without delay.)
 fn is_paced(session: &Session, flow: Option<&Flow>) -> bool {
-    session.limit() == SendLimit::Pacing && flow.and_then(Flow::turn_at).is_none()
+    let is_paced = matches!(session.limit(), SendLimit::Pacing | SendLimit::Congestion);
+    is_paced && flow.and_then(Flow::turn_at).is_none()
 }
 
 /// When something other than a unit is due.

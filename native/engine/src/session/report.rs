@@ -97,6 +97,7 @@ impl Worker {
             limited_stall_nanos,
             limited_completions_nanos,
             limited_shared_rate_nanos,
+            limited_congestion_nanos,
         ] = self.limits.spent();
         WorkerStatistics {
             send_errors: sent.errors,
@@ -112,6 +113,7 @@ impl Worker {
             limited_stall_nanos,
             limited_completions_nanos,
             limited_shared_rate_nanos,
+            limited_congestion_nanos,
         }
     }
 }

@@ -30,8 +30,10 @@ counters! {
         pub limited_stall_nanos: u64,
         /// ... the job did not read its completions ...
         pub limited_completions_nanos: u64,
-        /// ... and other sessions had their turn at the shared rate.
+        /// ... other sessions had their turn at the shared rate ...
         pub limited_shared_rate_nanos: u64,
+        /// ... and the congestion controller held units back.
+        pub limited_congestion_nanos: u64,
     }
 }
 
@@ -57,7 +59,7 @@ mod tests {
     fn every_counter_has_its_name_and_a_place() {
         let machine = SessionStatistics { packets_sent: 1, breaker_trips: 2, ..Default::default() };
         let worker =
-            WorkerStatistics { send_errors: 3, limited_shared_rate_nanos: 4, ..Default::default() };
+            WorkerStatistics { send_errors: 3, limited_congestion_nanos: 4, ..Default::default() };
         let values = values(&machine, &worker);
         let names: Vec<_> = names().collect();
         assert_eq!(values.len(), names.len());

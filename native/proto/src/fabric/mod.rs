@@ -31,7 +31,7 @@ pub enum Class {
 }
 
 /// A packet with what switches look at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet<T> {
     /// The host to which it goes.
     pub to: NodeId,
@@ -72,7 +72,7 @@ pub struct Fabric<T> {
     seed: u64,
 }
 
-impl<T: Copy> Fabric<T> {
+impl<T: Clone> Fabric<T> {
     /// Creates an idle network. The seed decides hashes, marks and losses.
     #[must_use]
     pub fn new(topology: Topology, seed: u64) -> Self {
@@ -172,15 +172,15 @@ impl<T: Copy> Fabric<T> {
             }
         };
         let port = &mut self.ports[choice.index()];
-        let bytes = packet.wire_bytes;
-        let fate = match packet.class {
-            Class::Data => port.data.offer(packet, bytes, packet.is_ecn_capable, now),
+        let Packet { wire_bytes: bytes, class, is_ecn_capable, .. } = packet;
+        let fate = match class {
+            Class::Data => port.data.offer(packet, bytes, is_ecn_capable, now),
             Class::Control => {
                 port.data.occupy(bytes, now);
                 port.control.offer(packet, bytes, false, now)
             }
         };
-        let is_control = packet.class == Class::Control;
+        let is_control = class == Class::Control;
         let link = if is_control { &port.control } else { &port.data };
         let next = link.next_at();
         self.schedule(choice.0 * 2 + u32::from(is_control), next);

@@ -14,6 +14,8 @@
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
+use super::congestion::Marks;
+
 /// An interval lasts this many round trips …
 const INTERVAL_ROUND_TRIPS: u64 = 10;
 /// … and at least this long …
@@ -70,6 +72,7 @@ pub enum Verdict {
 /// Judges the rate of one path.
 #[derive(Debug)]
 pub struct Breaker {
+    marks: Marks,
     rate_max: u64,
     rate: u64,
     /// Highest rate to which clean intervals raise it.
@@ -88,8 +91,9 @@ pub struct Breaker {
 impl Breaker {
     /// Starts at the maximum rate that the operator allows.
     #[must_use]
-    pub fn new(rate_max: u64) -> Self {
+    pub fn new(rate_max: u64, marks: Marks) -> Self {
         Self {
+            marks,
             rate_max,
             rate: rate_max,
             ceiling: rate_max,
@@ -106,6 +110,12 @@ impl Breaker {
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
+    }
+
+    /// Whether the rate is below the maximum.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.rate < self.rate_max
     }
 
     /// How often the rate was cut.
@@ -136,7 +146,9 @@ impl Breaker {
         }
         self.start = Some((now, report));
         let received = report.received.saturating_sub(first.received).min(sent);
-        let is_queued = report.ce > first.ce || report.srtt / 3 > self.srtt_least / 2;
+        // A phantom queue marks packets although there is none.
+        let is_marked = self.marks == Marks::Queues && report.ce > first.ce;
+        let is_queued = is_marked || report.srtt / 3 > self.srtt_least / 2;
         let bound = if is_queued { LOSS_BOUND_QUEUED } else { LOSS_BOUND };
         let lost = sent - received;
         let dropped = report.dropped.saturating_sub(first.dropped).min(lost);
@@ -226,7 +238,7 @@ mod tests {
     impl Path {
         fn new() -> Self {
             let report = Report { srtt: RTT, ..Report::default() };
-            let mut breaker = Breaker::new(MOST);
+            let mut breaker = Breaker::new(MOST, Marks::Queues);
             assert_eq!(breaker.report(report, 0), Verdict::Unchanged);
             Self { breaker, report, now: 0 }
         }

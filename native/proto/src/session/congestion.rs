@@ -1,21 +1,33 @@
-//! The interface for congestion control: how fast each path may send (UnoCC). Until that exists,
-//! the session's rate with a circuit breaker for each path.
+//! What limits sending besides the session's rate: a circuit breaker for each path, and one
+//! congestion controller for all of them, if the session has one.
 
-use std::fmt::Debug;
-
-use crate::link::Nanos;
+use crate::congestion::{Algorithm, Allowance, Controller, Domain, Report, Setup, create};
+use crate::link::{NANOS_PER_SECOND, Nanos};
 
 use super::breaker::{self, Breaker};
+use super::config::SessionConfig;
 use super::path::PathAccount;
 use super::paths::PathId;
+use super::rtt::Echo;
 
-/// How much may be sent on a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
-    /// Wire bytes per second. The session's rate limits all paths together, regardless of this.
-    pub rate_bytes_per_second: u64,
-    /// Most wire bytes in flight when a unit leaves.
-    pub window_bytes: u64,
+/// What a mark on a packet means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Marks {
+    /// A switch has a queue, so a loss near a mark is due to congestion.
+    #[default]
+    Queues,
+    /// The rate is close to that of the link. There need not be a queue, so marks say nothing about
+    /// the cause of a loss.
+    PhantomQueues,
+}
+
+/// How an end steers what it sends. The ends of a session need not agree on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Steering {
+    /// The congestion controller and the network that it runs in; `None`: the session's rate alone.
+    pub congestion: Option<(Algorithm, Domain)>,
+    /// What marks mean on the session's paths.
+    pub marks: Marks,
 }
 
 /// Result of a report.
@@ -23,52 +35,136 @@ pub struct Allowance {
 pub enum Verdict {
     /// Nothing.
     Unchanged,
-    /// The allowance of this or any other path has changed.
+    /// The rate of this or any other path has changed.
     Changed,
     /// The path can't carry the session at all.
     Hopeless,
 }
 
-/// Decides how fast each path may send. Sans-IO like the session machine: all inputs come with
-/// their time.
-pub trait Congestion: Debug + Send {
-    /// The allowance of a path. Queried after [`Verdict::Changed`].
-    fn allowance(&self, path: PathId) -> Allowance;
-
-    /// Records that a packet leaves on a path.
-    fn sent(&mut self, _path: PathId, _wire_bytes: u64, _now: Nanos) {}
-
-    /// Processes the peer's report about a path.
-    fn reported(&mut self, path: PathId, account: &PathAccount, now: Nanos) -> Verdict;
-
-    /// Records that the path went silent: its losses mean that it was down, not congested.
-    fn interrupted(&mut self, path: PathId);
-
-    /// How often a rate was cut because the path could not carry it.
-    fn trips(&self) -> u64;
+/// What has been reported about a path and passed on to the controller.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    packets: u64,
+    bytes: u64,
+    received: u64,
+    ce: u64,
+    lost: u64,
 }
 
-/// The session's rate on every path, unless a circuit breaker has reduced it.
+/// The controller with what it needs from the paths.
 #[derive(Debug)]
-pub struct MandatoryRate {
+struct Steered {
+    controller: Box<dyn Controller>,
+    /// By path.
+    counted: Vec<Counted>,
+    /// The last sample, for reports that came on another path and so measure nothing.
+    rtt: Nanos,
+    packet_bytes: u64,
+}
+
+/// Limits what leaves.
+#[derive(Debug)]
+pub struct Congestion {
     breakers: Vec<Breaker>,
+    steering: Steering,
+    /// From establishment on.
+    steered: Option<Steered>,
 }
 
-impl MandatoryRate {
-    /// Creates the control of this many paths, each of which may use the whole rate.
+impl Congestion {
+    /// Creates the limits of a session: each path may use the whole rate.
     #[must_use]
-    pub fn new(rate_bytes_per_second: u64, paths: u8) -> Self {
-        Self { breakers: (0..paths).map(|_| Breaker::new(rate_bytes_per_second)).collect() }
-    }
-}
-
-impl Congestion for MandatoryRate {
-    fn allowance(&self, path: PathId) -> Allowance {
-        let rate_bytes_per_second = self.breakers[path.index()].rate();
-        Allowance { rate_bytes_per_second, window_bytes: u64::MAX }
+    pub fn new(config: &SessionConfig, steering: Steering) -> Self {
+        let breaker = || Breaker::new(config.rate_bytes_per_second, steering.marks);
+        let breakers = (0..config.paths).map(|_| breaker()).collect();
+        Self { breakers, steering, steered: None }
     }
 
-    fn reported(&mut self, path: PathId, account: &PathAccount, now: Nanos) -> Verdict {
+    /// How this end steers what it sends.
+    #[must_use]
+    pub fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Starts the controller with the round trip found in establishment.
+    pub fn established(&mut self, config: &SessionConfig, rtt: Nanos, timeout: Nanos, now: Nanos) {
+        let Some((algorithm, domain)) = self.steering.congestion else { return };
+        let packet_bytes = config.packet_bytes_max() as u64;
+        let setup = Setup {
+            domain: Domain { packet_bytes, ..domain },
+            rate_bytes_per_second: config.rate_bytes_per_second,
+            base_rtt: rtt,
+            timeout,
+        };
+        self.steered = Some(Steered {
+            controller: create(algorithm, &setup, now),
+            counted: vec![Counted::default(); self.breakers.len()],
+            rtt,
+            packet_bytes,
+        });
+    }
+
+    /// Wire bytes per second that a path may carry. The session's rate limits all paths together,
+    /// regardless of this.
+    #[must_use]
+    pub fn rate_of(&self, path: PathId) -> u64 {
+        self.breakers[path.index()].rate()
+    }
+
+    /// What all paths together may carry, if there is a controller.
+    #[must_use]
+    pub fn allowance(&self) -> Option<Allowance> {
+        self.steered.as_ref().map(|steered| steered.controller.allowance())
+    }
+
+    /// Units that may be in flight, at least one; `None`: any number. To the window comes what
+    /// leaves while an acknowledgement waits at the peer for `ack_delay`.
+    #[must_use]
+    pub fn units_in_flight_max(&self, ack_delay: Nanos) -> Option<u64> {
+        let steered = self.steered.as_ref()?;
+        let Allowance { window_bytes, rate_bytes_per_second } = steered.controller.allowance();
+        let late = u128::from(rate_bytes_per_second) * u128::from(ack_delay);
+        let late = (late / u128::from(NANOS_PER_SECOND)) as u64;
+        Some((window_bytes.saturating_add(late) / steered.packet_bytes).max(1))
+    }
+
+    /// Records that a packet leaves.
+    pub fn sent(&mut self, wire_bytes: u64, now: Nanos) {
+        if let Some(steered) = &mut self.steered {
+            steered.controller.sent(wire_bytes, now);
+        }
+    }
+
+    /// Processes the peer's report about a path. `echo`: its newest packet; `rtt_least`: the least
+    /// round trip of late, of the path and of the slowest path; `is_limited`: only these limits
+    /// hold units back.
+    pub fn reported(
+        &mut self,
+        path: PathId,
+        account: &PathAccount,
+        (echo, rtt_least): (Option<Echo>, (Nanos, Nanos)),
+        is_limited: bool,
+        now: Nanos,
+    ) -> Verdict {
+        let index = path.index();
+        let is_cut = self.breakers[index].is_cut();
+        if let (Some(steered), Some(echo)) = (&mut self.steered, echo) {
+            let (own, slowest) = rtt_least;
+            if let Some(rtt) = echo.rtt {
+                // As if this path were as long as the slowest one.
+                steered.rtt = rtt.saturating_sub(own).saturating_add(slowest);
+            }
+            let counted = &mut steered.counted[index];
+            let report = counted.news(account);
+            let report = Report {
+                sent_at: echo.sent_at,
+                rtt: steered.rtt,
+                rtt_least: slowest,
+                is_limited: is_limited && !is_cut,
+                ..report
+            };
+            steered.controller.reported(&report, now);
+        }
         let report = breaker::Report {
             sent: account.packets_reported,
             received: account.received.received,
@@ -77,18 +173,57 @@ impl Congestion for MandatoryRate {
             wire_bytes: account.wire_bytes_sent,
             srtt: account.srtt,
         };
-        match self.breakers[path.index()].report(report, now) {
+        match self.breakers[index].report(report, now) {
             breaker::Verdict::Unchanged => Verdict::Unchanged,
             breaker::Verdict::Rate(_) => Verdict::Changed,
             breaker::Verdict::Fatal => Verdict::Hopeless,
         }
     }
 
-    fn interrupted(&mut self, path: PathId) {
+    /// Records that a path went silent: its losses mean that it was down, not congested.
+    pub fn interrupted(&mut self, path: PathId) {
         self.breakers[path.index()].interrupt();
     }
 
-    fn trips(&self) -> u64 {
+    /// Records that the peer went silent on all paths.
+    pub fn timed_out(&mut self, now: Nanos) {
+        if let Some(steered) = &mut self.steered {
+            steered.controller.timed_out(now);
+        }
+    }
+
+    /// How often a rate was cut because the path could not carry it.
+    #[must_use]
+    pub fn trips(&self) -> u64 {
         self.breakers.iter().map(Breaker::trips).sum()
+    }
+}
+
+impl Counted {
+    /// What is new since the last call. The peer counts packets; their bytes are the mean of those
+    /// sent in the meantime.
+    fn news(&mut self, account: &PathAccount) -> Report {
+        let now = Self {
+            packets: account.packets_reported,
+            bytes: account.wire_bytes_sent.saturating_sub(account.in_flight_bytes),
+            received: account.received.received,
+            ce: account.received.ce,
+            lost: account.lost_packets,
+        };
+        let since = |now: u64, before: u64| u128::from(now.saturating_sub(before));
+        let packets = since(now.packets, self.packets);
+        let bytes = since(now.bytes, self.bytes);
+        // A peer that claims more than was sent only counts what was sent.
+        let received = since(now.received, self.received).min(packets);
+        let ce = since(now.ce, self.ce).min(received);
+        let lost = since(now.lost, self.lost).min(packets);
+        *self = now;
+        let share = |count: u128| (bytes * count / packets.max(1)) as u64;
+        Report {
+            bytes: share(received),
+            marked_bytes: share(ce),
+            lost_packets: lost as u64,
+            ..Report::default()
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::congestion::Domain;
 use crate::link::Nanos;
 
 use super::drain::Drain;
@@ -29,6 +30,8 @@ const ACK_DELAY_SHARE: u64 = 16;
 /// shortest time-out.
 const ACK_DELAY_MIN: Nanos = 100_000;
 const ACK_DELAY_MAX: Nanos = 25_000_000;
+/// A congestion controller needs at least this many of them in a round trip of the data centre.
+const ACKS_PER_NEAR_RTT: u64 = 4;
 /// Unsolicited repetitions of the acknowledgement of an ended message.
 const ACK_REPEATS: u8 = 2;
 /// Longest interval between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
@@ -70,9 +73,17 @@ impl Repeat {
     }
 }
 
+/// How long acknowledgements wait on a path with this average round trip.
+#[must_use]
+pub fn ack_delay(srtt: Option<Nanos>, least: Nanos) -> Nanos {
+    srtt.map_or(ACK_DELAY_MIN, |srtt| (srtt / ACK_DELAY_SHARE).clamp(least, ACK_DELAY_MAX))
+}
+
 /// State of the control packets of one end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Control {
+    /// Shortest delay of an acknowledgement.
+    ack_delay_min: Nanos,
     ack_due: Option<Nanos>,
     ack_repeats: u8,
     /// A SLICE round in progress: the next message and unit to report.
@@ -92,10 +103,38 @@ pub struct Control {
 }
 
 impl Control {
+    /// Creates the state before any packet. `congestion`: acknowledgements are to be frequent
+    /// enough for a congestion controller in this network.
+    #[must_use]
+    pub fn new(congestion: Option<&Domain>) -> Self {
+        let most = |domain: &Domain| (domain.near_rtt / ACKS_PER_NEAR_RTT).clamp(1, ACK_DELAY_MIN);
+        Self {
+            ack_delay_min: congestion.map_or(ACK_DELAY_MIN, most),
+            ack_due: None,
+            ack_repeats: 0,
+            round: None,
+            credit: Repeat::default(),
+            credit_confirmed_end: 0,
+            notices: Repeat::default(),
+            notices_made: 0,
+            notices_written: 0,
+            lost_runs: Vec::new(),
+            drain: Drain::default(),
+            close: None,
+            closes_left: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Shortest delay of an acknowledgement.
+    #[must_use]
+    pub fn ack_delay_min(&self) -> Nanos {
+        self.ack_delay_min
+    }
+
     /// Schedules a delayed acknowledgement.
     pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
-        let share = rtt.smoothed().map_or(ACK_DELAY_MIN, |srtt| srtt / ACK_DELAY_SHARE);
-        let due = now.saturating_add(share.clamp(ACK_DELAY_MIN, ACK_DELAY_MAX));
+        let due = now.saturating_add(ack_delay(rtt.smoothed(), self.ack_delay_min));
         self.ack_due = Some(self.ack_due.map_or(due, |earlier| earlier.min(due)));
     }
 

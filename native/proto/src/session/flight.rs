@@ -88,6 +88,14 @@ impl Flight {
         Some((oldest.packet, oldest.sent_at))
     }
 
+    /// Number of transmissions of a path in this packet and later ones.
+    #[must_use]
+    pub fn sent_since(&self, path: PathId, packet: u64) -> u64 {
+        let entries = &self.lines[path.index()].entries;
+        let earlier = entries.partition_point(|entry| entry.transmission.packet < packet);
+        (entries.len() - earlier) as u64
+    }
+
     /// Whether there are unprocessed loss reports.
     #[must_use]
     pub fn has_lost(&self) -> bool {

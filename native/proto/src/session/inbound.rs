@@ -10,14 +10,21 @@ use super::datagram::{Arrival, Source};
 use super::ecn::PathCounts;
 use super::events::{CloseReason, Event};
 use super::frame::{Frame, Frames};
+use super::pacing::BURST_PACKETS;
 use super::packet::{Header, Kind};
 use super::path::Pace;
 use super::paths::PathId;
 use super::receiver::{Outcome, Receiver, StreamEnd, Unit};
 use super::requests::Memory;
+use super::rtt::Echo;
 use super::sender::Sender;
 use super::unproven::Unproven;
 use super::{Session, State, frame, layout, packet};
+
+/// A window leaves in at least this many bursts …
+const BURSTS_PER_WINDOW: u64 = 8;
+/// … of at least this many packets, or each would cost a wake-up.
+const BURST_PACKETS_MIN: u64 = 2;
 
 impl Session {
     pub(super) fn authentic(
@@ -195,8 +202,8 @@ impl Session {
             }
             Frame::PathCounts { path: reported, newest, age_nanos, counts } => {
                 let age = (age_nanos < u32::MAX).then_some(age_nanos.into());
-                self.newest_received((path, reported), newest, age, now);
-                self.counts_received(reported, counts, now);
+                let echo = self.newest_received((path, reported), newest, age, now);
+                self.counts_received(reported, counts, echo, now);
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
@@ -220,7 +227,7 @@ impl Session {
         number: u64,
         age: Option<Nanos>,
         now: Nanos,
-    ) {
+    ) -> Option<Echo> {
         self.protection.acknowledged(path, number);
         let sent = self.protection.next_packet_number(path);
         let reported = number.saturating_add(1).min(sent);
@@ -229,11 +236,18 @@ impl Session {
             known.packets_reported = reported;
             known.is_silent = false;
         }
-        known.rtt.echo_received(number, age.filter(|_| on == path), now);
+        let echo = known.rtt.echo_received(number, age.filter(|_| on == path), now);
         self.paths.measured();
+        echo
     }
 
-    fn counts_received(&mut self, path: PathId, counts: PathCounts, now: Nanos) {
+    fn counts_received(
+        &mut self,
+        path: PathId,
+        counts: PathCounts,
+        echo: Option<Echo>,
+        now: Nanos,
+    ) {
         let known = &mut self.paths[path];
         known.marking.counts_received(counts);
         known.narrow.received(counts.received);
@@ -244,9 +258,21 @@ impl Session {
         {
             known.search(self.units.units(), now);
         }
-        if self.paths.reported(path, now) == Verdict::Hopeless {
+        let has_units = self.sender.has_new() || self.sender.has_lost();
+        let is_limited = has_units && !self.is_held;
+        if self.paths.reported(path, echo, is_limited, now) == Verdict::Hopeless {
             self.abandon(path, CloseReason::PathOverloaded, now);
         }
+        self.adopt_rate(now);
+    }
+
+    /// Adopts the congestion controller's rate.
+    pub(super) fn adopt_rate(&mut self, now: Nanos) {
+        let Some(allowance) = self.paths.congestion().allowance() else { return };
+        let rate = allowance.rate_bytes_per_second.min(self.config.rate_bytes_per_second);
+        let window_packets = allowance.window_bytes / self.config.packet_bytes_max() as u64;
+        let burst = (window_packets / BURSTS_PER_WINDOW).clamp(BURST_PACKETS_MIN, BURST_PACKETS);
+        self.pacer.adjust(rate, burst, now);
     }
 
     fn response_received(&mut self, path: PathId, token: u64, now: Nanos) {
@@ -267,7 +293,7 @@ impl Session {
                 if let Some(unit_bytes) = self.units.carried(unit_bytes) {
                     self.decide_unit(unit_bytes, now);
                 }
-                self.validate_paths();
+                self.validate_paths(now);
             }
         }
     }
@@ -282,7 +308,7 @@ impl Session {
             self.decide_unit(unit_bytes, now);
         }
         self.units.announced(now);
-        self.validate_paths();
+        self.validate_paths(now);
     }
 
     /// Sets the session's unit. Sender and receiver start over with it; they have not been used
@@ -298,7 +324,7 @@ impl Session {
     }
 
     /// Validates the paths that are known to carry the session's unit.
-    fn validate_paths(&mut self) {
+    fn validate_paths(&mut self, now: Nanos) {
         if !self.units.is_decided() {
             return;
         }
@@ -316,6 +342,9 @@ impl Session {
         if let Some(rtt) = rtt {
             self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
             self.state = State::Established;
+            let timeout = self.paths.timeout();
+            self.paths.congestion_mut().established(&self.config, rtt, timeout, now);
+            self.adopt_rate(now);
             self.events.push(Event::Established { rtt }, 0);
         }
     }

@@ -4,8 +4,8 @@
 //! It has three kinds of input: the user (`post_*`, `close`), the network (`receive`) and a timer
 //! (`handle_timeout`). After each of them the caller pulls its outputs until they are empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/formats/session-wire.md`. Two traits decide how much a path may carry and which path a
-//! unit takes, [`Congestion`] and [`PathChoice`].
+//! `docs/formats/session-wire.md`. A controller of [`crate::congestion`] decides how much may be in
+//! flight, [`PathChoice`] which path a unit takes.
 
 mod absences;
 mod bitmap;
@@ -70,7 +70,7 @@ pub use config::{
     ConfigError, Detection, IpVersion, PayloadMode, SLOTS_MAX, SessionConfig, SessionKeys,
     UNIT_BYTES_MAX, UNIT_BYTES_MIN,
 };
-pub use congestion::{Allowance, Congestion, MandatoryRate, Verdict};
+pub use congestion::{Marks, Steering};
 pub use datagram::{Arrival, Departure, Source};
 pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
@@ -78,7 +78,7 @@ pub use events::{CloseReason, CompletionStatus, Event};
 pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
 pub use path::{PathAccount, PathState};
-pub use path_choice::{PathChoice, RoundRobin};
+pub use path_choice::PathChoice;
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
@@ -106,14 +106,6 @@ enum State {
     Closing,
     /// Nothing more is sent.
     Closed,
-}
-
-/// Decides which path each unit takes, and how fast each path may send.
-pub type Steering = (Box<dyn PathChoice>, Box<dyn Congestion>);
-
-fn default_steering(config: &SessionConfig) -> Steering {
-    let congestion = MandatoryRate::new(config.rate_bytes_per_second, config.paths);
-    (Box::new(RoundRobin::default()), Box::new(congestion))
 }
 
 fn check(config: &SessionConfig) {
@@ -157,14 +149,14 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session that starts to validate its paths at `now` and then uses them in turn at
-    /// the session's rate ([`RoundRobin`], [`MandatoryRate`]).
+    /// Creates a session that starts to validate its paths at `now` and then uses them in turn.
     ///
     /// # Panics
     /// If [`SessionConfig::validate`] refuses the configuration.
     #[must_use]
-    pub fn new(config: SessionConfig, keys: &SessionKeys, now: Nanos) -> Self {
-        Self::steered(config, keys, default_steering(&config), now)
+    pub fn new(config: SessionConfig, steering: Steering, keys: &SessionKeys, now: Nanos) -> Self {
+        let units = UnitSearch::new(Units::fixed(config.unit_bytes), false);
+        Self::build(config, steering, units, keys, now)
     }
 
     /// Like [`Self::new`], but the session finds its unit: the largest of `units` whose packets
@@ -177,8 +169,8 @@ impl Session {
     #[must_use]
     pub fn searching(
         config: SessionConfig,
-        units: Units,
-        decides: bool,
+        steering: Steering,
+        (units, decides): (Units, bool),
         keys: &SessionKeys,
         now: Nanos,
     ) -> Self {
@@ -188,29 +180,14 @@ impl Session {
             least.unit_bytes = unit_bytes;
             check(&least);
         }
-        Self::build(least, keys, UnitSearch::new(units, decides), default_steering(&config), now)
-    }
-
-    /// Like [`Self::new`], with the caller's own path choice and congestion control.
-    ///
-    /// # Panics
-    /// If [`SessionConfig::validate`] refuses the configuration.
-    #[must_use]
-    pub fn steered(
-        config: SessionConfig,
-        keys: &SessionKeys,
-        steering: Steering,
-        now: Nanos,
-    ) -> Self {
-        let units = UnitSearch::new(Units::fixed(config.unit_bytes), false);
-        Self::build(config, keys, units, steering, now)
+        Self::build(least, steering, UnitSearch::new(units, decides), keys, now)
     }
 
     fn build(
         config: SessionConfig,
-        keys: &SessionKeys,
+        steering: Steering,
         units: UnitSearch,
-        (choice, congestion): Steering,
+        keys: &SessionKeys,
         now: Nanos,
     ) -> Self {
         check(&config);
@@ -222,8 +199,8 @@ impl Session {
             sender: Sender::new(unit_bytes, slots, config.paths),
             plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
-            control: Control::default(),
-            paths: Paths::new(&config, units.units(), choice, congestion, keys.token_seed, now),
+            control: Control::new(steering.congestion.as_ref().map(|(_, domain)| domain)),
+            paths: Paths::new(&config, units.units(), steering, keys.token_seed, now),
             units,
             pacer: Pace::of(&config).pacer(now),
             departed: PathId(0),
@@ -391,7 +368,7 @@ impl Session {
         if self.transmit_carried(memory, now, out) {
             return true;
         }
-        if self.is_held || !self.may_send_units() {
+        if self.is_held || !self.may_send_units() || self.is_window_full() {
             return false;
         }
         let open = self.paths.open(now);
@@ -438,6 +415,12 @@ impl Session {
     #[must_use]
     pub fn config(&self) -> &SessionConfig {
         &self.config
+    }
+
+    /// How this end steers what it sends.
+    #[must_use]
+    pub fn steering(&self) -> &Steering {
+        self.paths.congestion().steering()
     }
 
     /// Whether units may flow.
@@ -492,7 +475,21 @@ impl Session {
         let patience = |path, packet| self.paths.patience(path, packet, detection);
         let due = self.sender.next_at(0, patience)?;
         let at = due.max(self.paths.open_at()?).max(self.pacer.next_at());
-        self.may_send_units().then_some(at)
+        (self.may_send_units() && !self.is_window_full()).then_some(at)
+    }
+
+    /// Whether as many units are in flight as the congestion controller allows: the next one leaves
+    /// after a report, which a probe asks for if necessary.
+    fn is_window_full(&self) -> bool {
+        let delay = control::ack_delay(self.paths.srtt(), self.control.ack_delay_min());
+        let most = self.paths.congestion().units_in_flight_max(delay);
+        most.is_some_and(|most| self.units_in_flight() >= most)
+    }
+
+    /// Units sent after the newest packet that the peer has reported on their path.
+    fn units_in_flight(&self) -> u64 {
+        let paths = self.paths.iter();
+        paths.map(|(id, path)| self.sender.sent_since(id, path.packets_reported)).sum()
     }
 
     fn may_send_units(&self) -> bool {

@@ -41,6 +41,8 @@ impl Session {
         if self.sender.has_outstanding() && !self.is_stalled {
             self.is_stalled = true;
             self.stalled_since = now;
+            self.paths.congestion_mut().timed_out(now);
+            self.adopt_rate(now);
             for index in 0..self.paths.count() {
                 self.paths.interrupted(PathId(index), now);
                 self.paths[PathId(index)].narrow.forget();
@@ -90,7 +92,8 @@ impl Session {
 
     /// The earliest of [`Self::tail_probe_on`].
     pub(super) fn tail_probe_at(&self) -> Option<Nanos> {
-        let is_quiet = self.is_stalled || !(self.sender.has_new() || self.sender.has_lost());
+        let has_units = self.sender.has_new() || self.sender.has_lost();
+        let is_quiet = self.is_stalled || !has_units || self.is_window_full();
         let is_waiting =
             self.state == State::Established && self.config.detection == Detection::Reports;
         let paths = (0..self.paths.count()).map(PathId);

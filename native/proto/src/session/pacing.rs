@@ -39,18 +39,36 @@ impl Pacer {
             earned_at: now,
             earned_fraction: 0,
         };
-        pacer.adopt(rate_bytes_per_second);
+        pacer.adopt(rate_bytes_per_second, BURST_PACKETS);
         pacer
+    }
+
+    /// Changes the rate, and how many packets may leave back to back. Bytes sent ahead, and bytes
+    /// earned so far, are kept, so that frequent small changes neither delay nor speed up packets.
+    pub fn adjust(&mut self, rate_bytes_per_second: u64, burst_packets: u64, now: Nanos) {
+        let (rate_before, burst_before) = (self.rate_bytes_per_second, self.burst_nanos);
+        let scaled = |nanos: Nanos, rate: u64| {
+            let nanos = u128::from(nanos) * u128::from(rate_before) / u128::from(rate);
+            u64::try_from(nanos).unwrap_or(u64::MAX)
+        };
+        let full_at = now.saturating_add(burst_before);
+        let (ahead, earned) =
+            (self.earned_at.saturating_sub(full_at), full_at.saturating_sub(self.earned_at));
+        self.adopt(rate_bytes_per_second, burst_packets);
+        let rate = self.rate_bytes_per_second;
+        let earned = scaled(earned, rate).min(self.burst_nanos);
+        self.earned_at =
+            now.saturating_add(self.burst_nanos - earned).saturating_add(scaled(ahead, rate));
     }
 
     /// Changes the rate. Bytes sent ahead of the old rate are still covered at the old rate.
     pub fn set_rate(&mut self, rate_bytes_per_second: u64, now: Nanos) {
-        self.adopt(rate_bytes_per_second);
+        self.adopt(rate_bytes_per_second, BURST_PACKETS);
         // The bucket does not grow, so that a formerly slow rate does not cause a burst.
         self.restart(now);
     }
 
-    fn adopt(&mut self, rate_bytes_per_second: u64) {
+    fn adopt(&mut self, rate_bytes_per_second: u64, burst_packets: u64) {
         let rate = rate_bytes_per_second.max(1);
         let ahead = |packets: u64| {
             let bytes = u128::from((packets - 1) * self.packet_bytes_max);
@@ -58,8 +76,8 @@ impl Pacer {
             u64::try_from(nanos).unwrap_or(u64::MAX)
         };
         self.rate_bytes_per_second = rate;
-        self.burst_nanos = ahead(BURST_PACKETS);
-        self.restart_nanos = ahead(RESTART_PACKETS);
+        self.burst_nanos = ahead(burst_packets.max(1));
+        self.restart_nanos = ahead(RESTART_PACKETS.min(burst_packets.max(1)));
         self.earned_fraction = 0;
     }
 
@@ -162,6 +180,47 @@ mod tests {
         }
         // At a tenth of the rate the next burst takes at least as long as 56 packets.
         assert!(now >= (BURST_PACKETS - RESTART_PACKETS - 1) * millisecond, "{now}");
+    }
+
+    #[test]
+    fn adjusting_to_the_same_rate_changes_nothing_and_to_half_halves_the_pace() {
+        let millisecond = 1_000_000;
+        let sent_by = |adjusted: bool, rate: u64| {
+            let mut pacer = Pacer::new(1_000_000, 1000, 0);
+            (0..BURST_PACKETS + 10).for_each(|_| pacer.sent(1000, 0));
+            (1..=200).fold(0, |sent, step| {
+                let now = step * millisecond;
+                if adjusted {
+                    pacer.adjust(rate, BURST_PACKETS, now);
+                }
+                let due = (0..1000).take_while(|_| {
+                    let is_due = pacer.next_at() <= now;
+                    if is_due {
+                        pacer.sent(1000, now);
+                    }
+                    is_due
+                });
+                sent + due.count()
+            })
+        };
+        assert_eq!(sent_by(true, 1_000_000), sent_by(false, 0));
+        let half = sent_by(true, 500_000);
+        assert!((90..=100).contains(&half), "{half} packets in 200 ms");
+    }
+
+    #[test]
+    fn a_smaller_burst_holds_after_a_pause() {
+        let mut pacer = Pacer::new(1_000_000, 1000, 0);
+        pacer.adjust(1_000_000, 4, 0);
+        let now = 1_000_000_000;
+        let burst = (0..1000).take_while(|_| {
+            let is_due = pacer.next_at() <= now;
+            if is_due {
+                pacer.sent(1000, now);
+            }
+            is_due
+        });
+        assert_eq!(burst.count(), 4);
     }
 
     proptest! {

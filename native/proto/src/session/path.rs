@@ -9,7 +9,6 @@ use crate::link::Nanos;
 
 use super::challenges::Challenges;
 use super::config::SessionConfig;
-use super::congestion::Allowance;
 use super::ecn::{Marking, PathCounts};
 use super::gaps::{Gaps, LossCounts, Timing};
 use super::narrow::Narrow;
@@ -139,7 +138,6 @@ pub struct Path {
     wire_bytes_sent: u64,
     /// Set if the path's rate is below the session's.
     pacer: Option<Pacer>,
-    window_bytes: u64,
 }
 
 impl Path {
@@ -170,7 +168,6 @@ impl Path {
             packets_sent: 0,
             wire_bytes_sent: 0,
             pacer: None,
-            window_bytes: u64::MAX,
         }
     }
 
@@ -253,10 +250,8 @@ impl Path {
         self.rtt.packet_sent((number, self.wire_bytes_sent), now);
     }
 
-    /// Sets the allowance.
-    pub fn allow(&mut self, allowance: Allowance, pace: Pace, now: Nanos) {
-        self.window_bytes = allowance.window_bytes;
-        let rate = allowance.rate_bytes_per_second;
+    /// Sets its rate in wire bytes per second.
+    pub fn allow(&mut self, rate: u64, pace: Pace, now: Nanos) {
         if rate >= pace.rate_bytes_per_second {
             self.pacer = None;
         } else if let Some(pacer) = &mut self.pacer {
@@ -266,12 +261,6 @@ impl Path {
             pacer.restart(now);
             self.pacer = Some(pacer);
         }
-    }
-
-    /// When a unit may leave on it; `None`: after the peer's next report.
-    #[must_use]
-    pub fn allows_at(&self) -> Option<Nanos> {
-        (self.in_flight_bytes() < self.window_bytes).then(|| self.paced_at())
     }
 
     /// When a packet may leave on it.

@@ -9,10 +9,10 @@ use rand_core::{Rng, SeedableRng};
 use crate::link::Nanos;
 
 use super::config::{Detection, SessionConfig};
-use super::congestion::{Congestion, Verdict};
+use super::congestion::{Congestion, Steering, Verdict};
 use super::path::{Pace, Path};
-use super::path_choice::PathChoice;
-use super::rtt::timeout_of;
+use super::path_choice::{PathChoice, RoundRobin};
+use super::rtt::{Echo, timeout_of};
 use super::units::Units;
 use super::unproven::Budget;
 
@@ -69,7 +69,7 @@ impl PathSet {
 pub struct Paths {
     all: Vec<Path>,
     choice: Box<dyn PathChoice>,
-    congestion: Box<dyn Congestion>,
+    congestion: Congestion,
     pace: Pace,
     /// The path on which the peer was heard last. Its control packets arrive there, so ours are
     /// sent there, too.
@@ -90,8 +90,7 @@ impl Paths {
     pub fn new(
         config: &SessionConfig,
         units: Units,
-        choice: Box<dyn PathChoice>,
-        congestion: Box<dyn Congestion>,
+        steering: Steering,
         token_seed: [u8; 32],
         now: Nanos,
     ) -> Self {
@@ -104,8 +103,8 @@ impl Paths {
         let pace = Pace::of(config);
         let mut paths = Self {
             all,
-            choice,
-            congestion,
+            choice: Box::new(RoundRobin::default()),
+            congestion: Congestion::new(config, steering),
             pace,
             heard: PathId(0),
             slowest: None,
@@ -175,16 +174,16 @@ impl Paths {
     pub fn open(&self, now: Nanos) -> PathSet {
         let usable = self.usable();
         self.iter().fold(PathSet::default(), |open, (id, path)| {
-            let is_open = usable.has(id) && path.allows_at().is_some_and(|at| at <= now);
+            let is_open = usable.has(id) && path.paced_at() <= now;
             if is_open { open.with(id) } else { open }
         })
     }
 
-    /// When one of them may take a unit; `None`: after the peer's next report.
+    /// When one of them may take a unit; `None` if no path is usable.
     #[must_use]
     pub fn open_at(&self) -> Option<Nanos> {
         let usable = self.usable();
-        self.iter().filter(|(id, _)| usable.has(*id)).filter_map(|(_, path)| path.allows_at()).min()
+        self.iter().filter(|(id, _)| usable.has(*id)).map(|(_, path)| path.paced_at()).min()
     }
 
     /// Chooses one of the open paths for one unit.
@@ -200,11 +199,22 @@ impl Paths {
         self.congestion.interrupted(path);
     }
 
-    /// Processes the peer's report about a path.
-    pub fn reported(&mut self, path: PathId, now: Nanos) -> Verdict {
+    /// Processes the peer's report about a path, whose newest packet was `echo`. `is_limited`: only
+    /// congestion control keeps units back.
+    pub fn reported(
+        &mut self,
+        path: PathId,
+        echo: Option<Echo>,
+        is_limited: bool,
+        now: Nanos,
+    ) -> Verdict {
         let account = self[path].account();
         self.choice.reported(path, &account, now);
-        let verdict = self.congestion.reported(path, &account, now);
+        let own = self[path].rtt.least().unwrap_or(0);
+        let leasts = self.iter().filter(|(_, path)| path.is_validated());
+        let slowest = leasts.filter_map(|(_, path)| path.rtt.least()).max().unwrap_or(own);
+        let verdict =
+            self.congestion.reported(path, &account, (echo, (own, slowest)), is_limited, now);
         if verdict == Verdict::Changed {
             self.adopt_allowances(now);
         }
@@ -214,7 +224,7 @@ impl Paths {
     fn adopt_allowances(&mut self, now: Nanos) {
         let Self { all, congestion, pace, .. } = self;
         for (id, path) in (0..).map(PathId).zip(all) {
-            path.allow(congestion.allowance(id), *pace, now);
+            path.allow(congestion.rate_of(id), *pace, now);
         }
     }
 
@@ -223,7 +233,7 @@ impl Paths {
         let known = &mut self.all[path.index()];
         self.budget.sent(&mut known.unproven, wire_bytes, now);
         known.sent(number, wire_bytes, now);
-        self.congestion.sent(path, wire_bytes, now);
+        self.congestion.sent(wire_bytes, now);
     }
 
     /// Earliest time at which a control packet that must take this path may leave.
@@ -310,14 +320,19 @@ impl Paths {
     /// Wire bytes per second that all paths together may carry if each uses its allowance.
     #[must_use]
     pub fn rate(&self) -> u64 {
-        let rates = self.iter().map(|(id, _)| self.congestion.allowance(id).rate_bytes_per_second);
+        let rates = self.iter().map(|(id, _)| self.congestion.rate_of(id));
         rates.fold(0, u64::saturating_add)
     }
 
-    /// How often a rate was cut because the path could not carry it.
+    /// What limits all paths together.
     #[must_use]
-    pub fn trips(&self) -> u64 {
-        self.congestion.trips()
+    pub fn congestion(&self) -> &Congestion {
+        &self.congestion
+    }
+
+    /// See [`Self::congestion`].
+    pub fn congestion_mut(&mut self) -> &mut Congestion {
+        &mut self.congestion
     }
 }
 
@@ -337,7 +352,7 @@ impl IndexMut<PathId> for Paths {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Detection, IpVersion, MandatoryRate, PayloadMode, RoundRobin};
+    use super::super::{Detection, IpVersion, PayloadMode};
     use super::*;
 
     #[test]
@@ -368,9 +383,7 @@ mod tests {
             payload: PayloadMode::Real,
         };
         let units = Units::fixed(config.unit_bytes);
-        let choice = Box::new(RoundRobin::default());
-        let congestion = Box::new(MandatoryRate::new(config.rate_bytes_per_second, config.paths));
-        let mut paths = Paths::new(&config, units, choice, congestion, [0; 32], 0);
+        let mut paths = Paths::new(&config, units, Steering::default(), [0; 32], 0);
         paths.heard(PathId(1));
         assert_eq!(paths.for_control(false), PathId(1), "none is validated yet");
         paths[PathId(0)].validated();

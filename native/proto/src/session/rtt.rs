@@ -14,6 +14,8 @@ const RTO_INITIAL: Nanos = 300_000_000;
 const MARKS_PER_RTT: u64 = 256;
 /// Most send times kept: four round trips.
 const MARKS_MAX: usize = 1024;
+/// The least round trip of late is that of the present and the last interval of this length.
+const LEAST_INTERVAL: Nanos = 5_000_000_000;
 
 /// A sent packet.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,37 @@ pub struct RoundTrip {
     /// Bytes sent up to the newest of them that the peer has reported.
     reported_bytes: u64,
     smoothed: Option<Nanos>,
+    least: Least,
+}
+
+/// A sent packet that the peer has reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Echo {
+    /// When it was sent.
+    pub sent_at: Nanos,
+    /// Its round trip, if the report measures it.
+    pub rtt: Option<Nanos>,
+}
+
+/// The least sample of late.
+#[derive(Debug, Default)]
+struct Least {
+    since: Nanos,
+    present: Option<Nanos>,
+    last: Option<Nanos>,
+}
+
+impl Least {
+    fn sample(&mut self, rtt: Nanos, now: Nanos) {
+        if now.saturating_sub(self.since) >= LEAST_INTERVAL {
+            (self.since, self.last) = (now, self.present.take());
+        }
+        self.present = Some(self.present.map_or(rtt, |present| present.min(rtt)));
+    }
+
+    fn get(&self) -> Option<Nanos> {
+        self.present.into_iter().chain(self.last).min()
+    }
 }
 
 impl RoundTrip {
@@ -48,18 +81,27 @@ impl RoundTrip {
 
     /// Processes the peer's report of the newest packet it has. Each mark is used once. `delay`:
     /// how long the peer has had it; `None` if the report can't be measured because the delay is
-    /// unknown or the report took another path than the packet.
-    pub fn echo_received(&mut self, number: u64, delay: Option<Nanos>, now: Nanos) {
+    /// unknown or the report took another path than the packet. Returns the newest recorded packet
+    /// among those reported for the first time.
+    pub fn echo_received(&mut self, number: u64, delay: Option<Nanos>, now: Nanos) -> Option<Echo> {
         let mut newest = None;
         while self.marks.front().is_some_and(|mark| mark.number <= number) {
             newest = self.marks.pop_front();
         }
-        if let Some(mark) = newest {
-            self.reported_bytes = mark.bytes;
-            if let Some(delay) = delay {
-                self.sample(now.saturating_sub(mark.sent_at).saturating_sub(delay));
-            }
+        let mark: Mark = newest?;
+        self.reported_bytes = mark.bytes;
+        let rtt = delay.map(|delay| now.saturating_sub(mark.sent_at).saturating_sub(delay).max(1));
+        if let Some(rtt) = rtt {
+            self.sample(rtt);
+            self.least.sample(rtt, now);
         }
+        Some(Echo { sent_at: mark.sent_at, rtt })
+    }
+
+    /// The least sample of the last five to ten seconds; `None` before the first one.
+    #[must_use]
+    pub fn least(&self) -> Option<Nanos> {
+        self.least.get()
     }
 
     /// Bytes sent up to the newest recorded packet that the peer has reported.
@@ -102,10 +144,11 @@ mod tests {
         let mut rtt = RoundTrip::default();
         rtt.packet_sent((0, 100), 1_000);
         rtt.packet_sent((1, 150), 2_000);
-        rtt.echo_received(1, Some(500), 25_002_500);
+        let echo = rtt.echo_received(1, Some(500), 25_002_500);
+        assert_eq!(echo, Some(Echo { sent_at: 2_000, rtt: Some(25_000_000) }));
         assert_eq!(rtt.smoothed(), Some(25_000_000));
         assert_eq!((rtt.timeout(), rtt.reported_bytes()), (75_000_000, 150));
-        rtt.echo_received(1, Some(500), 90_000_000);
+        assert_eq!(rtt.echo_received(1, Some(500), 90_000_000), None);
         assert_eq!(rtt.smoothed(), Some(25_000_000), "a mark counts once");
     }
 
@@ -128,6 +171,25 @@ mod tests {
         rtt.echo_received(999_999, Some(0), 999_999 * 100 + 25_000_000);
         let srtt = rtt.smoothed().unwrap();
         assert!((25_000_000..=25_000_000 + 25_000_000 / 256).contains(&srtt), "{srtt}");
+    }
+
+    #[test]
+    fn the_least_sample_is_forgotten_after_ten_seconds() {
+        let mut rtt = RoundTrip::default();
+        let second = 1_000_000_000;
+        for (at, sample, least) in [
+            (1, 30_000_000, 30_000_000),
+            (2, 25_000_000, 25_000_000),
+            (7, 40_000_000, 25_000_000),
+            (11, 50_000_000, 25_000_000),
+            (12, 50_000_000, 40_000_000),
+            (17, 50_000_000, 50_000_000),
+        ] {
+            let now = at * second;
+            rtt.packet_sent((at, at * 100), now - sample);
+            rtt.echo_received(at, Some(0), now);
+            assert_eq!(rtt.least(), Some(least), "after {at} s");
+        }
     }
 
     #[test]

@@ -240,6 +240,12 @@ impl Sender {
         self.flight.oldest(path)
     }
 
+    /// Number of units sent on a path in this packet and later ones, and not acknowledged.
+    #[must_use]
+    pub fn sent_since(&self, path: PathId, packet: u64) -> u64 {
+        self.flight.sent_since(path, packet)
+    }
+
     /// Whether sent units are unacknowledged.
     #[must_use]
     pub fn has_outstanding(&self) -> bool {

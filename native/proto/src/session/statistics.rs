@@ -103,8 +103,8 @@ counters! {
         pub probes_sent: u64,
         /// Time for which sending paused because the peer was silent, in nanoseconds.
         pub stalled_nanos: u64,
-        /// Wire bytes per second that this end may send: the session's rate, or what its circuit
-        /// breaker leaves of it.
+        /// Wire bytes per second that this end may send: the session's rate, or what congestion
+        /// control and circuit breaker leave of it.
         pub rate_bytes_per_second: u64,
         /// How often the circuit breaker cut the rate.
         pub breaker_trips: u64,
@@ -117,6 +117,11 @@ counters! {
         /// Packets of this end that the peer's host dropped because a buffer was full. Not in
         /// `lost_packets`.
         pub peer_drops: u64,
+        /// Wire bytes of units that congestion control allows in flight (0: it does not limit).
+        pub window_bytes: u64,
+        /// Least round-trip time of the last five to ten seconds, of the slowest path, in
+        /// nanoseconds (0 before the first sample).
+        pub rtt_least_nanos: u64,
     }
 }
 
@@ -129,6 +134,8 @@ pub enum SendLimit {
     Credit,
     /// The rate; there are units to send.
     Pacing,
+    /// The congestion controller; there are units to send.
+    Congestion,
     /// Lost units are being sent again or await their acknowledgement.
     Loss,
     /// Everything has been sent and awaits its acknowledgement.
@@ -146,6 +153,7 @@ impl Session {
         let ours = self.paths.iter().map(|(_, path)| path.peer_losses).sum::<LossCounts>();
         let theirs = self.paths.iter().map(|(_, path)| path.gaps.counts()).sum::<LossCounts>();
         let paths = || self.paths.iter().map(|(_, path)| path);
+        let allowance = self.paths.congestion().allowance();
         let mut statistics = SessionStatistics {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
@@ -158,8 +166,13 @@ impl Session {
             timeouts,
             key_updates_sent,
             key_updates_received,
-            rate_bytes_per_second: self.paths.rate().min(self.config.rate_bytes_per_second),
-            breaker_trips: self.paths.trips(),
+            rate_bytes_per_second: allowance
+                .map_or(u64::MAX, |allowance| allowance.rate_bytes_per_second)
+                .min(self.paths.rate())
+                .min(self.config.rate_bytes_per_second),
+            window_bytes: allowance.map_or(0, |allowance| allowance.window_bytes),
+            rtt_least_nanos: paths().filter_map(|path| path.rtt.least()).max().unwrap_or(0),
+            breaker_trips: self.paths.congestion().trips(),
             path_mtu_bytes: self.path_mtu_bytes,
             ce_received: paths().map(|path| path.arrived.ce).sum(),
             ce_echoed: paths().map(|path| path.marking.peer().ce).sum(),
@@ -185,6 +198,14 @@ impl Session {
         self.statistics.wire_bytes_sent
     }
 
+    /// Whether the congestion controller allows less than the session's rate.
+    fn is_congested(&self) -> bool {
+        let allowance = self.paths.congestion().allowance();
+        allowance.is_some_and(|allowance| {
+            allowance.rate_bytes_per_second < self.config.rate_bytes_per_second
+        })
+    }
+
     /// What currently limits this end's sending.
     #[must_use]
     pub fn limit(&self) -> SendLimit {
@@ -197,7 +218,7 @@ impl Session {
         } else if sender.is_recovering() {
             SendLimit::Loss
         } else if sender.has_new() {
-            SendLimit::Pacing
+            if self.is_congested() { SendLimit::Congestion } else { SendLimit::Pacing }
         } else if sender.is_without_credit() {
             SendLimit::Credit
         } else {

@@ -10,7 +10,7 @@ use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PathCounts, PathId,
     PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
-    SessionStatistics, Source, StreamPart, StreamRequest,
+    SessionStatistics, Source, Steering, StreamPart, StreamRequest,
 };
 
 const UNIT: u64 = 256;
@@ -147,6 +147,7 @@ impl World {
         let mut world = Self {
             session: Session::new(
                 config,
+                Steering::default(),
                 &SessionKeys { send: secret(1), receive: secret(2), token_seed: [3; 32] },
                 0,
             ),

@@ -6,6 +6,7 @@ use sealane_proto::session::packet::Header;
 use sealane_proto::session::{
     Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId, PayloadMode,
     ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
+    Steering,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
@@ -81,6 +82,7 @@ pub fn end_with(index: u64, now: Nanos, config: SessionConfig) -> Session {
     let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
     Session::new(
         config,
+        Steering::default(),
         &SessionKeys {
             send: secret(index),
             receive: secret(1 - index),

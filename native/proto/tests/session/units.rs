@@ -2,7 +2,9 @@
 
 use sealane_proto::aead::Secret;
 use sealane_proto::session::packet::Header;
-use sealane_proto::session::{CloseReason, Event, PostError, Session, SessionKeys, Units};
+use sealane_proto::session::{
+    CloseReason, Event, PostError, Session, SessionKeys, Steering, Units,
+};
 
 use crate::pair::{DELAY, MILLISECOND, Pair, config, receive, send};
 use crate::statuses;
@@ -19,7 +21,7 @@ fn end(index: u64, units: &[u16]) -> Session {
         token_seed: [index as u8; 32],
     };
     let units = Units::descending(units).unwrap();
-    Session::searching(config(index), units, index == 0, &keys, 0)
+    Session::searching(config(index), Steering::default(), (units, index == 0), &keys, 0)
 }
 
 /// Lets time pass while datagrams longer than `most[to]` vanish on their way to that end.

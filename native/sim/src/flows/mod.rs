@@ -8,6 +8,7 @@
 mod balance;
 mod flow;
 mod landing;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -17,6 +18,7 @@ use sealane_proto::fabric::Sites;
 use sealane_proto::link::{LinkError, Nanos};
 
 pub use balance::Balance;
+pub use sessions::{SessionsSetup, run_sessions};
 pub use world::run_cell;
 
 /// Payload of a packet; all packets are full.

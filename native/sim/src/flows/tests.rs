@@ -3,6 +3,7 @@
 use sealane_proto::congestion::{Algorithm, GeminiRules, Rules};
 use sealane_proto::fabric::Sites;
 use sealane_proto::link::{LinkConfig, Nanos, Phantom, Thresholds};
+use sealane_proto::session::Marks;
 
 use super::*;
 
@@ -206,4 +207,43 @@ fn cells_that_cannot_be_run_are_refused() {
     let outages = vec![(8, 0, 1)];
     let outage = Cell { outages, ..cell(vec![flow(1, 2, 1)]) };
     assert_eq!(refused(&outage), CellError::Outage(8));
+}
+
+/// Mean times of the same flows as lean models and as the product's sessions, in ms.
+fn modelled_and_real(flows: &[FlowSetup], rules: Rules) -> (f64, f64) {
+    // Sessions are established and have credit by then.
+    let start = 10_000_000;
+    let flows = flows.iter().map(|flow| FlowSetup { start, ..*flow }).collect();
+    let congestion = Algorithm::Uno(rules);
+    let cell = Cell { congestion, balance: Balance::Subflows, ..cell(flows) };
+    let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code: None };
+    let of = |outcome: &CellOutcome| mean(&millis(outcome)) - start as f64 / 1e6;
+    (of(&run_cell(&cell).unwrap()), of(&run_sessions(&cell, &setup).unwrap()))
+}
+
+#[test]
+fn the_products_sessions_take_as_long_as_the_lean_model() {
+    let far = |bytes| vec![flow(3, 240, bytes)];
+    for (what, flows, rules) in [
+        ("a message", far(5_000_000), Rules::RELEASED),
+        ("a message, small start", far(5_000_000), Rules::DEFAULT),
+        ("a long flow, small start", far(200_000_000), Rules::DEFAULT),
+        ("a mixed incast, small start", incast(100_000_000), Rules::DEFAULT),
+    ] {
+        let (modelled, real) = modelled_and_real(&flows, rules);
+        assert_near(what, real, modelled, 0.05);
+    }
+}
+
+#[test]
+fn sessions_survive_a_link_that_dies_under_them() {
+    let flows = (0..4).map(|index| flow(20 * index, 140 + 20 * index, 5_000_000)).collect();
+    let outages = vec![(0, 11_000_000, Nanos::MAX), (1, 12_000_000, 13_000_000)];
+    let cell = Cell { outages, congestion: Algorithm::Uno(Rules::DEFAULT), ..cell(flows) };
+    for code in [None, Some((8, 2))] {
+        let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code };
+        let outcome = run_sessions(&cell, &setup).unwrap();
+        let all = millis(&outcome);
+        assert!(all.iter().all(|at| *at > 0.0 && *at < 200.0), "{all:?} with {code:?}");
+    }
 }

@@ -92,18 +92,22 @@ fn drain(link: &LinkConfig) -> Nanos {
     nanos as Nanos
 }
 
+/// Sets the outages of a cell's links between the data centres.
+pub(super) fn set_outages<T: Clone>(fabric: &mut Fabric<T>, cell: &Cell) {
+    let links = cell.sites.wan_links;
+    let first = fabric.topology().ports().len() - 2 * usize::from(links);
+    for link in 0..links {
+        let of_link = cell.outages.iter().filter(|(index, ..)| *index == link);
+        let outages: Vec<_> = of_link.map(|(_, start, end)| (*start, *end)).collect();
+        fabric.set_outages(PortId(first as u32 + u32::from(link)), &outages);
+    }
+}
+
 impl World {
     fn new(cell: &Cell) -> Self {
         let Cell { sites, .. } = cell;
-        let topology = sites.build();
-        let first_wan = topology.ports().len() - 2 * usize::from(sites.wan_links);
-        let mut fabric = Fabric::new(topology, cell.seed);
-        for link in 0..sites.wan_links {
-            let of_link = cell.outages.iter().filter(|(index, ..)| *index == link);
-            let outages: Vec<_> = of_link.map(|(_, start, end)| (*start, *end)).collect();
-            let port = PortId(first_wan as u32 + u32::from(link));
-            fabric.set_outages(port, &outages);
-        }
+        let mut fabric = Fabric::new(sites.build(), cell.seed);
+        set_outages(&mut fabric, cell);
         let round_trip =
             |is_far| sites.one_way(DATA_BYTES, is_far) + sites.one_way(HEADER_BYTES, is_far);
         let line = sites.host.rate_bits_per_second / 8;

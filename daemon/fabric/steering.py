@@ -1,0 +1,44 @@
+"""How the sessions of a fabric steer what they send: the operator's words for the engine's."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from sealane import _native
+
+CONTROLLERS: Final = {
+    ("uno", "phantom"): "uno",
+    ("uno", "queue"): "uno-queue",
+    ("uno", "none"): "delay",
+    ("gemini", "phantom"): "gemini",
+    ("gemini", "queue"): "gemini",
+    ("gemini", "none"): "delay",
+    ("dctcp", "phantom"): "dctcp",
+    ("dctcp", "queue"): "dctcp",
+}
+"""The engine's controller for `fabric.congestion` and `fabric.marking`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """Congestion control of a fabric's sessions, and the network that they are in."""
+
+    congestion: str = "rate"
+    """`rate`: the operator's rate with a circuit breaker; otherwise one of CONTROLLERS."""
+    marking: str = "queue"
+    """What marks packets on the way: the switches' queues, phantom queues, or nothing."""
+    line_bits_per_second: int = 0
+    """Rate of the hosts' links, equal at all fabrics of a network."""
+    near_rtt_micros: int = 0
+    """Round trip within a data centre, without queues."""
+    far_rtt_micros: int = 0
+    """Longest round trip between data centres, without queues."""
+
+    def for_engine(self) -> _native.Steering:
+        """Return the settings as the engine takes them."""
+        return _native.Steering(
+            congestion=CONTROLLERS.get((self.congestion, self.marking)),
+            line_bits_per_second=self.line_bits_per_second,
+            near_rtt_nanos=self.near_rtt_micros * 1000,
+            far_rtt_nanos=self.far_rtt_micros * 1000,
+            phantom_marks=self.marking == "phantom",
+        )

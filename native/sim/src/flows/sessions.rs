@@ -1,0 +1,357 @@
+//! The product's session machines in the network of a cell: one session for each flow.
+//!
+//! Payload is left out; lengths, timers and decisions are the product's. Entropies are the ports of
+//! the sessions' paths.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use sealane_proto::aead::Secret;
+use sealane_proto::congestion::Domain;
+use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
+use sealane_proto::link::Nanos;
+use sealane_proto::session::{
+    Arrival, CompletionStatus, Departure, Detection, Ecn, Event, IpVersion, Marks, Memory,
+    PACKETS_PER_KEY, PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session,
+    SessionConfig, SessionKeys, Source, Steering,
+};
+
+use super::{
+    Cell, CellError, CellOutcome, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Sample,
+};
+
+/// Bytes of the messages into which a flow is cut, and how many of them are posted at once.
+const MESSAGE_BYTES: u64 = 1 << 24;
+const MESSAGES_POSTED: u64 = 8;
+/// Slots of a session.
+const SLOTS: u16 = 16;
+/// Silence after which a session ends.
+const IDLE: Nanos = 60_000_000_000;
+/// Packets up to this size leave a port first, as acknowledgements do in the lean model.
+const CONTROL_BYTES_MAX: u32 = 600;
+
+/// Settings of the sessions of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionsSetup {
+    /// Paths of each session.
+    pub paths: u8,
+    /// What marks mean.
+    pub marks: Marks,
+    /// Code of the messages of flows between data centres; k, m.
+    pub code: Option<(u8, u8)>,
+}
+
+/// Memory of which nothing is read or written.
+#[derive(Debug)]
+struct NoMemory;
+
+impl Memory for NoMemory {
+    fn read(&self, _offset: u64, _into: &mut [u8]) {}
+
+    fn write(&mut self, _offset: u64, _from: &[u8]) {}
+
+    fn chunk_landed(&mut self, _slot: u16, _chunk: u32) {}
+
+    fn chunks_cleared(&mut self, _slot: u16, _chunk_count: u32) {}
+}
+
+/// A datagram in the network.
+#[derive(Debug, Clone)]
+struct Datagram {
+    /// 0: to the receiver of the flow; 1: to its sender.
+    direction: usize,
+    path: PathId,
+    ecn: Ecn,
+    bytes: Vec<u8>,
+}
+
+/// A session with both ends.
+struct Pair {
+    setup: FlowSetup,
+    /// Sender, receiver.
+    ends: [Session; 2],
+    reliability: Reliability,
+    /// Posted so far.
+    receives: u64,
+    sends: u64,
+    completed: u64,
+    lost: bool,
+    outcome: FlowOutcome,
+    wake_at: [Nanos; 2],
+}
+
+impl Pair {
+    fn messages(&self) -> u64 {
+        self.setup.bytes.div_ceil(MESSAGE_BYTES)
+    }
+
+    /// Posts what may be posted.
+    fn post(&mut self, now: Nanos) {
+        let messages = self.messages();
+        let end = messages.min(self.completed + MESSAGES_POSTED);
+        let [sender, receiver] = &mut self.ends;
+        while receiver.is_established() && self.receives < end {
+            let (offset, length) = message_of(&self.setup, self.receives);
+            let receive = ReceiveRequest { offset, length_max: length, user_data: 0 };
+            if receiver.post_receive(receive, now).is_err() {
+                break;
+            }
+            self.receives += 1;
+        }
+        while sender.is_established() && now >= self.setup.start && self.sends < end {
+            let (offset, length) = message_of(&self.setup, self.sends);
+            let reliability = self.reliability;
+            let send = SendRequest { offset, length, reliability, immediate: None, user_data: 0 };
+            if sender.post_send(send, now).is_err() {
+                break;
+            }
+            self.sends += 1;
+        }
+    }
+
+    fn handle_events(&mut self, now: Nanos) {
+        while let Some(event) = self.ends[0].next_event() {
+            match event {
+                Event::SendCompleted { status, .. } => {
+                    self.completed += 1;
+                    self.lost |= status != CompletionStatus::Ok;
+                    if self.completed == self.messages() {
+                        self.outcome.finished_at = if self.lost { 0 } else { now };
+                    }
+                }
+                Event::Closed { .. } => self.lost = true,
+                _ => {}
+            }
+        }
+        while self.ends[1].next_event().is_some() {}
+        self.post(now);
+    }
+
+    fn is_over(&self) -> bool {
+        self.completed == self.messages() || self.lost
+    }
+}
+
+/// Offset and length of a message of a flow.
+fn message_of(setup: &FlowSetup, number: u64) -> (u64, u64) {
+    let offset = number * MESSAGE_BYTES;
+    (offset, MESSAGE_BYTES.min(setup.bytes - offset))
+}
+
+struct World {
+    fabric: Fabric<Datagram>,
+    pairs: Vec<Pair>,
+    /// Time, then twice the pair, plus the end.
+    wakes: BinaryHeap<Reverse<(Nanos, u32)>>,
+    unfinished: usize,
+    arrivals: u64,
+    out: Vec<u8>,
+}
+
+/// Runs a cell with the product's sessions instead of lean flows. The cell's balance and code are
+/// replaced by `setup`.
+///
+/// # Errors
+/// If the cell is not valid.
+pub fn run_sessions(cell: &Cell, setup: &SessionsSetup) -> Result<CellOutcome, CellError> {
+    cell.validate()?;
+    let mut world = World::new(cell, setup);
+    let port = Sites::port_to(world.fabric.topology(), NodeId(cell.sample_host));
+    let mut samples = Vec::new();
+    let mut sample_at = if cell.sample_every > 0 { cell.sample_every } else { Nanos::MAX };
+    while world.unfinished > 0 {
+        let Some(now) = world.next_at().filter(|at| *at <= cell.time_max) else { break };
+        while sample_at <= now {
+            samples.push(world.sample(port, sample_at));
+            sample_at += cell.sample_every;
+        }
+        world.step(now);
+    }
+    let ports = world.fabric.topology().ports().len() as u32;
+    let overflowed = (0..ports).map(|port| world.fabric.counters(PortId(port)).overflowed_packets);
+    Ok(CellOutcome {
+        overflowed_packets: overflowed.sum(),
+        flows: world.pairs.iter().map(Pair::outcome).collect(),
+        samples,
+        arrivals: world.arrivals,
+    })
+}
+
+impl Pair {
+    fn outcome(&self) -> FlowOutcome {
+        let statistics = self.ends[0].statistics();
+        FlowOutcome {
+            sent_packets: statistics.data_packets_sent + statistics.parity_packets_sent,
+            repeated_packets: statistics.retransmitted_packets,
+            ..self.outcome
+        }
+    }
+}
+
+impl World {
+    fn new(cell: &Cell, setup: &SessionsSetup) -> Self {
+        let Cell { sites, .. } = cell;
+        let fabric = Fabric::new(sites.build(), cell.seed);
+        let mut fabric = fabric;
+        super::world::set_outages(&mut fabric, cell);
+        let round_trip = |is_far| {
+            sites.one_way(PAYLOAD_BYTES + HEADER_BYTES, is_far)
+                + sites.one_way(HEADER_BYTES, is_far)
+        };
+        let line = sites.host.rate_bits_per_second / 8;
+        let domain = Domain {
+            line_bytes_per_second: line,
+            near_rtt: round_trip(false),
+            far_rtt: round_trip(true),
+            packet_bytes: 0,
+        };
+        let steering = Steering { congestion: Some((cell.congestion, domain)), marks: setup.marks };
+        let config = SessionConfig {
+            connection_id_local: 1,
+            connection_id_peer: 1,
+            unit_bytes: PAYLOAD_BYTES as u16,
+            ip: IpVersion::V4,
+            paths: setup.paths,
+            chunk_units: 16,
+            slots: SLOTS,
+            rate_bytes_per_second: line,
+            idle_timeout: IDLE,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: PACKETS_PER_KEY,
+            payload: PayloadMode::LengthsOnly,
+        };
+        let pair = |(index, flow): (usize, &FlowSetup)| {
+            let end = |end: u64| {
+                let secret =
+                    |direction: u64| Secret::extract(&direction.to_be_bytes(), b"simulation");
+                let mut token_seed = [end as u8; 32];
+                token_seed[..8].copy_from_slice(&(index as u64).to_be_bytes());
+                let keys = SessionKeys { send: secret(end), receive: secret(1 - end), token_seed };
+                Session::new(config, steering, &keys, 0)
+            };
+            let is_far = flow.from / Sites::HOSTS != flow.to / Sites::HOSTS;
+            let code = setup.code.filter(|_| is_far);
+            let coded = |(k, m)| Reliability::ErasureCoded { k, m, depth: 1 };
+            Pair {
+                setup: *flow,
+                ends: [end(0), end(1)],
+                reliability: code.map_or(Reliability::SelectiveRepeat, coded),
+                receives: 0,
+                sends: 0,
+                completed: 0,
+                lost: false,
+                outcome: FlowOutcome::default(),
+                wake_at: [Nanos::MAX; 2],
+            }
+        };
+        let pairs: Vec<Pair> = cell.flows.iter().enumerate().map(pair).collect();
+        let mut world = Self {
+            fabric,
+            wakes: BinaryHeap::new(),
+            unfinished: pairs.len(),
+            arrivals: 0,
+            out: Vec::new(),
+            pairs,
+        };
+        for index in 0..world.pairs.len() {
+            world.drive(index, 0, 0);
+            world.drive(index, 1, 0);
+        }
+        world
+    }
+
+    fn next_at(&self) -> Option<Nanos> {
+        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
+        [self.fabric.next_at(), wake].into_iter().flatten().min()
+    }
+
+    fn step(&mut self, now: Nanos) {
+        while let Some((at, packet)) = self.fabric.take(now) {
+            self.arrivals += 1;
+            let index = packet.flow as usize;
+            let Datagram { direction, path, ecn, mut bytes } = packet.body;
+            let end = 1 - direction;
+            let ecn = if packet.is_marked { Ecn::Ce } else { ecn };
+            let arrival = Arrival { path, source: Source::Path, ecn };
+            let pair = &mut self.pairs[index];
+            pair.ends[end].receive(&mut bytes, arrival, &mut NoMemory, at);
+            self.drive(index, end, at);
+        }
+        while let Some(Reverse((at, who))) =
+            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
+        {
+            self.wakes.pop();
+            let (index, end) = (who as usize / 2, who as usize % 2);
+            if self.pairs[index].wake_at[end] == at {
+                self.pairs[index].wake_at[end] = Nanos::MAX;
+                self.drive(index, end, now);
+            }
+        }
+    }
+
+    /// Lets time pass for an end, sends what it may send, and arranges its next wake.
+    fn drive(&mut self, index: usize, end: usize, now: Nanos) {
+        let pair = &mut self.pairs[index];
+        let was_over = pair.is_over();
+        pair.ends[end].handle_timeout(now);
+        pair.handle_events(now);
+        // Posting may give either end something to send.
+        for end in [end, 1 - end] {
+            self.transmit(index, end, now);
+        }
+        let pair = &mut self.pairs[index];
+        pair.handle_events(now);
+        self.unfinished -= usize::from(pair.is_over() && !was_over);
+        for end in 0..2 {
+            let Some(at) = pair.ends[end].next_timeout() else { continue };
+            let starts = if pair.sends == 0 { pair.setup.start.max(1) } else { Nanos::MAX };
+            let at = if starts > now { at.min(starts) } else { at };
+            let at = at.max(now + 1);
+            if at < pair.wake_at[end] {
+                pair.wake_at[end] = at;
+                self.wakes.push(Reverse((at, (2 * index + end) as u32)));
+            }
+        }
+    }
+
+    fn transmit(&mut self, index: usize, end: usize, now: Nanos) {
+        let pair = &mut self.pairs[index];
+        let FlowSetup { from, to, .. } = pair.setup;
+        let [own, other] = if end == 0 { [from, to] } else { [to, from] };
+        loop {
+            self.out.clear();
+            let session = &mut pair.ends[end];
+            let before = session.wire_bytes_sent();
+            if !session.next_transmit(&NoMemory, now, &mut self.out) {
+                return;
+            }
+            let wire_bytes = (session.wire_bytes_sent() - before) as u32;
+            let Departure { path, ecn } = session.departure();
+            let is_short = wire_bytes <= CONTROL_BYTES_MAX;
+            let packet = Packet {
+                to: NodeId(other),
+                flow: index as u64,
+                entropy: path.0.into(),
+                class: if is_short { Class::Control } else { Class::Data },
+                wire_bytes,
+                is_ecn_capable: ecn != Ecn::NotEct,
+                is_marked: false,
+                body: Datagram { direction: end, path, ecn, bytes: self.out.clone() },
+            };
+            self.fabric.offer(NodeId(own), packet, now);
+        }
+    }
+
+    fn sample(&self, port: Option<PortId>, at: Nanos) -> Sample {
+        let landed = |pair: &Pair| {
+            let statistics = pair.ends[1].statistics();
+            statistics.units_received * u64::from(PAYLOAD_BYTES)
+        };
+        Sample {
+            at,
+            acked_bytes: self.pairs.iter().map(landed).collect(),
+            queued_bytes: port.map_or(0, |port| self.fabric.queued_bytes(port, at)),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Sessions with a congestion controller on one path.
+
+use sealane_proto::congestion::{Algorithm, Domain, GeminiRules, Rules};
+use sealane_proto::link::{LinkConfig, PARTS, Phantom, Thresholds};
+use sealane_proto::session::{Marks, Steering};
+
+use super::{Outcome, Scenario, check};
+
+const LINK: u64 = 100_000_000;
+const MILLISECOND: u64 = 1_000_000;
+/// Ten times what the link carries.
+const LINE_BYTES_PER_SECOND: u64 = 125_000_000;
+
+fn steering(algorithm: Algorithm) -> Steering {
+    let domain = Domain {
+        line_bytes_per_second: LINE_BYTES_PER_SECOND,
+        near_rtt: MILLISECOND,
+        far_rtt: 25 * MILLISECOND,
+        packet_bytes: 0,
+    };
+    Steering { congestion: Some((algorithm, domain)), marks: Marks::PhantomQueues }
+}
+
+/// A link that marks by a phantom queue of a tenth of a second.
+fn marked(delay: u64) -> LinkConfig {
+    let cap_bytes = LINK / 8 / 10;
+    let thresholds = Thresholds {
+        low_bytes: cap_bytes / 50,
+        high_bytes: cap_bytes / 5 * 3,
+        probability_max_parts: PARTS,
+    };
+    let phantom = Phantom { drain_parts_per_billion: 952_380_952, cap_bytes, thresholds };
+    LinkConfig { phantom: Some(phantom), ..LinkConfig::clean(LINK, delay, 250_000) }
+}
+
+fn scenario(forward: LinkConfig, steering: Steering) -> Scenario {
+    let length = 2_000_000;
+    Scenario {
+        count: 20,
+        message_bytes_min: length,
+        message_bytes_max: length,
+        rate_bytes_per_second: LINE_BYTES_PER_SECOND,
+        forward,
+        backward: LinkConfig { phantom: None, ..forward },
+        steering,
+        ..Scenario::small(5)
+    }
+}
+
+fn share_of_link(outcome: &Outcome) -> f64 {
+    40e6 * 8.0 / (outcome.elapsed_nanos as f64 / 1e9) / LINK as f64
+}
+
+#[test]
+fn a_session_with_uno_fills_a_link_far_slower_than_its_line_without_a_queue() {
+    for delay in [MILLISECOND / 2, 12 * MILLISECOND] {
+        let outcome = check(&scenario(marked(delay), steering(Algorithm::Uno(Rules::DEFAULT))));
+        let share = share_of_link(&outcome);
+        assert!(share > 0.75, "{share} of the link at {delay} ns");
+        let lost = outcome.forward.overflowed_packets;
+        assert!(lost * 50 < outcome.sender.packets_sent, "{lost} packets lost at {delay} ns");
+        assert_eq!(outcome.sender.breaker_trips, 0);
+        assert!(outcome.sender.window_bytes > 0);
+    }
+}
+
+#[test]
+fn without_a_controller_the_same_session_loses_most_of_what_it_sends() {
+    let outcome = check(&scenario(marked(12 * MILLISECOND), Steering::default()));
+    let lost = outcome.forward.overflowed_packets;
+    assert!(lost * 3 > outcome.sender.packets_sent, "{lost} of {}", outcome.sender.packets_sent);
+    assert_eq!(outcome.sender.window_bytes, 0);
+}
+
+#[test]
+fn every_controller_delivers_everything_with_losses_and_without_marks() {
+    for algorithm in [
+        Algorithm::Uno(Rules::DEFAULT),
+        Algorithm::Uno(Rules::REAL_QUEUES),
+        Algorithm::Gemini(GeminiRules::DEFAULT),
+        Algorithm::Gemini(GeminiRules::NO_MARKS),
+        Algorithm::Dctcp,
+    ] {
+        let clean = LinkConfig::clean(LINK, 12 * MILLISECOND, 250_000);
+        for forward in [
+            LinkConfig { loss: sealane_proto::link::Loss::Independent(PARTS / 100), ..clean },
+            LinkConfig {
+                jitter_nanos: MILLISECOND,
+                reorder_parts_per_billion: PARTS / 50,
+                reorder_nanos_max: 3 * MILLISECOND,
+                duplicate_parts_per_billion: PARTS / 50,
+                ..marked(12 * MILLISECOND)
+            },
+        ] {
+            let outcome = check(&Scenario { count: 4, ..scenario(forward, steering(algorithm)) });
+            assert_eq!(outcome.receiver.receives_completed, 4, "{algorithm:?}");
+        }
+    }
+}
+
+#[test]
+fn lost_acknowledgements_stop_no_session() {
+    let forward = marked(12 * MILLISECOND);
+    let mut lossy = scenario(forward, steering(Algorithm::Uno(Rules::DEFAULT)));
+    lossy.backward.loss = sealane_proto::link::Loss::Independent(PARTS / 10);
+    let outcome = check(&lossy);
+    let share = share_of_link(&outcome);
+    assert!(share > 0.7, "{share} of the link");
+}
+
+#[test]
+fn a_window_of_one_packet_recovers_when_its_packet_is_lost() {
+    // Half of everything is lost, so Quick Adapt takes the window to its least.
+    let mut lossy = scenario(marked(MILLISECOND), steering(Algorithm::Uno(Rules::DEFAULT)));
+    lossy.forward.loss = sealane_proto::link::Loss::Independent(PARTS / 2);
+    lossy.backward.loss = lossy.forward.loss;
+    lossy.count = 1;
+    lossy.message_bytes_min = 100_000;
+    lossy.message_bytes_max = 100_000;
+    let outcome = check(&lossy);
+    assert!(outcome.elapsed_nanos < 60_000 * MILLISECOND, "{} ns", outcome.elapsed_nanos);
+}
+
+#[test]
+fn losses_under_a_phantom_queue_do_not_trip_the_breaker() {
+    let lossy = |marks| {
+        let mut scenario = scenario(marked(12 * MILLISECOND), Steering::default());
+        scenario.rate_bytes_per_second = LINK / 8 / 100 * 98;
+        scenario.steering.marks = marks;
+        scenario.forward.loss = sealane_proto::link::Loss::Independent(PARTS / 100 * 7);
+        scenario.count = 60;
+        check(&scenario).sender.breaker_trips
+    };
+    assert_eq!(lossy(Marks::PhantomQueues), 0);
+    assert!(lossy(Marks::Queues) > 0, "where marks mean a queue, the same losses are congestion");
+}
