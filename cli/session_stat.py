@@ -19,6 +19,7 @@ LIMITS: Final = {
     "stall": "the peer is silent",
     "completions": "unread completions",
     "shared_rate": "the rate that sessions share",
+    "congestion": "congestion control",
 }
 """Possible limits of sending: the name in statistics and JSON, and the text in tables."""
 _SHARE_MIN: Final = 0.005
@@ -133,6 +134,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
         ),
         "sent": f"{rate('wire_sent')} on the wire, {rate('payload_sent')} of messages",
         "received": f"{rate('wire_received')} on the wire, {rate('payload_received')} of messages",
+        "window": _window_text(figures),
         "rate": (
             f"{figures.get('rate_bytes_per_second', 0) * 8 / 1e6:,.1f} of "
             f"{session.rate_bits_per_second / 1e6:,.1f} Mbit/s, "
@@ -172,7 +174,15 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
 
 
 _LEVELS: Final = frozenset(
-    {"srtt_nanos", "rto_nanos", "rate_bytes_per_second", "path_mtu_bytes", "is_ecn_capable"}
+    {
+        "srtt_nanos",
+        "rto_nanos",
+        "rtt_least_nanos",
+        "rate_bytes_per_second",
+        "window_bytes",
+        "path_mtu_bytes",
+        "is_ecn_capable",
+    }
 )
 _RATES: Final = {
     "wire_sent": "wire_bytes_sent",
@@ -189,6 +199,14 @@ def _seconds(figures: Mapping[str, int]) -> float:
 
 def _per_second(figures: Mapping[str, int], counter: str, seconds: float) -> float:
     return figures.get(counter, 0) * 8 / seconds if seconds else 0.0
+
+
+def _window_text(figures: Mapping[str, int]) -> str:
+    window = figures.get("window_bytes", 0)
+    if not window:
+        return "no limit"
+    least = figures.get("rtt_least_nanos", 0) / 1e6
+    return f"{window / 1024:,.1f} KiB, least round trip {least:.3f} ms"
 
 
 def _state(session: sessions_pb2.Session) -> str:

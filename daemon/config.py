@@ -398,6 +398,10 @@ class JobsConfig(Section):
         return self
 
 
+LineRate = Annotated[int, Field(ge=1_000_000, le=1_600_000_000_000)]
+RoundTripMicros = Annotated[int, Field(ge=10, le=1_000_000)]
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -413,9 +417,9 @@ class FabricConfig(Section):
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
     marking: Literal["queue", "phantom", "none"] = "queue"
-    line_bits_per_second: Annotated[int, Field(ge=1_000_000, le=1_600_000_000_000)] = 10**10
-    near_rtt_micros: Annotated[int, Field(ge=10, le=1_000_000)] = 100
-    far_rtt_micros: Annotated[int, Field(ge=10, le=1_000_000)] = 100_000
+    line_bits_per_second: LineRate | None = Field(default=None, validate_default=True)
+    near_rtt_micros: RoundTripMicros | None = Field(default=None, validate_default=True)
+    far_rtt_micros: RoundTripMicros | None = Field(default=None, validate_default=True)
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=PLANNED_LOSS_MAX)] = 1e-5
     plan_objective: Literal["auto", "mean", "p99", "p999"] = "auto"
@@ -430,20 +434,23 @@ class FabricConfig(Section):
             raise ValueError(f"1…{most} for each address of data_listen, {PATHS_MAX} in all")
         return paths
 
-    @model_validator(mode="after")
-    def _check_congestion(self) -> Self:
-        if self.near_rtt_micros > self.far_rtt_micros:
-            raise ValueError("near_rtt_micros must not exceed far_rtt_micros")
-        if self.congestion == "dctcp" and self.marking == "none":
-            raise ValueError('congestion "dctcp" needs marks: marking "queue" or "phantom"')
-        missing = {
-            "line_bits_per_second",
-            "near_rtt_micros",
-            "far_rtt_micros",
-        } - self.model_fields_set
-        if self.congestion != "rate" and missing:
-            raise ValueError(f'congestion "{self.congestion}" needs {", ".join(sorted(missing))}')
-        return self
+    @field_validator("marking")
+    @classmethod
+    def _check_marking(cls, marking: str, info: ValidationInfo) -> str:
+        if marking == "none" and info.data.get("congestion") == "dctcp":
+            raise ValueError('"queue" or "phantom", because congestion is "dctcp"')
+        return marking
+
+    @field_validator("line_bits_per_second", "near_rtt_micros", "far_rtt_micros")
+    @classmethod
+    def _check_network(cls, value: int | None, info: ValidationInfo) -> int | None:
+        congestion = info.data.get("congestion", "rate")
+        if value is None and congestion != "rate":
+            raise ValueError(f'a number, because congestion is "{congestion}"')
+        near = info.data.get("near_rtt_micros")
+        if info.field_name == "far_rtt_micros" and (value or 0) < (near or 0):
+            raise ValueError(f"at least near_rtt_micros, {near}")
+        return value
 
 
 class MetricsConfig(Section):

@@ -29,6 +29,23 @@ def emulator(to: str, *, loss_ppb: int = 10_000_000, reorder_ppb: int = 0) -> It
 
 
 @contextlib.contextmanager
+def phantom_queue(to: str) -> Iterator[str]:
+    """Relay at 50 Mbit/s and 6 ms that marks by a phantom queue."""
+    rate, cap = 50_000_000, 1 << 19
+    settings = LinkSettings(
+        rate_bits_per_second=rate,
+        delay_nanos=3_000_000,
+        buffer_bytes=rate // 80,
+        phantom=(952_380_952, cap, cap // 50, cap // 5 * 3, 10**9),
+    )
+    link = Emulator.relay([settings], [settings], seed=5, forward_to=to)
+    try:
+        yield link.address or ""
+    finally:
+        link.stop()
+
+
+@contextlib.contextmanager
 def forger(to: str) -> Iterator[str]:
     """A relay that sends a forged copy before, and a replay after, each packet.
 

@@ -65,9 +65,9 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             steering=Steering(
                 congestion=config.congestion,
                 marking=config.marking,
-                line_bits_per_second=config.line_bits_per_second,
-                near_rtt_micros=config.near_rtt_micros,
-                far_rtt_micros=config.far_rtt_micros,
+                line_bits_per_second=config.line_bits_per_second or 0,
+                near_rtt_micros=config.near_rtt_micros or 0,
+                far_rtt_micros=config.far_rtt_micros or 0,
             ),
             drain_timeout_seconds=config.drain_timeout_seconds,
             unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,

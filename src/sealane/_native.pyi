@@ -81,8 +81,8 @@ class SessionEndpoint:
     # Can be called once. Takes the keys over and wipes both arrays. Packets carry the largest of
     # `units` (descending) that fits the path; None: the endpoint's unit. A unit other than the
     # endpoint's creates new memories: ValueError once the job has its descriptors. There is one
-    # path for each address; sockets beyond those are closed. Without `steering` the session sends at
-    # its rate. The session ends when `permit` no longer holds; None: no permit limits it.
+    # path for each address; sockets beyond those are closed. Without `steering` the session sends
+    # at its rate. The session ends when `permit` no longer holds; None: no permit limits it.
     def start(
         self,
         *,

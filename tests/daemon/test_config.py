@@ -272,6 +272,31 @@ MISTAKES = {
         NODE + "[target]\n",
         "enrolment: missing; the target role needs the section [enrolment] [config.missing]",
     ),
+    "near beyond far": (
+        FABRIC + "near_rtt_micros = 200\nfar_rtt_micros = 100\n",
+        "fabric.far_rtt_micros: found 100; allowed: at least near_rtt_micros, 200 [config.value]",
+    ),
+    "marks that nobody makes": (
+        FABRIC + 'congestion = "dctcp"\nmarking = "none"\n',
+        (
+            'fabric.marking: found "none"; allowed: "queue" or "phantom", '
+            'because congestion is "dctcp" [config.value]'
+        ),
+    ),
+    "a controller without its network": (
+        FABRIC + 'congestion = "uno"\nline_bits_per_second = 1000000000\n',
+        (
+            "fabric.near_rtt_micros: found null; allowed: a number, "
+            'because congestion is "uno" [config.value]'
+        ),
+    ),
+    "an unknown controller": (
+        FABRIC + 'congestion = "bbr"\n',
+        (
+            "fabric.congestion: found \"bbr\"; allowed: 'rate', 'uno', 'gemini' or 'dctcp' "
+            "[config.value]"
+        ),
+    ),
     "bad data address": (
         FABRIC + 'data_listen = "x"\n',
         'fabric.data_listen: found "x"; allowed: an IP address, or a list of them [config.value]',

@@ -54,6 +54,7 @@ async def planned(
     *,
     objective: str = "mean",
     caution: float = 0.0,
+    are_marks_queues: bool = True,
     **added: int,
 ) -> FakeSession:
     session = FakeSession(looks, **added)
@@ -64,6 +65,7 @@ async def planned(
         assumed=PathLoss(rate=assumed_loss),
         caution=caution,
         objective=objective,
+        are_marks_queues=are_marks_queues,
         interval_seconds=INTERVAL,
     )
     return session
@@ -117,6 +119,14 @@ async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:
     assert len((await planned(1e-6, **losses, send_drops=200)).installed) == 1
 
 
+async def test_marks_of_a_phantom_queue_say_nothing_about_losses() -> None:
+    losses = {"packets_sent": 10_000, "lost_packets": 200, "lost_runs": 100, "ce_echoed": 1}
+    session = await planned(1e-6, **losses, are_marks_queues=False)
+
+    assert len(session.installed) == 2
+    assert is_coded(session.installed[1], 1 << 20)
+
+
 def queueing(counters: _Counters, *milliseconds: float) -> list[float]:
     """Return the queueing delays, in round trips, that these round trips show one after another."""
     names = ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops")
@@ -126,17 +136,17 @@ def queueing(counters: _Counters, *milliseconds: float) -> list[float]:
 
 
 def test_a_queue_is_what_a_round_trip_has_over_the_least() -> None:
-    counters = _Counters()
+    counters = _Counters(are_marks_queues=True)
     assert queueing(counters, 25, 30, 30, 20) == pytest.approx([0, 0.2, 0.2, 0])
     assert queueing(counters, 30) == pytest.approx([0.5])
 
 
 def test_what_hosts_add_to_a_short_round_trip_is_no_queue() -> None:
-    assert queueing(_Counters(), 0.05, 0.2, 0.5) == [0, 0, 0]
+    assert queueing(_Counters(are_marks_queues=True), 0.05, 0.2, 0.5) == [0, 0, 0]
 
 
 def test_a_longer_route_is_no_queue_for_ever() -> None:
-    counters = _Counters()
+    counters = _Counters(are_marks_queues=True)
     found = queueing(counters, 25, *[60] * LEAST_READS)
     assert found[-2] > 1
     assert found[-1] == 0

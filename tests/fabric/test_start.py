@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sealane import _native
 from sealane._native import Permit
 from sealane.daemon.fabric.session import Identity, Session, Start
+from sealane.daemon.fabric.steering import Steering
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
 
@@ -74,6 +76,7 @@ def start() -> Start:
         connection_id_peer=bytes(8),
         idle_timeout_seconds=1.5,
         reordering_micros=3000,
+        steering=Steering(),
         is_initiator=True,
         permit=Permit(),
     )
@@ -98,4 +101,5 @@ async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEnd
 
     assert endpoint.started["idle_timeout_ns"] == 1_500_000_000
     assert endpoint.started["reordering_ns"] == 3_000_000
+    assert isinstance(endpoint.started["steering"], _native.Steering)
     assert isinstance(endpoint.started["permit"], Permit)

@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from patience import PATIENCE_SECONDS
 from permits import permitted
-from relays import emulator, forger, switch
-from sealane._native import Completion, JobRing, Permit, SessionEndpoint
+from relays import emulator, forger, phantom_queue, switch
+from sealane._native import Completion, JobRing, Permit, SessionEndpoint, Steering
 from sealane.daemon.runtime.clock import monotonic_ns
 
 REGION = 4 << 20
@@ -83,6 +84,7 @@ def pair(
     establish: bool = True,
     reordering_ns: int = 0,
     permits: tuple[Permit | None, Permit | None] = (None, None),
+    steering: Steering | None = None,
 ) -> Iterator[tuple[End, End]]:
     """Return two endpoints that share keys; the first opens the session, maybe via a relay."""
     with contextlib.ExitStack() as stack:
@@ -99,7 +101,11 @@ def pair(
         via = right.endpoint.local_addresses[0]
         if relay is not None:
             via = stack.enter_context(relay(via))
-        skew = {"rate": rate, "reordering_ns": reordering_ns}
+        skew: dict[str, Any] = {
+            "rate": rate,
+            "reordering_ns": reordering_ns,
+            "steering": steering,
+        }
         start(left, via, (1, 2), (forward, backward), **skew, initiator=True, permit=permits[0])
         if not same_keys:
             forward = bytes(32)
@@ -120,6 +126,7 @@ def start(
     rate: int,
     initiator: bool,
     reordering_ns: int = 0,
+    steering: Steering | None = None,
     permit: Permit | None = None,
 ) -> None:
     send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
@@ -133,6 +140,7 @@ def start(
         idle_timeout_ns=30 * 10**9,
         initiator=initiator,
         reordering_ns=reordering_ns,
+        steering=steering,
         permit=permit,
     )
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
@@ -162,6 +170,33 @@ def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0)
     landed = hashlib.sha256(sink[: len(content)]).digest()
     assert landed == hashlib.sha256(content).digest()
     assert bytes(sink[len(content) :]) == bytes(len(sink) - len(content)), "nothing else changed"
+
+
+UNO = Steering(
+    congestion="uno",
+    line_bits_per_second=400_000_000,
+    near_rtt_nanos=6_000_000,
+    far_rtt_nanos=25_000_000,
+    phantom_marks=True,
+)
+
+
+@pytest.mark.parametrize("steering", [UNO, None], ids=["uno", "rate"])
+def test_congestion_control_finds_the_rate_of_a_slower_link(steering: Steering | None) -> None:
+    """The link has an eighth of the session's rate and a buffer of a tenth of a second."""
+    with pair(relay=phantom_queue, steering=steering) as (left, right):
+        for _ in range(4):
+            transfer(left, right, sizes=[2_000_000])
+        found = left.statistics()
+    # Real timers: a busy machine sends in bursts.
+    if steering is None:
+        assert found["window_bytes"] == 0
+        assert found["lost_packets"] * 5 > found["packets_sent"]
+    else:
+        assert found["window_bytes"] > 0
+        assert found["ce_echoed"] > 0
+        assert found["lost_packets"] * 20 < found["packets_sent"]
+        assert found["limited_congestion_nanos"] > 0
 
 
 SIZES = [0, 1, 1407, 1408, 1409, 100_000, 16 * 1408, 0, 32 * 1408, 1_000_000]
