@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 import matplotlib as mpl
+from benchmarks.digests import MODEL, digest
+from benchmarks.kept import Records, add_run_options, run_missing
 from benchmarks.sessions import allreduce, intervals
 from benchmarks.sessions.allreduce import LOSSES, Cell, Measured, cells, measure
-from benchmarks.sessions.digests import MODEL, digest
-from benchmarks.sessions.kept import Records, add_run_options, run_missing
 from benchmarks.sessions.simulate import curves
 from rich import box
 from rich.console import Console

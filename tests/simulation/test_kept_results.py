@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    return importlib.import_module("benchmarks.sessions.kept")
+    return importlib.import_module("benchmarks.kept")
 
 
 def test_results_of_this_build_are_known_again_and_others_stay(kept: Any, tmp_path: Path) -> None:

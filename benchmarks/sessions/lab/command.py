@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.digests import digest
+from benchmarks.kept import Records
 from benchmarks.sessions import packets
-from benchmarks.sessions.digests import digest
-from benchmarks.sessions.kept import Records
 from benchmarks.sessions.lab import daemons, lanes, report, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import (
     CONDITIONS,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.sessions.kept import add_run_options, run_missing
+from benchmarks.kept import add_run_options, run_missing
 from benchmarks.sessions.simulate import report
 from benchmarks.sessions.simulate.cells import Cell, measure
 from benchmarks.sessions.simulate.experiments import (

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
+from benchmarks.digests import MODEL, digest
+from benchmarks.kept import Records
 from benchmarks.sessions import intervals
-from benchmarks.sessions.digests import MODEL, digest
-from benchmarks.sessions.kept import Records
 from benchmarks.sessions.simulate import cells, curves
 from benchmarks.sessions.simulate.cells import Cell, Measured
 

@@ -5,7 +5,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_proto::congestion::{ALGORITHMS, Algorithm};
 use sealane_proto::fabric::Sites;
-use sealane_sim::{Balance, Cell, Code, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, run_cell};
+use sealane_sim::{
+    Balance, Cell, Code, Congestion, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, RIVALS, run_cell,
+};
 
 use crate::link::LinkSettings;
 
@@ -59,7 +61,7 @@ pub fn simulate_flows<'py>(
             wan_links,
         },
         flows: flows.into_iter().map(flow).collect(),
-        congestion: algorithm_of(congestion, &without)?,
+        congestion: congestion_of(congestion, &without)?,
         balance: named("balance", balance, &Balance::ALL)?,
         code: code.map(|(data, parity)| Code { data, parity }),
         outages,
@@ -92,14 +94,17 @@ pub fn simulate_flows<'py>(
     Ok(result)
 }
 
-fn algorithm_of(name: &str, without: &[String]) -> PyResult<Algorithm> {
-    let algorithm = named("congestion", name, &ALGORITHMS)?;
-    without.iter().try_fold(algorithm, |algorithm, rule| {
-        let rules = match algorithm {
-            Algorithm::Uno(rules) => rules.without(rule).map(Algorithm::Uno),
-            Algorithm::Gemini(_) | Algorithm::Dctcp => None,
+fn congestion_of(name: &str, without: &[String]) -> PyResult<Congestion> {
+    let product = ALGORITHMS.map(|(name, algorithm)| (name, Congestion::Product(algorithm)));
+    let known: Vec<_> = product.into_iter().chain(RIVALS).collect();
+    without.iter().try_fold(named("congestion", name, &known)?, |congestion, rule| {
+        let changed = match congestion {
+            Congestion::Product(Algorithm::Uno(rules)) => rules.without(rule),
+            _ => None,
         };
-        rules.ok_or_else(|| PyValueError::new_err(format!("{name:?} has no rule {rule:?}")))
+        changed
+            .map(|rules| Congestion::Product(Algorithm::Uno(rules)))
+            .ok_or_else(|| PyValueError::new_err(format!("{name:?} has no rule {rule:?}")))
     })
 }
 

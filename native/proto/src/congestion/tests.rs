@@ -259,18 +259,44 @@ fn a_flow_that_something_else_limits_neither_grows_nor_adapts() {
 }
 
 #[test]
-fn a_far_round_trip_without_marks_makes_a_flow_grow_faster() {
-    let grown = |rules| {
+fn a_far_round_trip_without_marks_makes_a_flow_grow_faster_and_a_mark_undoes_it() {
+    let rules = Rules { small_start: false, ..Rules::DEFAULT };
+    let recovering = |rules| {
         let mut flow = Driven::uno(rules, FAR).begin();
         flow.queue = FAR / 10;
         flow.run(2 * FAR, NEAR, 10);
         flow.queue = 0;
         flow.run(2 * FAR, FAR / 16, 0);
-        flow.run(3 * FAR, FAR / 16, 0)
+        let grown = flow.run(4 * FAR, FAR / 16, 0);
+        (grown, flow)
     };
-    let slow = grown(Rules { fast_increase: false, ..Rules::DEFAULT });
-    let fast = grown(Rules::DEFAULT);
-    assert!(fast > 1.2 && fast > slow, "{fast} and {slow} without the rule");
+    let (slow, _) = recovering(Rules { fast_increase: false, ..rules });
+    assert!(slow < 1.05, "{slow} in four round trips without the rule");
+    let (fast, mut flow) = recovering(rules);
+    assert!((1.2..1.6).contains(&fast), "{fast} in four round trips");
+    let before = flow.window();
+    flow.report(4096, 4096);
+    let undone = before / flow.window();
+    assert!((1.2..1.3).contains(&undone), "{undone}: two round trips of an eighth each");
+}
+
+#[test]
+fn a_loss_after_doubling_undoes_the_last_doubling_once() {
+    let lost = Report { lost_packets: 1, ..Report::default() };
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR).begin();
+    flow.run(3 * FAR, FAR / 16, 0);
+    flow.report(4096, 4096);
+    let before = flow.window();
+    flow.flow.reported(&lost, flow.now);
+    assert!((flow.window() / before - 0.5).abs() < 0.01);
+    flow.flow.reported(&lost, flow.now);
+    assert!((flow.window() / before - 0.5).abs() < 0.01, "once");
+    let mut late = Driven::uno(Rules::DEFAULT, FAR).begin();
+    late.run(3 * FAR, FAR / 16, 0);
+    late.report(4096, 4096);
+    let before = late.window();
+    late.flow.reported(&lost, late.now + 3 * FAR);
+    assert!((late.window() / before - 1.0).abs() < 0.01, "a loss much later is no overshoot");
 }
 
 #[test]

@@ -27,8 +27,15 @@ const ADAPT_PERIOD: f64 = 1.05;
 const ADAPT_BELOW: f64 = 0.5;
 /// … and the share of the arrived bytes that becomes the window.
 const ADAPT_KEEPS: f64 = 0.96;
-/// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark.
-const FAST_INCREASE: f64 = 0.125;
+/// A loss this many round trips after the first mark is due to the last doubling, and undoes it.
+const DOUBLING_UNDONE: Nanos = 2;
+/// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark …
+const FAST_INCREASE_FIRST: f64 = 1.0 / 64.0;
+/// … and the most that it grows to.
+const FAST_INCREASE_MAX: f64 = 0.125;
+/// Round trips of it that the next mark undoes: a mark is reported one round trip late, and made
+/// another one after the link was full.
+const FAST_INCREASE_UNDONE: i32 = 2;
 
 /// Which rules hold, each of which can be left out for comparison.
 #[expect(clippy::struct_excessive_bools, reason = "each is a rule of its own, and one ablation")]
@@ -124,6 +131,9 @@ pub struct Uno {
     /// Bytes that arrived in the present period of Quick Adapt.
     adapt_bytes: u64,
     is_doubling: bool,
+    window_at_start: f64,
+    /// Until then, a loss undoes the last doubling.
+    undo_until: Nanos,
     /// When the last mark was reported …
     last_mark: Nanos,
     /// … and the last packet sent.
@@ -145,6 +155,8 @@ impl Uno {
             adapting: Adapting::From(now),
             adapt_bytes: 0,
             is_doubling: small,
+            window_at_start: window.bytes(),
+            undo_until: 0,
             last_mark: now,
             last_sent: now,
             window,
@@ -177,6 +189,18 @@ impl Uno {
         }
         let length = u128::from(rtt) * u128::from(near) / u128::from(base_rtt);
         (length as Nanos).max(1)
+    }
+
+    /// Increase as a share of the bytes that arrive, while no mark has been reported for a far round
+    /// trip: it doubles with each further one. 0 otherwise.
+    fn fast_share(&self, now: Nanos) -> f64 {
+        let interval = self.domain.far_rtt.max(self.window.base_rtt());
+        let unmarked_round_trips = now.saturating_sub(self.last_mark) / interval;
+        if !self.rules.fast_increase || self.is_doubling || unmarked_round_trips == 0 {
+            return 0.0;
+        }
+        let doublings = (unmarked_round_trips - 1).min(16) as i32;
+        (FAST_INCREASE_FIRST * 2_f64.powi(doublings)).min(FAST_INCREASE_MAX)
     }
 
     /// The window after a collapse.
@@ -271,11 +295,23 @@ impl Controller for Uno {
             *marked_bytes += report.marked_bytes;
         }
         if report.marked_bytes > 0 {
+            // Reports are a round trip old: undo what the window has grown by since.
+            let undone = (1.0 + self.fast_share(now)).powi(FAST_INCREASE_UNDONE);
+            self.window.set(self.window.bytes() / undone);
             self.last_mark = now;
         }
         if self.is_doubling && (report.marked_bytes > 0 || report.lost_packets > 0) {
             self.is_doubling = false;
             self.adapting = Adapting::From(now);
+            let overshot = self.window.bytes() / 2.0;
+            if overshot >= self.window_at_start {
+                self.undo_until = now.saturating_add(DOUBLING_UNDONE * self.window.base_rtt());
+            }
+        }
+        if report.lost_packets > 0 && now < self.undo_until {
+            // The last doubling was too much: a buffer has overflowed.
+            self.undo_until = 0;
+            self.window.set(self.window.bytes() / 2.0);
         }
         if report.bytes == 0 {
             return;
@@ -286,12 +322,10 @@ impl Controller for Uno {
         }
         let unmarked = report.bytes.saturating_sub(report.marked_bytes);
         if may_grow {
-            let is_unmarked_long = now.saturating_sub(self.last_mark)
-                >= self.domain.far_rtt.max(self.window.base_rtt());
             if self.is_doubling {
                 self.window.set(self.window.bytes() + unmarked as f64);
-            } else if self.rules.fast_increase && is_unmarked_long {
-                self.window.set(self.window.bytes() + FAST_INCREASE * unmarked as f64);
+            } else if self.fast_share(now) > 0.0 {
+                self.window.set(self.window.bytes() + self.fast_share(now) * unmarked as f64);
             } else if unmarked > 0 {
                 self.increase(unmarked);
             }

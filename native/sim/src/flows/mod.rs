@@ -8,16 +8,17 @@
 mod balance;
 mod flow;
 mod landing;
+mod rivals;
 mod sessions;
 #[cfg(test)]
 mod tests;
 mod world;
 
-use sealane_proto::congestion::Algorithm;
 use sealane_proto::fabric::Sites;
 use sealane_proto::link::{LinkError, Nanos};
 
 pub use balance::Balance;
+pub use rivals::{Congestion, RIVALS};
 pub use sessions::{SessionsSetup, run_sessions};
 pub use world::run_cell;
 
@@ -60,7 +61,7 @@ pub struct Cell {
     /// The flows.
     pub flows: Vec<FlowSetup>,
     /// Congestion control of all flows.
-    pub congestion: Algorithm,
+    pub congestion: Congestion,
     /// How flows choose their paths.
     pub balance: Balance,
     /// Code of the flows between data centres, if they use one.
@@ -87,6 +88,9 @@ pub enum CellError {
     /// A flow names a host that does not exist, or sends to itself, or sends nothing.
     #[error("flow {0} needs two different hosts below {hosts} and at least one byte", hosts = 2 * Sites::HOSTS)]
     Flow(usize),
+    /// Sessions have only the product's controllers.
+    #[error("sessions need one of the product's controllers")]
+    Rival,
     /// A code without data or parity.
     #[error("a code needs at least one data and one parity packet")]
     Code,

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sealane_proto::aead::Secret;
-use sealane_proto::congestion::Domain;
+use sealane_proto::congestion::{Algorithm, Domain};
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
@@ -17,7 +17,8 @@ use sealane_proto::session::{
 };
 
 use super::{
-    Cell, CellError, CellOutcome, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Sample,
+    Cell, CellError, CellOutcome, Congestion, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES,
+    Sample,
 };
 
 /// Bytes of the messages into which a flow is cut, and how many of them are posted at once.
@@ -153,9 +154,10 @@ struct World {
 ///
 /// # Errors
 /// If the cell is not valid.
-pub fn run_sessions(cell: &Cell, setup: &SessionsSetup) -> Result<CellOutcome, CellError> {
+pub fn run_sessions(cell: &Cell, setup: SessionsSetup) -> Result<CellOutcome, CellError> {
     cell.validate()?;
-    let mut world = World::new(cell, setup);
+    let Congestion::Product(algorithm) = cell.congestion else { return Err(CellError::Rival) };
+    let mut world = World::new(cell, algorithm, setup);
     let port = Sites::port_to(world.fabric.topology(), NodeId(cell.sample_host));
     let mut samples = Vec::new();
     let mut sample_at = if cell.sample_every > 0 { cell.sample_every } else { Nanos::MAX };
@@ -189,10 +191,9 @@ impl Pair {
 }
 
 impl World {
-    fn new(cell: &Cell, setup: &SessionsSetup) -> Self {
+    fn new(cell: &Cell, algorithm: Algorithm, setup: SessionsSetup) -> Self {
         let Cell { sites, .. } = cell;
-        let fabric = Fabric::new(sites.build(), cell.seed);
-        let mut fabric = fabric;
+        let mut fabric = Fabric::new(sites.build(), cell.seed);
         super::world::set_outages(&mut fabric, cell);
         let round_trip = |is_far| {
             sites.one_way(PAYLOAD_BYTES + HEADER_BYTES, is_far)
@@ -205,7 +206,7 @@ impl World {
             far_rtt: round_trip(true),
             packet_bytes: 0,
         };
-        let steering = Steering { congestion: Some((cell.congestion, domain)), marks: setup.marks };
+        let steering = Steering { congestion: Some((algorithm, domain)), marks: setup.marks };
         let config = SessionConfig {
             connection_id_local: 1,
             connection_id_peer: 1,

@@ -49,7 +49,7 @@ fn cell(flows: Vec<FlowSetup>) -> Cell {
         seed: 215,
         sites: sites(true),
         flows,
-        congestion: Algorithm::Uno(Rules::RELEASED),
+        congestion: Congestion::Product(Algorithm::Uno(Rules::RELEASED)),
         balance: Balance::Spray,
         code: None,
         outages: Vec::new(),
@@ -103,7 +103,7 @@ fn a_mixed_incast_takes_as_long_as_with_the_released_code() {
     assert_near("near", mean(&all[4..]), 68.9, 0.02);
     let gemini = Cell {
         sites: gemini_sites(),
-        congestion: Algorithm::Gemini(GeminiRules::RELEASED),
+        congestion: Congestion::Product(Algorithm::Gemini(GeminiRules::RELEASED)),
         ..cell(incast(100_000_000))
     };
     let all = millis(&run_cell(&gemini).unwrap());
@@ -128,7 +128,7 @@ fn shares(cell: Cell) -> (f64, f64, u64, u64) {
 }
 
 fn uno(rules: Rules) -> Cell {
-    Cell { congestion: Algorithm::Uno(rules), ..cell(incast(1_000_000_000)) }
+    Cell { congestion: Congestion::Product(Algorithm::Uno(rules)), ..cell(incast(1_000_000_000)) }
 }
 
 #[test]
@@ -214,11 +214,11 @@ fn modelled_and_real(flows: &[FlowSetup], rules: Rules) -> (f64, f64) {
     // Sessions are established and have credit by then.
     let start = 10_000_000;
     let flows = flows.iter().map(|flow| FlowSetup { start, ..*flow }).collect();
-    let congestion = Algorithm::Uno(rules);
+    let congestion = Congestion::Product(Algorithm::Uno(rules));
     let cell = Cell { congestion, balance: Balance::Subflows, ..cell(flows) };
     let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code: None };
     let of = |outcome: &CellOutcome| mean(&millis(outcome)) - start as f64 / 1e6;
-    (of(&run_cell(&cell).unwrap()), of(&run_sessions(&cell, &setup).unwrap()))
+    (of(&run_cell(&cell).unwrap()), of(&run_sessions(&cell, setup).unwrap()))
 }
 
 #[test]
@@ -239,10 +239,14 @@ fn the_products_sessions_take_as_long_as_the_lean_model() {
 fn sessions_survive_a_link_that_dies_under_them() {
     let flows = (0..4).map(|index| flow(20 * index, 140 + 20 * index, 5_000_000)).collect();
     let outages = vec![(0, 11_000_000, Nanos::MAX), (1, 12_000_000, 13_000_000)];
-    let cell = Cell { outages, congestion: Algorithm::Uno(Rules::DEFAULT), ..cell(flows) };
+    let cell = Cell {
+        outages,
+        congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
+        ..cell(flows)
+    };
     for code in [None, Some((8, 2))] {
         let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code };
-        let outcome = run_sessions(&cell, &setup).unwrap();
+        let outcome = run_sessions(&cell, setup).unwrap();
         let all = millis(&outcome);
         assert!(all.iter().all(|at| *at > 0.0 && *at < 200.0), "{all:?} with {code:?}");
     }

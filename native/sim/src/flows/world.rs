@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
-use sealane_proto::congestion::{Domain, Setup, create};
+use sealane_proto::congestion::{Domain, Setup};
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
 use sealane_proto::link::{LinkConfig, NANOS_PER_SECOND, Nanos};
 
@@ -123,16 +123,13 @@ impl World {
             let far_drain = if is_far { 3 * drain(&sites.wan) } else { 0 };
             let times =
                 Times { base_rtt: round_trip(is_far), drain: 5 * drain(&sites.near) + far_drain };
-            let controller = create(
-                cell.congestion,
-                &Setup {
-                    domain,
-                    rate_bytes_per_second: line,
-                    base_rtt: times.base_rtt,
-                    timeout: times.base_rtt + times.drain,
-                },
-                setup.start,
-            );
+            let start = Setup {
+                domain,
+                rate_bytes_per_second: line,
+                base_rtt: times.base_rtt,
+                timeout: times.base_rtt + times.drain,
+            };
+            let controller = cell.congestion.start(&start, is_far, setup.start);
             let paths = Paths::new(cell.balance, times.base_rtt, &mut random);
             Flow::new(*setup, times, cell.code.filter(|_| is_far), controller, paths)
         };
@@ -169,7 +166,7 @@ impl World {
     fn step(&mut self, now: Nanos) {
         while let Some((at, packet)) = self.fabric.take(now) {
             self.arrivals += 1;
-            self.arrived(packet, at);
+            self.arrived(&packet, at);
         }
         while let Some(Reverse((at, flow, block))) =
             self.blocks.peek().copied().filter(|Reverse((at, ..))| *at <= now)
@@ -193,7 +190,7 @@ impl World {
         }
     }
 
-    fn arrived(&mut self, packet: Packet<Body>, now: Nanos) {
+    fn arrived(&mut self, packet: &Packet<Body>, now: Nanos) {
         let flow = packet.flow as u32;
         match packet.body {
             Body::Data { number, sent_at, subflow, wait } => {

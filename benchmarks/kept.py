@@ -14,7 +14,9 @@ from rich.progress import Progress
 T = TypeVar("T")
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, output: str) -> None:
+def add_run_options(
+    parser: argparse.ArgumentParser, *, output: str, group: str = "sealane-sessions"
+) -> None:
     """Add the options of a run that can be continued: its limits, and its directory."""
     add = parser.add_argument
     add(
@@ -27,7 +29,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, output: str) -> None:
     add(
         "--output",
         type=Path,
-        default=Path("sealane-sessions") / output,
+        default=Path(group) / output,
         help="directory for results",
     )
 
