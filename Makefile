@@ -160,6 +160,14 @@ sessions-short: build ## the same with a tenth of the messages: what CI runs (a 
 bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual time, compared with the model (5 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions allreduce $(ARGS)
 
+.PHONY: bench-uno
+bench-uno: build ## Uno's evaluation beside its rivals, in virtual time (15 minutes, resumable); ARGS=--quick takes a minute
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno $(ARGS)
+
+.PHONY: uno-short
+uno-short: build ## the same with one seed and short flows: what CI runs (a minute)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno --quick --output sealane-uno/short $(ARGS)
+
 .PHONY: bench-sessions-lab
 bench-sessions-lab: build ## messages over long links compared with TCP and QUIC (root; 10 minutes, resumable)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions lab $(ARGS)

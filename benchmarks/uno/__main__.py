@@ -3,7 +3,7 @@
 Runs missing cells on all cores until the time budget is used up; run it again to continue. Prints a
 table for each complete figure, saves all records as JSON and draws plots. With the environment
 variable SEALANE_UNO_TRAFFIC (a directory with the traffic matrices of Uno's released code), it also
-replays these.
+replays these. Fails if a goal is missed.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.digests import digest
 from benchmarks.kept import Records, add_run_options, run_missing
-from benchmarks.uno import cells, networks, traffic
+from benchmarks.uno import cells, goals, networks, traffic
 from benchmarks.uno.cells import Cell, call
 from benchmarks.uno.figures import FIGURES, FULL, QUICK
 from benchmarks.uno.plots import draw
@@ -88,8 +88,10 @@ def main() -> int:
     document = {"quick": arguments.quick, "cells": kept}
     (output / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     seconds = sum(record["processor_seconds"] for record in kept)
+    if goals.table(kept).row_count:
+        console.print(goals.table(kept))
     console.print(f"{len(kept)} cells, {seconds:,.0f} s of processor time; saved in {output}")
-    return 0
+    return 1 if goals.missed(kept) else 0
 
 
 if __name__ == "__main__":

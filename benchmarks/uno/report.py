@@ -17,7 +17,9 @@ Record = dict[str, Any]
 Value = Callable[[Record], float | None]
 
 
-def _of(group: str, name: str) -> Value:
+def times_of(group: str, name: str) -> Value:
+    """Return the access to a field of a class's completion times."""
+
     def value(record: Record) -> float | None:
         times = record[group]
         return None if times is None else float(times[name])
@@ -26,12 +28,12 @@ def _of(group: str, name: str) -> Value:
 
 
 COLUMNS: Final[dict[str, tuple[Value, str]]] = {
-    "mean, ms": (_of("all", "mean"), "{:,.3f}"),
-    "near mean, ms": (_of("near", "mean"), "{:,.3f}"),
-    "near p99, ms": (_of("near", "p99"), "{:,.3f}"),
-    "far mean, ms": (_of("far", "mean"), "{:,.2f}"),
-    "far p99, ms": (_of("far", "p99"), "{:,.2f}"),
-    "worst, ms": (_of("all", "worst"), "{:,.2f}"),
+    "mean, ms": (times_of("all", "mean"), "{:,.3f}"),
+    "near mean, ms": (times_of("near", "mean"), "{:,.3f}"),
+    "near p99, ms": (times_of("near", "p99"), "{:,.3f}"),
+    "far mean, ms": (times_of("far", "mean"), "{:,.2f}"),
+    "far p99, ms": (times_of("far", "p99"), "{:,.2f}"),
+    "worst, ms": (times_of("all", "worst"), "{:,.2f}"),
     "wire/payload": (lambda record: record["wire_per_payload"] or None, "{:.2f}"),
     "Jain": (lambda record: record["jain"], "{:.3f}"),
     "near/far": (lambda record: record["near_per_far"], "{:.2f}"),

@@ -227,3 +227,125 @@ impl Counted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::congestion::Rules;
+
+    use super::super::{IpVersion, PACKETS_PER_KEY, PayloadMode, config::Detection};
+    use super::*;
+
+    const MILLISECOND: Nanos = 1_000_000;
+
+    fn config() -> SessionConfig {
+        SessionConfig {
+            connection_id_local: 1,
+            connection_id_peer: 2,
+            unit_bytes: 1408,
+            ip: IpVersion::V4,
+            paths: 2,
+            chunk_units: 1,
+            slots: 4,
+            rate_bytes_per_second: 12_500_000,
+            idle_timeout: 1,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: PACKETS_PER_KEY,
+            payload: PayloadMode::Real,
+        }
+    }
+
+    fn account(packets: u64, received: u64, ce: u64) -> PathAccount {
+        let mut account = PathAccount {
+            packets_sent: packets,
+            packets_reported: packets,
+            wire_bytes_sent: packets * 1000,
+            ..PathAccount::default()
+        };
+        account.received.received = received;
+        account.received.ce = ce;
+        account
+    }
+
+    #[test]
+    fn news_are_what_was_added_since_the_last_report() {
+        let mut counted = Counted::default();
+        let first = counted.news(&account(100, 90, 30));
+        assert_eq!((first.bytes, first.marked_bytes), (90_000, 30_000));
+        let second = counted.news(&account(200, 190, 30));
+        assert_eq!((second.bytes, second.marked_bytes), (100_000, 0));
+        assert_eq!(counted.news(&account(200, 190, 30)).bytes, 0);
+    }
+
+    #[test]
+    fn claims_beyond_what_was_sent_count_as_what_was_sent() {
+        let mut counted = Counted::default();
+        let mut claimed = account(100, u64::MAX, u64::MAX);
+        claimed.lost_packets = u64::MAX;
+        let report = counted.news(&claimed);
+        assert_eq!(
+            (report.bytes, report.marked_bytes, report.lost_packets),
+            (100_000, 100_000, 100)
+        );
+        // Counters that go back are no news.
+        assert_eq!(counted.news(&account(50, 10, 0)), Report::default());
+    }
+
+    fn steered() -> Congestion {
+        let domain = Domain {
+            line_bytes_per_second: 12_500_000,
+            near_rtt: MILLISECOND,
+            far_rtt: 10 * MILLISECOND,
+            packet_bytes: 0,
+        };
+        let congestion = Some((Algorithm::Uno(Rules::DEFAULT), domain));
+        let steering = Steering { congestion, marks: Marks::PhantomQueues };
+        let mut found = Congestion::new(&config(), steering);
+        assert_eq!(found.units_in_flight_max(0), None, "before establishment");
+        found.established(&config(), 10 * MILLISECOND, 30 * MILLISECOND, 0);
+        found
+    }
+
+    #[test]
+    fn the_window_is_counted_in_units_and_never_below_one() {
+        let mut congestion = steered();
+        let window = congestion.allowance().unwrap().window_bytes;
+        let packet = config().packet_bytes_max() as u64;
+        assert_eq!(congestion.units_in_flight_max(0), Some(window / packet));
+        congestion.timed_out(0);
+        congestion.timed_out(0);
+        assert_eq!(congestion.units_in_flight_max(0), Some(1));
+    }
+
+    #[test]
+    fn what_leaves_while_an_acknowledgement_waits_comes_to_the_window() {
+        let congestion = steered();
+        let allowed = congestion.allowance().unwrap();
+        let packet = config().packet_bytes_max() as u64;
+        let late = allowed.rate_bytes_per_second / 100;
+        let expected = (allowed.window_bytes + late) / packet;
+        assert_eq!(congestion.units_in_flight_max(10 * MILLISECOND), Some(expected));
+    }
+
+    #[test]
+    fn a_path_that_is_slower_than_another_is_not_a_queue() {
+        let mut congestion = steered();
+        let report = |congestion: &mut Congestion, path, packets, rtt: Nanos, least: Nanos| {
+            let echo = Echo { sent_at: 0, rtt: Some(rtt) };
+            let leasts = (least, 10 * MILLISECOND);
+            let known = account(packets, packets, 0);
+            congestion.reported(PathId(path), &known, (Some(echo), leasts), true, MILLISECOND);
+            congestion.steered.as_ref().unwrap().rtt
+        };
+        assert_eq!(report(&mut congestion, 0, 1, MILLISECOND, MILLISECOND), 10 * MILLISECOND);
+        let queued = report(&mut congestion, 1, 1, 12 * MILLISECOND, 10 * MILLISECOND);
+        assert_eq!(queued, 12 * MILLISECOND);
+    }
+
+    #[test]
+    fn a_session_without_a_controller_has_no_window() {
+        let mut congestion = Congestion::new(&config(), Steering::default());
+        congestion.established(&config(), MILLISECOND, MILLISECOND, 0);
+        assert_eq!((congestion.allowance(), congestion.units_in_flight_max(0)), (None, None));
+    }
+}
