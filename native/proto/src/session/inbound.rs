@@ -288,7 +288,7 @@ impl Session {
                 let known = &mut self.paths[path];
                 known.carried_unit_bytes = known.carried_unit_bytes.max(unit_bytes);
                 if !known.is_validated() {
-                    known.rtt.sample(rtt);
+                    known.rtt.sample(rtt, now);
                 }
                 if let Some(unit_bytes) = self.units.carried(unit_bytes) {
                     self.decide_unit(unit_bytes, now);
@@ -361,6 +361,7 @@ impl Session {
             return self.close(reason, now);
         }
         self.paths[path].abandon();
+        self.paths.failed(path);
         self.sender.abandon_path(path);
     }
 }

@@ -5,7 +5,7 @@
 //! (`handle_timeout`). After each of them the caller pulls its outputs until they are empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
 //! `docs/formats/session-wire.md`. A controller of [`crate::congestion`] decides how much may be in
-//! flight, [`PathChoice`] which path a unit takes.
+//! flight; [`subflows`] which path a unit takes.
 
 mod absences;
 mod bitmap;
@@ -33,7 +33,6 @@ mod pacing;
 pub mod packet;
 mod parity;
 mod path;
-mod path_choice;
 mod paths;
 mod plan;
 mod posting;
@@ -46,6 +45,7 @@ mod rtt;
 mod sender;
 mod statistics;
 mod stream;
+mod subflows;
 mod units;
 mod unproven;
 
@@ -78,7 +78,6 @@ pub use events::{CloseReason, CompletionStatus, Event};
 pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
 pub use path::{PathAccount, PathState};
-pub use path_choice::PathChoice;
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;

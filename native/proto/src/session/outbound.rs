@@ -13,6 +13,9 @@ use super::requests::Memory;
 use super::sender::Pick;
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
+/// Other paths that have to be heard of before a path counts as silent without a time-out.
+const WITNESSES: usize = 3;
+
 impl Session {
     /// When the peer's silence requires a challenge or a stall that has not happened yet.
     pub(super) fn probe_at(&self) -> Option<Nanos> {
@@ -44,7 +47,7 @@ impl Session {
             self.paths.congestion_mut().timed_out(now);
             self.adopt_rate(now);
             for index in 0..self.paths.count() {
-                self.paths.interrupted(PathId(index), now);
+                self.paths.interrupted(PathId(index));
                 self.paths[PathId(index)].narrow.forget();
             }
             self.statistics.stalls += 1;
@@ -59,7 +62,21 @@ impl Session {
         // A late unit, while newer packets were reported, is lost; the path itself works.
         let is_unheard = known.packets_reported <= packet && !known.is_silent;
         (is_unheard && self.paths.has_other(path))
-            .then(|| self.absences.extend(sent_at, self.paths.timeout_on(path)))
+            .then(|| self.absences.extend(sent_at, self.silence_of(path, sent_at)))
+    }
+
+    /// How long nothing may be heard about a unit of a path: a time-out, or little more than a
+    /// round trip if several other paths were heard of since, which shows that the peer itself is
+    /// not late.
+    fn silence_of(&self, path: PathId, sent_at: Nanos) -> Nanos {
+        let timeout = self.paths.timeout_on(path);
+        let srtt = self.paths[path].rtt.smoothed().max(self.paths.srtt());
+        match srtt {
+            Some(srtt) if self.paths.witnesses(path, sent_at) >= WITNESSES => {
+                (srtt + srtt / 4).saturating_add(self.config.reordering).min(timeout)
+            }
+            _ => timeout,
+        }
     }
 
     /// The earliest of [`Self::silence_on`].
@@ -76,7 +93,8 @@ impl Session {
             }
             self.paths[path].is_silent = true;
             self.paths[path].challenges.start(now);
-            self.paths.interrupted(path, now);
+            self.paths.interrupted(path);
+            self.paths.failed(path);
             self.sender.abandon_path(path);
             self.statistics.path_silences += 1;
         }
@@ -180,7 +198,7 @@ impl Session {
         let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
-        let Some(path) = self.paths.choose(open, now) else { return false };
+        let Some(path) = self.paths.choose(open) else { return false };
         let is_sent = self.write_unit(pick, path, memory, now, out);
         if is_sent {
             self.paths[path].probes.restart(now);

@@ -132,6 +132,8 @@ pub struct Path {
     pub peer_losses: LossCounts,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
+    /// When the newest packet that the peer has reported was sent.
+    pub reported_sent_at: Nanos,
     /// What was exchanged with its address until that has answered.
     pub unproven: Unproven,
     packets_sent: u64,
@@ -164,6 +166,7 @@ impl Path {
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
             packets_reported: 0,
+            reported_sent_at: 0,
             unproven: Unproven::default(),
             packets_sent: 0,
             wire_bytes_sent: 0,

@@ -11,8 +11,8 @@ use crate::link::Nanos;
 use super::config::{Detection, SessionConfig};
 use super::congestion::{Congestion, Steering, Verdict};
 use super::path::{Pace, Path};
-use super::path_choice::{PathChoice, RoundRobin};
 use super::rtt::{Echo, timeout_of};
+use super::subflows::Subflows;
 use super::units::Units;
 use super::unproven::Budget;
 
@@ -49,6 +49,30 @@ impl PathSet {
         self.0 == 0
     }
 
+    /// Removes a path.
+    #[must_use]
+    pub fn without(self, path: PathId) -> Self {
+        Self(self.0 & !(1 << path.0))
+    }
+
+    /// The paths that are not in `others`.
+    #[must_use]
+    pub fn without_all(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    /// The paths that are in both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Number of paths.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
     /// Whether it contains this path.
     #[must_use]
     pub fn has(self, path: PathId) -> bool {
@@ -68,7 +92,7 @@ impl PathSet {
 #[derive(Debug)]
 pub struct Paths {
     all: Vec<Path>,
-    choice: Box<dyn PathChoice>,
+    subflows: Subflows,
     congestion: Congestion,
     pace: Pace,
     /// The path on which the peer was heard last. Its control packets arrive there, so ours are
@@ -103,7 +127,7 @@ impl Paths {
         let pace = Pace::of(config);
         let mut paths = Self {
             all,
-            choice: Box::new(RoundRobin::default()),
+            subflows: Subflows::default(),
             congestion: Congestion::new(config, steering),
             pace,
             heard: PathId(0),
@@ -187,16 +211,32 @@ impl Paths {
     }
 
     /// Chooses one of the open paths for one unit.
-    pub fn choose(&mut self, open: PathSet, now: Nanos) -> Option<PathId> {
-        let fallback = open.next_after(PathId(PATHS_MAX - 1))?;
-        let chosen = self.choice.choose(open, now);
-        Some(if open.has(chosen) { chosen } else { fallback })
+    pub fn choose(&mut self, open: PathSet) -> Option<PathId> {
+        self.subflows.choose(open)
     }
 
-    /// Records that a path went silent.
-    pub fn interrupted(&mut self, path: PathId, now: Nanos) {
-        self.choice.interrupted(path, now);
+    /// Records that a path, or all of them, went silent.
+    pub fn interrupted(&mut self, path: PathId) {
         self.congestion.interrupted(path);
+    }
+
+    /// Records that units must no longer take a path if they can take another one.
+    pub fn failed(&mut self, path: PathId) {
+        self.subflows.failed(path);
+    }
+
+    /// Number of other paths on which the peer has reported a packet that must have arrived after one
+    /// that left on this path at `sent_at`, so that its report would have named this one, too.
+    #[must_use]
+    pub fn witnesses(&self, path: PathId, sent_at: Nanos) -> usize {
+        // At the latest, and that of others at the earliest.
+        let Some(srtt) = self[path].rtt.smoothed() else { return 0 };
+        let arrival = sent_at.saturating_add(srtt / 2);
+        let others = self.iter().filter(|(id, other)| *id != path && other.is_validated());
+        let arrivals = others.filter_map(|(_, other)| {
+            Some(other.reported_sent_at.saturating_add(other.rtt.least()? / 2))
+        });
+        arrivals.filter(|at| *at > arrival).count()
     }
 
     /// Processes the peer's report about a path, whose newest packet was `echo`. `is_limited`: only
@@ -209,7 +249,11 @@ impl Paths {
         now: Nanos,
     ) -> Verdict {
         let account = self[path].account();
-        self.choice.reported(path, &account, now);
+        if let Some(echo) = echo {
+            self.subflows.heard(path, now);
+            let newest = &mut self[path].reported_sent_at;
+            *newest = echo.sent_at.max(*newest);
+        }
         let own = self[path].rtt.least().unwrap_or(0);
         let leasts = self.iter().filter(|(_, path)| path.is_validated());
         let slowest = leasts.filter_map(|(_, path)| path.rtt.least()).max().unwrap_or(own);

@@ -92,8 +92,7 @@ impl RoundTrip {
         self.reported_bytes = mark.bytes;
         let rtt = delay.map(|delay| now.saturating_sub(mark.sent_at).saturating_sub(delay).max(1));
         if let Some(rtt) = rtt {
-            self.sample(rtt);
-            self.least.sample(rtt, now);
+            self.sample(rtt, now);
         }
         Some(Echo { sent_at: mark.sent_at, rtt })
     }
@@ -111,8 +110,9 @@ impl RoundTrip {
     }
 
     /// Adds a sample to the average (weight 1/8, as in RFC 6298).
-    pub fn sample(&mut self, rtt: Nanos) {
+    pub fn sample(&mut self, rtt: Nanos, now: Nanos) {
         let rtt = rtt.max(1);
+        self.least.sample(rtt, now);
         self.smoothed = Some(self.smoothed.map_or(rtt, |srtt| srtt - srtt / 8 + rtt / 8));
     }
 
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn marks_are_bounded_and_the_error_is_small() {
         let mut rtt = RoundTrip::default();
-        rtt.sample(25_000_000);
+        rtt.sample(25_000_000, 0);
         for number in 0..1_000_000 {
             rtt.packet_sent((number, number), number * 100);
         }
@@ -196,7 +196,7 @@ mod tests {
     fn the_time_out_has_a_floor() {
         let mut rtt = RoundTrip::default();
         assert_eq!(rtt.timeout(), RTO_INITIAL);
-        rtt.sample(10_000);
+        rtt.sample(10_000, 0);
         assert_eq!(rtt.timeout(), RTO_MIN);
     }
 }

@@ -8,8 +8,8 @@ use crate::PathLinks;
 
 /// One-way delay of each path: the slowest takes four times as long as the fastest.
 const DELAYS: [u64; 4] = [5 * MILLISECOND, 8 * MILLISECOND, 12 * MILLISECOND, 20 * MILLISECOND];
-/// The time-out of the slowest path.
-const TIMEOUT: u64 = 3 * 2 * DELAYS[3];
+/// Time after which a path counts as silent while three others are heard of.
+const SILENCE: u64 = 2 * DELAYS[3] / 4 * 5;
 
 fn link(delay: u64) -> LinkConfig {
     LinkConfig::clean(200_000_000, delay, 1 << 20)
@@ -79,16 +79,16 @@ fn losses_are_told_apart_by_path() {
 }
 
 #[test]
-fn a_path_that_goes_down_is_passed_over_within_a_time_out_and_comes_back() {
+fn a_path_that_goes_down_is_passed_over_as_soon_as_others_are_heard_and_comes_back() {
     let undisturbed = longest(&check(&scenario(3, 30)));
     for broken in 0..4 {
         let start = 150 * MILLISECOND + broken as u64 * 7 * MILLISECOND;
         let outcome = check(&with_blackout(scenario(3, 30), broken, start, 250 * MILLISECOND));
         assert_eq!((outcome.sender.path_silences, outcome.sender.stalls), (1, 0), "{broken}");
         assert_eq!(outcome.sender.paths_validated, 4);
-        // Its time-out, plus the delay of what is sent again.
+        // Until it counts as silent, plus the delay of what is sent again.
         let slower = longest(&outcome).saturating_sub(undisturbed);
-        assert!(slower < TIMEOUT + 2 * DELAYS[3], "{broken}: {slower}");
+        assert!(slower < SILENCE + 2 * DELAYS[3], "{broken}: {slower}");
         // It carries units again once it is back.
         let carried: Vec<u64> = outcome.paths.iter().map(|path| path.packets_sent).collect();
         let before = start * 25 / 1500 / 1000 / 4;
@@ -105,4 +105,42 @@ fn a_path_that_is_down_from_the_start_delays_nobody() {
         // Only challenges were sent on it.
         assert!(outcome.paths[broken].packets_sent < 40, "{:?}", outcome.paths[broken]);
     }
+}
+
+#[test]
+fn with_two_paths_only_a_time_out_shows_that_one_is_down() {
+    let two = |seed| {
+        let mut two = scenario(seed, 30);
+        two.more_paths.truncate(1);
+        two
+    };
+    let outcome = check(&with_blackout(two(6), 1, 150 * MILLISECOND, 250 * MILLISECOND));
+    assert_eq!((outcome.sender.path_silences, outcome.sender.stalls), (1, 0));
+    let undisturbed = longest(&check(&two(6)));
+    let slower = longest(&outcome).saturating_sub(undisturbed);
+    // Less than a time-out of the slower path, more than its silence would be with others.
+    assert!((2 * DELAYS[1]..3 * 2 * DELAYS[1] + 4 * DELAYS[1]).contains(&slower), "{slower}");
+}
+
+#[test]
+fn a_host_that_pauses_makes_no_path_silent() {
+    let pauses = Some(crate::Pauses { every: 100 * MILLISECOND, length: 30 * MILLISECOND });
+    let outcome = check(&Scenario { pauses, ..scenario(7, 12) });
+    assert_eq!(outcome.sender.path_silences, 0, "{:?}", outcome.sender);
+}
+
+#[test]
+fn a_path_that_goes_down_costs_little_more_than_a_round_trip_if_others_are_heard_of() {
+    let delay = DELAYS[3];
+    let equal = || {
+        let path = PathLinks { forward: link(delay), backward: link(delay), blackout: None };
+        let more_paths = vec![path; 4];
+        Scenario { forward: link(delay), backward: link(delay), more_paths, ..scenario(8, 12) }
+    };
+    let broken = with_blackout(equal(), 2, 200 * MILLISECOND, 400 * MILLISECOND);
+    let outcome = check(&broken);
+    assert_eq!((outcome.sender.path_silences, outcome.sender.stalls), (1, 0));
+    let slower = longest(&outcome) - longest(&check(&equal()));
+    // Silence of 1.25 round trips, instead of a time-out of three.
+    assert!(slower < SILENCE + delay, "{slower}");
 }
