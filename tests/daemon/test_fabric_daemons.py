@@ -55,7 +55,8 @@ async def test_message_crosses_between_two_daemons(fabrics: tuple[Daemon, Daemon
         assert receiving.result() == data
 
 
-async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes) -> None:
+async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes) -> dict[str, int]:
+    """Send a message and return the session's statistics."""
     # The listener starts in another task, so the peer may not have it yet.
     while True:
         try:
@@ -69,11 +70,43 @@ async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes
             ) as session:
                 session.region[: len(data)] = data
                 await session.send(offset=0, length=len(data), reliability=SelectiveRepeat())
-                return
+                return session.statistics()
         except Error as error:
             if error.reason != "session.listener.absent":
                 raise
         await asyncio.sleep(0.05)
+
+
+UNO = """congestion = "uno"
+marking = "phantom"
+line_bits_per_second = 1000000000
+near_rtt_micros = 500
+far_rtt_micros = 25000
+"""
+
+
+async def test_daemons_steer_their_sessions_as_they_are_configured() -> None:
+    data = secrets.token_bytes(1 << 20)
+    with fabric_daemons(more=UNO) as made:
+        near, far = made.fabrics
+        async with (
+            connect(near.socket) as sender,
+            connect(far.socket) as receiver,
+            asyncio.timeout(60),
+            asyncio.TaskGroup() as tasks,
+        ):
+            listening = listen_session(receiver.sessions, "gradients", region_bytes=REGION)
+
+            async def receive() -> bytes:
+                async with listening as session:
+                    got = await session.receive(offset=0, length=len(data))
+                    return bytes(session.region[: got.length])
+
+            receiving = tasks.create_task(receive())
+            figures = await _open_and_send(sender.sessions, far, data)
+        assert receiving.result() == data
+        assert figures["window_bytes"] > 0
+        assert figures["rtt_least_nanos"] > 0
 
 
 async def test_peer_of_another_name_is_not_reached(fabrics: tuple[Daemon, Daemon]) -> None:

@@ -27,12 +27,14 @@ const ADAPT_PERIOD: f64 = 1.05;
 const ADAPT_BELOW: f64 = 0.5;
 /// … and the share of the arrived bytes that becomes the window.
 const ADAPT_KEEPS: f64 = 0.96;
-/// A loss this many round trips after the first mark is due to the last doubling, and undoes it.
+/// A loss within this many round trips after the first mark is due to the last doubling …
 const DOUBLING_UNDONE: Nanos = 2;
-/// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark …
-const FAST_INCREASE_FIRST: f64 = 1.0 / 64.0;
-/// … and the most that it grows to.
-const FAST_INCREASE_MAX: f64 = 0.125;
+/// … and leaves this much of the window. Half of it would be exact for one flow alone; of several,
+/// those that lose nothing then take the rest.
+const DOUBLING_KEEPS: f64 = 0.75;
+/// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark.
+/// With more than this, several far flows fill the buffer before the first mark is reported.
+const FAST_INCREASE: f64 = 1.0 / 64.0;
 /// Round trips of it that the next mark undoes: a mark is reported one round trip late, and made
 /// another one after the link was full.
 const FAST_INCREASE_UNDONE: i32 = 2;
@@ -191,16 +193,11 @@ impl Uno {
         (length as Nanos).max(1)
     }
 
-    /// Increase as a share of the bytes that arrive, while no mark has been reported for a far round
-    /// trip: it doubles with each further one. 0 otherwise.
-    fn fast_share(&self, now: Nanos) -> f64 {
+    /// Whether no mark has been reported for a far round trip, so that the window grows faster.
+    fn is_unmarked(&self, now: Nanos) -> bool {
         let interval = self.domain.far_rtt.max(self.window.base_rtt());
-        let unmarked_round_trips = now.saturating_sub(self.last_mark) / interval;
-        if !self.rules.fast_increase || self.is_doubling || unmarked_round_trips == 0 {
-            return 0.0;
-        }
-        let doublings = (unmarked_round_trips - 1).min(16) as i32;
-        (FAST_INCREASE_FIRST * 2_f64.powi(doublings)).min(FAST_INCREASE_MAX)
+        let is_long = now.saturating_sub(self.last_mark) >= interval;
+        self.rules.fast_increase && !self.is_doubling && is_long
     }
 
     /// The window after a collapse.
@@ -295,9 +292,11 @@ impl Controller for Uno {
             *marked_bytes += report.marked_bytes;
         }
         if report.marked_bytes > 0 {
-            // Reports are a round trip old: undo what the window has grown by since.
-            let undone = (1.0 + self.fast_share(now)).powi(FAST_INCREASE_UNDONE);
-            self.window.set(self.window.bytes() / undone);
+            if self.is_unmarked(now) {
+                // Reports are a round trip old: undo what the window has grown by since.
+                let grown = (1.0 + FAST_INCREASE).powi(FAST_INCREASE_UNDONE);
+                self.window.set(self.window.bytes() / grown);
+            }
             self.last_mark = now;
         }
         if self.is_doubling && (report.marked_bytes > 0 || report.lost_packets > 0) {
@@ -311,7 +310,7 @@ impl Controller for Uno {
         if report.lost_packets > 0 && now < self.undo_until {
             // The last doubling was too much: a buffer has overflowed.
             self.undo_until = 0;
-            self.window.set(self.window.bytes() / 2.0);
+            self.window.set(self.window.bytes() * DOUBLING_KEEPS);
         }
         if report.bytes == 0 {
             return;
@@ -324,8 +323,8 @@ impl Controller for Uno {
         if may_grow {
             if self.is_doubling {
                 self.window.set(self.window.bytes() + unmarked as f64);
-            } else if self.fast_share(now) > 0.0 {
-                self.window.set(self.window.bytes() + self.fast_share(now) * unmarked as f64);
+            } else if self.is_unmarked(now) {
+                self.window.set(self.window.bytes() + FAST_INCREASE * unmarked as f64);
             } else if unmarked > 0 {
                 self.increase(unmarked);
             }

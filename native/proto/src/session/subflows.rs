@@ -51,12 +51,14 @@ impl Subflows {
         self.active = self.active.without(path);
     }
 
-    /// The path that was heard of last, of those that are open and not active.
+    /// The path that was heard of last, of those that are open and not active; of several, the first.
     fn spare(&self, open: PathSet) -> Option<PathId> {
-        let spares =
-            (0..PATHS_MAX).map(PathId).filter(|path| open.without_all(self.active).has(*path));
-        // Of several, the first.
-        spares.rev().max_by_key(|path| self.heard_at[path.index()])
+        let spares = open.without_all(self.active);
+        if spares.is_empty() {
+            return None;
+        }
+        let spares = (0..PATHS_MAX).rev().map(PathId).filter(|path| spares.has(*path));
+        spares.max_by_key(|path| self.heard_at[path.index()])
     }
 }
 
