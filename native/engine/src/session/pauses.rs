@@ -14,6 +14,9 @@ const UNITS_NANOS_MAX: Nanos = 1_000_000;
 /// … and control frames wait at most this long.
 const CONTROL_NANOS_MAX: Nanos = 250_000;
 
+/// With a congestion controller a round trip has at least this many pauses.
+const PAUSES_PER_ROUND_TRIP: u64 = 64;
+
 /// The shortest sleep times, and the wake-up time of waiting units.
 #[derive(Debug)]
 pub(super) struct Pauses {
@@ -30,9 +33,11 @@ impl Pauses {
         let config = session.config();
         let bytes = PACKETS_PER_PAUSE * config.datagram_bytes_max() as u64;
         let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
-        // A congestion controller judges what happens in a round trip of the data centre.
-        let epoch =
-            session.steering().congestion.map_or(Nanos::MAX, |(_, domain)| domain.near_rtt / 2);
+        // A congestion controller of a near session judges what happens within its round trip; one
+        // of a far session is content with a fraction of its own.
+        let epoch = session.steering().congestion.map_or(Nanos::MAX, |(_, domain)| {
+            (domain.near_rtt / 2).max(session.statistics().srtt_nanos / PAUSES_PER_ROUND_TRIP)
+        });
         let nanos = nanos.min(epoch);
         let (units, control) = (nanos.min(UNITS_NANOS_MAX), nanos.min(CONTROL_NANOS_MAX));
         Self { units, control, units_at: 0 }
