@@ -111,7 +111,7 @@ fn a_small_start_doubles_until_the_first_mark_or_loss() {
     let after = flow.run(FAR / 2, FAR / 16, 0);
     assert!((0.9..1.05).contains(&after), "still doubling after a mark: {after}");
     let mut flow = Driven::uno(Rules::DEFAULT, FAR);
-    flow.flow.reported(&Report { lost_packets: 1, ..Report::default() }, 0);
+    flow.flow.reported(&Report { lost_packets: 20, ..Report::default() }, 0);
     let after = flow.run(FAR / 2, FAR / 16, 0);
     assert!(after < 1.05, "still doubling after a loss: {after}");
 }
@@ -328,6 +328,51 @@ fn a_pause_is_not_an_epoch_after_the_other() {
     flow.report(4096, 4096);
     let kept = flow.window() / before;
     assert!(kept > 1.0 - decrease_of(FAR_PRODUCT), "{kept} after one mark");
+}
+
+#[test]
+fn losses_of_a_lossy_path_do_not_end_the_doubling() {
+    let mut flow = Driven::uno(Rules::DEFAULT, FAR);
+    for _ in 0..32 {
+        let before = flow.window();
+        flow.run(FAR / 16, FAR / 16, 0);
+        // Five in a hundred.
+        let lost_packets = whole(before / 16.0 / 4096.0 / 20.0);
+        flow.flow.reported(&Report { lost_packets, ..Report::default() }, flow.now);
+    }
+    let grown = flow.window() / (0.02 * FAR_PRODUCT);
+    assert!(grown > 3.0, "{grown} times the first window after two round trips");
+}
+
+#[test]
+fn a_flow_that_is_limited_by_turns_does_not_look_like_a_collapse() {
+    let mut flow = Driven::uno(Rules { small_start: false, ..Rules::DEFAULT }, FAR).begin();
+    flow.run(3 * FAR, FAR / 16, 0);
+    let before = flow.window();
+    for step in 0..320 {
+        flow.now += FAR / 16;
+        // A third of the window, half of the time held back by something else.
+        flow.is_limited = step % 8 < 4;
+        flow.report(whole(before / 48.0), 0);
+    }
+    assert!(flow.window() >= before, "{} of {before}", flow.window());
+}
+
+#[test]
+fn after_silence_the_window_doubles_back_to_half_of_what_it_was() {
+    let mut flow = Driven::uno(Rules { small_start: false, ..Rules::DEFAULT }, FAR).begin();
+    flow.run(3 * FAR, FAR / 16, 0);
+    let before = flow.window();
+    flow.flow.timed_out(flow.now);
+    flow.flow.timed_out(flow.now);
+    // What was lost in the silence is reported with the first packet after it.
+    flow.now += FAR;
+    let sent_at = flow.now - FAR;
+    let first = Report { bytes: 4096, lost_packets: 500, sent_at, ..Report::default() };
+    flow.flow.reported(&first, flow.now);
+    flow.run(20 * FAR, FAR / 16, 0);
+    let back = flow.window() / before;
+    assert!((0.45..0.85).contains(&back), "{back} of the window before");
 }
 
 #[test]

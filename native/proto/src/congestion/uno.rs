@@ -27,6 +27,10 @@ const ADAPT_PERIOD: f64 = 1.05;
 const ADAPT_BELOW: f64 = 0.5;
 /// … and the share of the arrived bytes that becomes the window.
 const ADAPT_KEEPS: f64 = 0.96;
+/// Doubling ends with losses if more than one packet in this many was lost …
+const DOUBLING_LOSS_BOUND: u64 = 8;
+/// … and at least this many: on a lossy path some are lost without congestion.
+const DOUBLING_LOSSES_MIN: u64 = 4;
 /// A loss within this many round trips after the first mark is due to the last doubling …
 const DOUBLING_UNDONE: Nanos = 2;
 /// … and leaves this much of the window. Half of it would be exact for one flow alone; of several,
@@ -132,8 +136,14 @@ pub struct Uno {
     adapting: Adapting,
     /// Bytes that arrived in the present period of Quick Adapt.
     adapt_bytes: u64,
-    is_doubling: bool,
+    /// Below this window it doubles each round trip.
+    doubling_below: f64,
     window_at_start: f64,
+    /// Packets lost, and bytes that arrived, since doubling began.
+    doubling_lost: u64,
+    doubling_bytes: u64,
+    /// Losses reported with packets sent before this time are those of a silence.
+    losses_from: Nanos,
     /// Until then, a loss undoes the last doubling.
     undo_until: Nanos,
     /// When the last mark was reported …
@@ -156,8 +166,11 @@ impl Uno {
             epochs: Epochs::Off(window.bytes()),
             adapting: Adapting::From(now),
             adapt_bytes: 0,
-            is_doubling: small,
+            doubling_below: if small { f64::INFINITY } else { 0.0 },
             window_at_start: window.bytes(),
+            doubling_lost: 0,
+            doubling_bytes: 0,
+            losses_from: 0,
             undo_until: 0,
             last_mark: now,
             last_sent: now,
@@ -193,11 +206,22 @@ impl Uno {
         (length as Nanos).max(1)
     }
 
+    fn is_doubling(&self) -> bool {
+        self.window.bytes() < self.doubling_below
+    }
+
+    /// Whether so much was lost while doubling that a buffer has overflowed.
+    fn has_overflowed(&self) -> bool {
+        let arrived = self.doubling_bytes / self.domain.packet_bytes.max(1);
+        let bound = (arrived / DOUBLING_LOSS_BOUND).max(DOUBLING_LOSSES_MIN);
+        self.doubling_lost >= bound
+    }
+
     /// Whether no mark has been reported for a far round trip, so that the window grows faster.
     fn is_unmarked(&self, now: Nanos) -> bool {
         let interval = self.domain.far_rtt.max(self.window.base_rtt());
         let is_long = now.saturating_sub(self.last_mark) >= interval;
-        self.rules.fast_increase && !self.is_doubling && is_long
+        self.rules.fast_increase && !self.is_doubling() && is_long
     }
 
     /// The window after a collapse.
@@ -299,8 +323,23 @@ impl Controller for Uno {
             }
             self.last_mark = now;
         }
-        if self.is_doubling && (report.marked_bytes > 0 || report.lost_packets > 0) {
-            self.is_doubling = false;
+        if self.losses_from == Nanos::MAX && report.bytes > 0 {
+            // The first report after a silence, and those that are on their way, name what was lost
+            // in it.
+            self.losses_from = now;
+        }
+        if report.bytes == 0 || report.sent_at >= self.losses_from {
+            self.doubling_lost = self.doubling_lost.saturating_add(report.lost_packets);
+        }
+        self.doubling_bytes = self.doubling_bytes.saturating_add(report.bytes);
+        if !self.is_doubling() {
+            if self.doubling_below > 0.0 {
+                // It has got there, and is not to double again.
+                self.doubling_below = 0.0;
+                self.adapting = Adapting::From(now);
+            }
+        } else if report.marked_bytes > 0 || self.has_overflowed() {
+            self.doubling_below = 0.0;
             self.adapting = Adapting::From(now);
             let overshot = self.window.bytes() / 2.0;
             if overshot >= self.window_at_start {
@@ -316,12 +355,15 @@ impl Controller for Uno {
             return;
         }
         let may_grow = report.is_limited || !self.rules.guarded;
-        if self.rules.quick_adapt && !self.is_doubling && may_grow {
+        if self.rules.quick_adapt && !self.is_doubling() && may_grow {
             self.quick_adapt(report, now);
+        } else if !may_grow {
+            // Less arrives because less was sent: the period says nothing.
+            self.adapting = Adapting::From(now);
         }
         let unmarked = report.bytes.saturating_sub(report.marked_bytes);
         if may_grow {
-            if self.is_doubling {
+            if self.is_doubling() {
                 self.window.set(self.window.bytes() + unmarked as f64);
             } else if self.is_unmarked(now) {
                 self.window.set(self.window.bytes() + FAST_INCREASE * unmarked as f64);
@@ -334,7 +376,10 @@ impl Controller for Uno {
 
     fn timed_out(&mut self, now: Nanos) {
         if self.rules.guarded {
-            self.is_doubling = false;
+            // Back to half of it soon, unless marks or losses say otherwise.
+            self.doubling_below = (self.window.bytes() / 2.0).max(self.doubling_below);
+            (self.doubling_lost, self.doubling_bytes) = (0, 0);
+            self.losses_from = Nanos::MAX;
             self.adapt(now);
         }
     }

@@ -224,11 +224,15 @@ fn modelled_and_real(flows: &[FlowSetup], rules: Rules) -> (f64, f64) {
 #[test]
 fn the_products_sessions_take_as_long_as_the_lean_model() {
     let far = |bytes| vec![flow(3, 240, bytes)];
+    let eight = |site: u16| -> Vec<FlowSetup> {
+        (0..8).map(|index| flow(site + 13 * index, 240, 100_000_000)).collect()
+    };
     for (what, flows, rules) in [
         ("a message", far(5_000_000), Rules::RELEASED),
         ("a message, small start", far(5_000_000), Rules::DEFAULT),
         ("a long flow, small start", far(200_000_000), Rules::DEFAULT),
-        ("a mixed incast, small start", incast(100_000_000), Rules::DEFAULT),
+        ("eight far flows, small start", eight(0), Rules::DEFAULT),
+        ("eight near flows, small start", eight(128), Rules::DEFAULT),
     ] {
         let (modelled, real) = modelled_and_real(&flows, rules);
         assert_near(what, real, modelled, 0.05);

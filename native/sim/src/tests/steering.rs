@@ -99,6 +99,28 @@ fn every_controller_delivers_everything_with_losses_and_without_marks() {
 }
 
 #[test]
+fn losses_on_the_wire_slow_no_session_with_uno() {
+    let mut lossy = scenario(marked(12 * MILLISECOND), steering(Algorithm::Uno(Rules::DEFAULT)));
+    lossy.forward.loss = sealane_proto::link::Loss::Independent(PARTS / 50);
+    let outcome = check(&lossy);
+    let share = share_of_link(&outcome);
+    assert!(share > 0.7, "{share} of the link with 2 % of loss");
+}
+
+#[test]
+fn an_outage_costs_a_session_with_uno_little_more_than_its_time() {
+    let time = |blackout| {
+        let uno = steering(Algorithm::Uno(Rules::DEFAULT));
+        let scenario = scenario(marked(12 * MILLISECOND), uno);
+        check(&Scenario { blackout, count: 40, ..scenario }).elapsed_nanos
+    };
+    let start = 2_000 * MILLISECOND;
+    let outage = 1_500 * MILLISECOND;
+    let slower = time(Some((start, start + outage))) - time(None);
+    assert!(slower < outage + 1_000 * MILLISECOND, "{slower} ns for an outage of {outage}");
+}
+
+#[test]
 fn lost_acknowledgements_stop_no_session() {
     let forward = marked(12 * MILLISECOND);
     let mut lossy = scenario(forward, steering(Algorithm::Uno(Rules::DEFAULT)));
