@@ -178,12 +178,6 @@ impl Uno {
         }
     }
 
-    /// The average marked share, from 0 to 1.
-    #[must_use]
-    pub fn marked_share(&self) -> f64 {
-        self.marked
-    }
-
     fn increase(&mut self, bytes: u64) {
         let step = INCREASE * self.window.product() * bytes as f64 / self.window.bytes();
         self.window.set(self.window.bytes() + step);
