@@ -5,9 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_proto::congestion::{ALGORITHMS, Algorithm};
 use sealane_proto::fabric::Sites;
-use sealane_sim::{
-    Balance, Cell, Code, Congestion, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, RIVALS, run_cell,
-};
+use sealane_sim::{Balance, Cell, Code, Congestion, FlowSetup, RIVALS, run_cell};
 
 use crate::link::LinkSettings;
 
@@ -85,12 +83,8 @@ pub fn simulate_flows<'py>(
         .collect();
     result.set_item("samples", samples)?;
     result.set_item("overflowed_packets", outcome.overflowed_packets)?;
-    let round_trip = |is_far| {
-        cell.sites.one_way(PAYLOAD_BYTES + HEADER_BYTES, is_far)
-            + cell.sites.one_way(HEADER_BYTES, is_far)
-    };
-    result.set_item("near_rtt_nanos", round_trip(false))?;
-    result.set_item("far_rtt_nanos", round_trip(true))?;
+    result.set_item("near_rtt_nanos", cell.round_trip(false))?;
+    result.set_item("far_rtt_nanos", cell.round_trip(true))?;
     Ok(result)
 }
 

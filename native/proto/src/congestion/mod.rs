@@ -20,6 +20,7 @@ use crate::link::Nanos;
 pub use dctcp::Dctcp;
 pub use gemini::{Gemini, GeminiRules};
 pub use uno::{Rules, Uno};
+pub use window::whole;
 
 /// What all flows of a network share. Gains and thresholds are derived from it, so it must be equal
 /// for all flows that are to get equal shares, regardless of the rate that each may use.
@@ -75,6 +76,15 @@ pub struct Allowance {
     pub window_bytes: u64,
     /// Bytes per second, between which packets are spread.
     pub rate_bytes_per_second: u64,
+}
+
+impl Allowance {
+    /// A window with a rate in bytes per second, both not negative; the rate is 1 to `rate_max`.
+    #[must_use]
+    pub fn new(window_bytes: f64, rate: f64, rate_max: u64) -> Self {
+        let rate_bytes_per_second = whole(rate).clamp(1, rate_max);
+        Self { window_bytes: whole(window_bytes), rate_bytes_per_second }
+    }
 }
 
 /// Decides how fast one flow may send.

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::window::whole;
 use super::*;
 
 const MICROSECOND: Nanos = 1_000;

@@ -83,10 +83,7 @@ impl Window {
         let rate = pace * self.bytes * NANOS_PER_SECOND as f64 / self.base_rtt as f64;
         let Setup { domain, rate_bytes_per_second, .. } = &self.setup;
         let rate_max = domain.line_bytes_per_second.min(*rate_bytes_per_second).max(1);
-        Allowance {
-            window_bytes: whole(self.bytes),
-            rate_bytes_per_second: whole(rate).clamp(1, rate_max),
-        }
+        Allowance::new(self.bytes, rate, rate_max)
     }
 }
 
@@ -96,7 +93,8 @@ fn bandwidth_delay(bytes_per_second: u64, rtt: Nanos) -> f64 {
 }
 
 /// The whole part of a number that is not negative.
-pub(super) fn whole(value: f64) -> u64 {
+#[must_use]
+pub fn whole(value: f64) -> u64 {
     #[expect(clippy::cast_sign_loss, reason = "the caller's values are not negative")]
     let whole = value as u64;
     whole

@@ -143,7 +143,7 @@ impl Flow {
     /// Block of a packet and its place there.
     pub fn place(&self, number: u32) -> Option<(u32, u32)> {
         let code = self.code?;
-        let size = u32::from(code.data + code.parity);
+        let size = code.packets();
         Some((number / size, number % size))
     }
 
@@ -251,7 +251,7 @@ impl Flow {
         }
         self.missing -= 1;
         let first = number - index;
-        let size = self.code.map_or(1, |code| u32::from(code.data + code.parity));
+        let size = self.code.map_or(1, Code::packets);
         (first..first + size).for_each(|other| self.done(other));
     }
 
@@ -276,7 +276,7 @@ impl Flow {
             return;
         }
         self.paths.lost(self.timeout(), random, now);
-        let size = self.code.map_or(1, |code| u32::from(code.data + code.parity));
+        let size = self.code.map_or(1, Code::packets);
         let first = block * size;
         for number in first..first + size {
             if self.packets[number as usize].state == State::InFlight {

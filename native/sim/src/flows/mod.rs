@@ -8,19 +8,20 @@
 mod balance;
 mod flow;
 mod landing;
+mod lean;
 mod rivals;
+mod run;
 mod sessions;
 #[cfg(test)]
 mod tests;
-mod world;
 
 use sealane_proto::fabric::Sites;
 use sealane_proto::link::{LinkError, Nanos};
 
 pub use balance::Balance;
+pub use lean::run_cell;
 pub use rivals::{Congestion, RIVALS};
 pub use sessions::{SessionsSetup, run_sessions};
-pub use world::run_cell;
 
 /// Payload of a packet; all packets are full.
 pub const PAYLOAD_BYTES: u32 = 4096;
@@ -49,6 +50,13 @@ pub struct Code {
     pub data: u8,
     /// Parity packets of a block.
     pub parity: u8,
+}
+
+impl Code {
+    /// Packets of a block.
+    fn packets(self) -> u32 {
+        u32::from(self.data + self.parity)
+    }
 }
 
 /// The settings of a run.

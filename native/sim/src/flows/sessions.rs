@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sealane_proto::aead::Secret;
-use sealane_proto::congestion::{Algorithm, Domain};
-use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
+use sealane_proto::congestion::Algorithm;
+use sealane_proto::fabric::{Class, Fabric, NodeId, Packet};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Departure, Detection, Ecn, Event, IpVersion, Marks, Memory,
@@ -16,10 +16,8 @@ use sealane_proto::session::{
     SessionConfig, SessionKeys, Source, Steering,
 };
 
-use super::{
-    Cell, CellError, CellOutcome, Congestion, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES,
-    Sample,
-};
+use super::run::{World, run};
+use super::{Cell, CellError, CellOutcome, Congestion, FlowOutcome, FlowSetup, PAYLOAD_BYTES};
 
 /// Bytes of the messages into which a flow is cut, and how many of them are posted at once.
 const MESSAGE_BYTES: u64 = 1 << 24;
@@ -139,7 +137,7 @@ fn message_of(setup: &FlowSetup, number: u64) -> (u64, u64) {
     (offset, MESSAGE_BYTES.min(setup.bytes - offset))
 }
 
-struct World {
+struct Sessions {
     fabric: Fabric<Datagram>,
     pairs: Vec<Pair>,
     /// Time, then twice the pair, plus the end.
@@ -157,26 +155,7 @@ struct World {
 pub fn run_sessions(cell: &Cell, setup: SessionsSetup) -> Result<CellOutcome, CellError> {
     cell.validate()?;
     let Congestion::Product(algorithm) = cell.congestion else { return Err(CellError::Rival) };
-    let mut world = World::new(cell, algorithm, setup);
-    let port = Sites::port_to(world.fabric.topology(), NodeId(cell.sample_host));
-    let mut samples = Vec::new();
-    let mut sample_at = if cell.sample_every > 0 { cell.sample_every } else { Nanos::MAX };
-    while world.unfinished > 0 {
-        let Some(now) = world.next_at().filter(|at| *at <= cell.time_max) else { break };
-        while sample_at <= now {
-            samples.push(world.sample(port, sample_at));
-            sample_at += cell.sample_every;
-        }
-        world.step(now);
-    }
-    let ports = world.fabric.topology().ports().len() as u32;
-    let overflowed = (0..ports).map(|port| world.fabric.counters(PortId(port)).overflowed_packets);
-    Ok(CellOutcome {
-        overflowed_packets: overflowed.sum(),
-        flows: world.pairs.iter().map(Pair::outcome).collect(),
-        samples,
-        arrivals: world.arrivals,
-    })
+    Ok(run(cell, &mut Sessions::new(cell, algorithm, setup)))
 }
 
 impl Pair {
@@ -190,22 +169,9 @@ impl Pair {
     }
 }
 
-impl World {
+impl Sessions {
     fn new(cell: &Cell, algorithm: Algorithm, setup: SessionsSetup) -> Self {
-        let Cell { sites, .. } = cell;
-        let mut fabric = Fabric::new(sites.build(), cell.seed);
-        super::world::set_outages(&mut fabric, cell);
-        let round_trip = |is_far| {
-            sites.one_way(PAYLOAD_BYTES + HEADER_BYTES, is_far)
-                + sites.one_way(HEADER_BYTES, is_far)
-        };
-        let line = sites.host.rate_bits_per_second / 8;
-        let domain = Domain {
-            line_bytes_per_second: line,
-            near_rtt: round_trip(false),
-            far_rtt: round_trip(true),
-            packet_bytes: 0,
-        };
+        let domain = cell.domain(0);
         let steering = Steering { congestion: Some((algorithm, domain)), marks: setup.marks };
         let config = SessionConfig {
             connection_id_local: 1,
@@ -215,7 +181,7 @@ impl World {
             paths: setup.paths,
             chunk_units: 16,
             slots: SLOTS,
-            rate_bytes_per_second: line,
+            rate_bytes_per_second: domain.line_bytes_per_second,
             idle_timeout: IDLE,
             reordering: 0,
             detection: Detection::Reports,
@@ -231,8 +197,7 @@ impl World {
                 let keys = SessionKeys { send: secret(end), receive: secret(1 - end), token_seed };
                 Session::new(config, steering, &keys, 0)
             };
-            let is_far = flow.from / Sites::HOSTS != flow.to / Sites::HOSTS;
-            let code = setup.code.filter(|_| is_far);
+            let code = setup.code.filter(|_| flow.is_far());
             let coded = |(k, m)| Reliability::ErasureCoded { k, m, depth: 1 };
             Pair {
                 setup: *flow,
@@ -248,7 +213,7 @@ impl World {
         };
         let pairs: Vec<Pair> = cell.flows.iter().enumerate().map(pair).collect();
         let mut world = Self {
-            fabric,
+            fabric: cell.fabric(),
             wakes: BinaryHeap::new(),
             unfinished: pairs.len(),
             arrivals: 0,
@@ -260,35 +225,6 @@ impl World {
             world.drive(index, 1, 0);
         }
         world
-    }
-
-    fn next_at(&self) -> Option<Nanos> {
-        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
-        [self.fabric.next_at(), wake].into_iter().flatten().min()
-    }
-
-    fn step(&mut self, now: Nanos) {
-        while let Some((at, packet)) = self.fabric.take(now) {
-            self.arrivals += 1;
-            let index = packet.flow as usize;
-            let Datagram { direction, path, ecn, mut bytes } = packet.body;
-            let end = 1 - direction;
-            let ecn = if packet.is_marked { Ecn::Ce } else { ecn };
-            let arrival = Arrival { path, source: Source::Path, ecn };
-            let pair = &mut self.pairs[index];
-            pair.ends[end].receive(&mut bytes, arrival, &mut NoMemory, at);
-            self.drive(index, end, at);
-        }
-        while let Some(Reverse((at, who))) =
-            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
-        {
-            self.wakes.pop();
-            let (index, end) = (who as usize / 2, who as usize % 2);
-            if self.pairs[index].wake_at[end] == at {
-                self.pairs[index].wake_at[end] = Nanos::MAX;
-                self.drive(index, end, now);
-            }
-        }
     }
 
     /// Lets time pass for an end, sends what it may send, and arranges its next wake.
@@ -343,16 +279,61 @@ impl World {
             self.fabric.offer(NodeId(own), packet, now);
         }
     }
+}
 
-    fn sample(&self, port: Option<PortId>, at: Nanos) -> Sample {
+impl World for Sessions {
+    type Body = Datagram;
+
+    fn fabric(&self) -> &Fabric<Datagram> {
+        &self.fabric
+    }
+
+    fn is_over(&self) -> bool {
+        self.unfinished == 0
+    }
+
+    fn next_at(&self) -> Option<Nanos> {
+        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
+        [self.fabric.next_at(), wake].into_iter().flatten().min()
+    }
+
+    fn step(&mut self, now: Nanos) {
+        while let Some((at, packet)) = self.fabric.take(now) {
+            self.arrivals += 1;
+            let index = packet.flow as usize;
+            let Datagram { direction, path, ecn, mut bytes } = packet.body;
+            let end = 1 - direction;
+            let ecn = if packet.is_marked { Ecn::Ce } else { ecn };
+            let arrival = Arrival { path, source: Source::Path, ecn };
+            let pair = &mut self.pairs[index];
+            pair.ends[end].receive(&mut bytes, arrival, &mut NoMemory, at);
+            self.drive(index, end, at);
+        }
+        while let Some(Reverse((at, who))) =
+            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
+        {
+            self.wakes.pop();
+            let (index, end) = (who as usize / 2, who as usize % 2);
+            if self.pairs[index].wake_at[end] == at {
+                self.pairs[index].wake_at[end] = Nanos::MAX;
+                self.drive(index, end, now);
+            }
+        }
+    }
+
+    fn acked_bytes(&self) -> Vec<u64> {
         let landed = |pair: &Pair| {
             let statistics = pair.ends[1].statistics();
             statistics.units_received * u64::from(PAYLOAD_BYTES)
         };
-        Sample {
-            at,
-            acked_bytes: self.pairs.iter().map(landed).collect(),
-            queued_bytes: port.map_or(0, |port| self.fabric.queued_bytes(port, at)),
-        }
+        self.pairs.iter().map(landed).collect()
+    }
+
+    fn outcomes(&self) -> Vec<FlowOutcome> {
+        self.pairs.iter().map(Pair::outcome).collect()
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.arrivals
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use sealane_proto::congestion::{Allowance, Controller, Report, Setup};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
-use super::{product, whole};
+use super::product;
 
 /// Gain that doubles the rate in a round trip, and its inverse.
 const STARTUP: f64 = 2.89;
@@ -126,10 +126,7 @@ impl Controller for Bbr {
         let line = self.setup.domain.line_bytes_per_second;
         let most = WINDOW_PRODUCTS * product(&self.setup);
         let window = (window * self.product()).min(most).max(LEAST_PACKETS * self.packet());
-        Allowance {
-            window_bytes: whole(window),
-            rate_bytes_per_second: whole(pace * self.rate()).clamp(1, line),
-        }
+        Allowance::new(window, pace * self.rate(), line)
     }
 
     fn sent(&mut self, bytes: u64, _now: Nanos) {

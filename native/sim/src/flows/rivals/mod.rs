@@ -53,12 +53,5 @@ fn product(setup: &Setup) -> f64 {
 fn allowance(setup: &Setup, window: f64, pace: f64) -> Allowance {
     let rate = pace * window * NANOS_PER_SECOND as f64 / setup.base_rtt as f64;
     let line = setup.domain.line_bytes_per_second;
-    Allowance { window_bytes: whole(window), rate_bytes_per_second: whole(rate).clamp(1, line) }
-}
-
-/// The whole part of a number that is not negative.
-fn whole(value: f64) -> u64 {
-    #[expect(clippy::cast_sign_loss, reason = "the caller's values are not negative")]
-    let whole = value as u64;
-    whole
+    Allowance::new(window, rate, line)
 }

@@ -1,6 +1,6 @@
 //! The rivals behave as their specifications say.
 
-use sealane_proto::congestion::{Domain, Report};
+use sealane_proto::congestion::{Domain, Report, whole};
 
 use super::bbr::State;
 use super::cubic::{KEPT, SCALE};

@@ -1,18 +1,19 @@
-//! The event loop of a cell.
+//! Lean flows in the network of a cell.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
-use sealane_proto::congestion::{Domain, Setup};
-use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, Sites};
+use sealane_proto::congestion::Setup;
+use sealane_proto::fabric::{Class, Fabric, NodeId, Packet};
 use sealane_proto::link::{LinkConfig, NANOS_PER_SECOND, Nanos};
 
 use super::balance::Paths;
 use super::flow::{Flow, News, Times};
 use super::landing::{Arrived, Landing};
-use super::{Cell, CellError, CellOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Sample};
+use super::run::{World, run};
+use super::{Cell, CellError, CellOutcome, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES};
 
 const DATA_BYTES: u32 = PAYLOAD_BYTES + HEADER_BYTES;
 
@@ -45,7 +46,7 @@ enum Received {
     Coded(Landing),
 }
 
-struct World {
+struct LeanFlows {
     fabric: Fabric<Body>,
     flows: Vec<Flow>,
     received: Vec<Received>,
@@ -64,26 +65,7 @@ struct World {
 /// If the cell is not valid.
 pub fn run_cell(cell: &Cell) -> Result<CellOutcome, CellError> {
     cell.validate()?;
-    let mut world = World::new(cell);
-    let port = Sites::port_to(world.fabric.topology(), NodeId(cell.sample_host));
-    let mut samples = Vec::new();
-    let mut sample_at = if cell.sample_every > 0 { cell.sample_every } else { Nanos::MAX };
-    while world.unfinished > 0 {
-        let Some(now) = world.next_at().filter(|at| *at <= cell.time_max) else { break };
-        while sample_at <= now {
-            samples.push(world.sample(port, sample_at));
-            sample_at += cell.sample_every;
-        }
-        world.step(now);
-    }
-    let ports = world.fabric.topology().ports().len() as u32;
-    let overflowed = (0..ports).map(|port| world.fabric.counters(PortId(port)).overflowed_packets);
-    Ok(CellOutcome {
-        overflowed_packets: overflowed.sum(),
-        flows: world.flows.iter().map(|flow| flow.outcome).collect(),
-        samples,
-        arrivals: world.arrivals,
-    })
+    Ok(run(cell, &mut LeanFlows::new(cell)))
 }
 
 fn drain(link: &LinkConfig) -> Nanos {
@@ -92,40 +74,21 @@ fn drain(link: &LinkConfig) -> Nanos {
     nanos as Nanos
 }
 
-/// Sets the outages of a cell's links between the data centres.
-pub(super) fn set_outages<T: Clone>(fabric: &mut Fabric<T>, cell: &Cell) {
-    let links = cell.sites.wan_links;
-    let first = fabric.topology().ports().len() - 2 * usize::from(links);
-    for link in 0..links {
-        let of_link = cell.outages.iter().filter(|(index, ..)| *index == link);
-        let outages: Vec<_> = of_link.map(|(_, start, end)| (*start, *end)).collect();
-        fabric.set_outages(PortId(first as u32 + u32::from(link)), &outages);
-    }
-}
-
-impl World {
+impl LeanFlows {
     fn new(cell: &Cell) -> Self {
         let Cell { sites, .. } = cell;
-        let mut fabric = Fabric::new(sites.build(), cell.seed);
-        set_outages(&mut fabric, cell);
-        let round_trip =
-            |is_far| sites.one_way(DATA_BYTES, is_far) + sites.one_way(HEADER_BYTES, is_far);
-        let line = sites.host.rate_bits_per_second / 8;
-        let domain = Domain {
-            line_bytes_per_second: line,
-            near_rtt: round_trip(false),
-            far_rtt: round_trip(true),
-            packet_bytes: PAYLOAD_BYTES.into(),
-        };
+        let domain = cell.domain(PAYLOAD_BYTES.into());
         let mut random = ChaCha8Rng::seed_from_u64(cell.seed);
         let mut build = |setup: &FlowSetup| {
-            let is_far = setup.from / Sites::HOSTS != setup.to / Sites::HOSTS;
+            let is_far = setup.is_far();
             let far_drain = if is_far { 3 * drain(&sites.wan) } else { 0 };
-            let times =
-                Times { base_rtt: round_trip(is_far), drain: 5 * drain(&sites.near) + far_drain };
+            let times = Times {
+                base_rtt: cell.round_trip(is_far),
+                drain: 5 * drain(&sites.near) + far_drain,
+            };
             let start = Setup {
                 domain,
-                rate_bytes_per_second: line,
+                rate_bytes_per_second: domain.line_bytes_per_second,
                 base_rtt: times.base_rtt,
                 timeout: times.base_rtt + times.drain,
             };
@@ -145,7 +108,7 @@ impl World {
         };
         let received = flows.iter().map(received).collect();
         Self {
-            fabric,
+            fabric: cell.fabric(),
             received,
             wakes,
             blocks: BinaryHeap::new(),
@@ -153,40 +116,6 @@ impl World {
             unfinished: flows.len(),
             arrivals: 0,
             flows,
-        }
-    }
-
-    fn next_at(&self) -> Option<Nanos> {
-        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
-        let block = self.blocks.peek().map(|Reverse((at, ..))| *at);
-        [self.fabric.next_at(), wake, block].into_iter().flatten().min()
-    }
-
-    /// Processes everything that is due at an instant.
-    fn step(&mut self, now: Nanos) {
-        while let Some((at, packet)) = self.fabric.take(now) {
-            self.arrivals += 1;
-            self.arrived(&packet, at);
-        }
-        while let Some(Reverse((at, flow, block))) =
-            self.blocks.peek().copied().filter(|Reverse((at, ..))| *at <= now)
-        {
-            self.blocks.pop();
-            if let Received::Coded(landing) = &mut self.received[flow as usize]
-                && landing.is_due(block, at)
-            {
-                self.answer(flow, Body::Missing { block }, now);
-            }
-        }
-        while let Some(Reverse((at, flow))) =
-            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
-        {
-            self.wakes.pop();
-            if self.flows[flow as usize].wake_at == at {
-                self.flows[flow as usize].wake_at = Nanos::MAX;
-                self.flows[flow as usize].handle_timeout(&mut self.random, now);
-                self.drive(flow, now);
-            }
         }
     }
 
@@ -284,13 +213,61 @@ impl World {
             self.wakes.push(Reverse((at, flow)));
         }
     }
+}
 
-    fn sample(&self, port: Option<PortId>, at: Nanos) -> Sample {
-        let acked = self.flows.iter().map(|flow| flow.acked_packets * u64::from(PAYLOAD_BYTES));
-        Sample {
-            at,
-            acked_bytes: acked.collect(),
-            queued_bytes: port.map_or(0, |port| self.fabric.queued_bytes(port, at)),
+impl World for LeanFlows {
+    type Body = Body;
+
+    fn fabric(&self) -> &Fabric<Body> {
+        &self.fabric
+    }
+
+    fn is_over(&self) -> bool {
+        self.unfinished == 0
+    }
+
+    fn next_at(&self) -> Option<Nanos> {
+        let wake = self.wakes.peek().map(|Reverse((at, _))| *at);
+        let block = self.blocks.peek().map(|Reverse((at, ..))| *at);
+        [self.fabric.next_at(), wake, block].into_iter().flatten().min()
+    }
+
+    fn step(&mut self, now: Nanos) {
+        while let Some((at, packet)) = self.fabric.take(now) {
+            self.arrivals += 1;
+            self.arrived(&packet, at);
         }
+        while let Some(Reverse((at, flow, block))) =
+            self.blocks.peek().copied().filter(|Reverse((at, ..))| *at <= now)
+        {
+            self.blocks.pop();
+            if let Received::Coded(landing) = &mut self.received[flow as usize]
+                && landing.is_due(block, at)
+            {
+                self.answer(flow, Body::Missing { block }, now);
+            }
+        }
+        while let Some(Reverse((at, flow))) =
+            self.wakes.peek().copied().filter(|Reverse((at, _))| *at <= now)
+        {
+            self.wakes.pop();
+            if self.flows[flow as usize].wake_at == at {
+                self.flows[flow as usize].wake_at = Nanos::MAX;
+                self.flows[flow as usize].handle_timeout(&mut self.random, now);
+                self.drive(flow, now);
+            }
+        }
+    }
+
+    fn acked_bytes(&self) -> Vec<u64> {
+        self.flows.iter().map(|flow| flow.acked_packets * u64::from(PAYLOAD_BYTES)).collect()
+    }
+
+    fn outcomes(&self) -> Vec<FlowOutcome> {
+        self.flows.iter().map(|flow| flow.outcome).collect()
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.arrivals
     }
 }
