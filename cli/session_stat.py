@@ -161,7 +161,9 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
         ),
         "dropped by this host": counts(outgoing="send_drops", incoming="receive_drops"),
         "dropped by the peer's host": counts(packets="peer_drops"),
-        "congestion marks": counts(received="ce_received", echoed="ce_echoed"),
+        "congestion marks": counts(
+            received="ce_received", echoed="ce_echoed", found_missing="marking_failures"
+        ),
         "silence": counts(stalls="stalls", time_outs="timeouts", probes="probes_sent"),
     }
     rows |= {f"path {n}": _path_text(path) for n, path in enumerate(session.paths)}
@@ -182,6 +184,7 @@ _LEVELS: Final = frozenset(
         "window_bytes",
         "path_mtu_bytes",
         "is_ecn_capable",
+        "is_fallen_back",
     }
 )
 _RATES: Final = {
@@ -206,7 +209,8 @@ def _window_text(figures: Mapping[str, int]) -> str:
     if not window:
         return "no limit"
     least = figures.get("rtt_least_nanos", 0) / 1e6
-    return f"{window / 1024:,.1f} KiB, least round trip {least:.3f} ms"
+    text = f"{window / 1024:,.1f} KiB, least round trip {least:.3f} ms"
+    return text + (", by delay: marks don't arrive" if figures.get("is_fallen_back") else "")
 
 
 def _state(session: sessions_pb2.Session) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sealane.daemon.fabric.path_losses import PathLoss
+from sealane.daemon.fabric.known_paths import PathLoss
 from sealane.planning.model import Loss, Path
 from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX

@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sealane._native import Permit, SessionEndpoint
@@ -29,6 +29,7 @@ from sealane.daemon.fabric.establishment import (
 )
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
+from sealane.daemon.fabric.known_paths import PathKey, PathWindow, PathWindows
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
@@ -132,6 +133,7 @@ class FabricService:
         self.grants = Grants(settings.ring_socket, timeout_seconds=settings.grant_timeout_seconds)
         self._planning = TaskOwner()
         self.plans = SessionPlans(settings)
+        self._windows = PathWindows()
         self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
@@ -308,15 +310,17 @@ class FabricService:
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
         session, answer, keys = await self._respond(offer, units, peer)
+        peer_addresses = offer.data_addresses[: len(answer.data_addresses)]
         start = Start(
             keys=keys,
             units=units,
-            peer_addresses=offer.data_addresses[: len(answer.data_addresses)],
+            peer_addresses=peer_addresses,
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             steering=self.settings.steering,
+            known_window=self._known_window(peer.subject, peer_addresses),
             is_initiator=False,
             permit=self._permit(peer_of(peer.subject)),
         )
@@ -448,15 +452,17 @@ class FabricService:
                 "session.establish.malformed",
                 f"the peer answered with units of {answer.units} bytes; offered: {units}",
             )
+        peer_addresses = (target.via_addresses or answer.data_addresses)[:paths]
         start = Start(
             units=answer.units,
             keys=await asyncio.to_thread(initiation.keys, answer),
-            peer_addresses=(target.via_addresses or answer.data_addresses)[:paths],
+            peer_addresses=peer_addresses,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             steering=self.settings.steering,
+            known_window=self._known_window(link.subject, peer_addresses),
             is_initiator=True,
             permit=self._permit(peer_of(link.subject)),
         )
@@ -471,6 +477,9 @@ class FabricService:
         except asyncio.CancelledError:
             session.close("session.closed.cancelled")
             raise
+
+    def _known_window(self, peer: Subject, addresses: Sequence[str]) -> PathWindow | None:
+        return self._windows.take(PathKey.of(peer_of(peer).spiffe_id, addresses))
 
     def _listeners(self, display_name: str) -> list[Session]:
         return [
@@ -534,6 +543,7 @@ class FabricService:
         del self._sessions[session.identity.name]
         del session.job.regions[session.identity.name]
         self._closed.append(session)
+        self._windows.note(session.path_key(), session.statistics())
         reason = session.close_reason
         # Closed by the job, the peer or the operator: expected. Other reasons deserve attention.
         is_quiet = reason in QUIET_REASONS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sealane._native import Permit, SessionEndpoint
 from sealane.daemon.fabric.admission import Admission
 from sealane.daemon.fabric.jobs import Job
+from sealane.daemon.fabric.known_paths import PathKey, PathWindow
 from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.errors import UnavailableError
@@ -70,6 +71,7 @@ class Start:
     idle_timeout_seconds: float
     reordering_micros: int
     steering: Steering
+    known_window: PathWindow | None = None
     is_initiator: bool
     permit: Permit
     """The worker ends the session when the permit expires."""
@@ -138,7 +140,7 @@ class Session:
                 rate_bits_per_second=identity.rate_bits_per_second,
                 idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
                 reordering_ns=start.reordering_micros * 1000,
-                steering=start.steering.for_engine(),
+                steering=start.steering.for_engine(start.known_window),
                 initiator=start.is_initiator,
                 permit=start.permit,
             )
@@ -158,6 +160,11 @@ class Session:
         self._is_begun = True
         self._permit = start.permit
         self._enter(State.ESTABLISHING)
+
+    def path_key(self) -> PathKey:
+        """Return what its path is known by, once a peer has opened it."""
+        peer = "" if self.identity.peer is None else self.identity.peer.spiffe_id
+        return PathKey.of(peer, (path.peer_address for path in self.paths()))
 
     def statistics(self) -> dict[str, int]:
         """Return the counters; of a closed session, the last ones."""

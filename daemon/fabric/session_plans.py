@@ -8,7 +8,7 @@ import functools
 import importlib
 from typing import Final
 
-from sealane.daemon.fabric.path_losses import PathKey, PathLoss, PathLosses
+from sealane.daemon.fabric.known_paths import PathLoss, PathLosses
 from sealane.daemon.fabric.session import Session
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.planning.first_plan import UNKNOWN_LOSS, first_rows
@@ -32,8 +32,7 @@ class SessionPlans:
         arrived.
         """
         identity = session.identity
-        peer = "" if identity.peer is None else identity.peer.spiffe_id
-        path = PathKey.of(peer, (each.peer_address for each in session.paths()))
+        path = session.path_key()
         measured = self.losses.get(path)
         round_trip_seconds = session.statistics()["srtt_nanos"] / 1e9
         is_auto = self._settings.plan_objective == "auto"

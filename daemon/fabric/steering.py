@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealane import _native
+from sealane.daemon.fabric.known_paths import PathWindow
 
 CONTROLLERS: Final = {
     ("uno", "phantom"): "uno",
@@ -33,12 +34,14 @@ class Steering:
     far_rtt_micros: int = 0
     """Longest round trip between data centres, without queues."""
 
-    def for_engine(self) -> _native.Steering:
-        """Return the settings as the engine takes them."""
+    def for_engine(self, known: PathWindow | None = None) -> _native.Steering:
+        """Return the settings as the engine takes them, for a path with a known window."""
         return _native.Steering(
             congestion=CONTROLLERS.get((self.congestion, self.marking)),
             line_bits_per_second=self.line_bits_per_second,
             near_rtt_nanos=self.near_rtt_micros * 1000,
             far_rtt_nanos=self.far_rtt_micros * 1000,
             phantom_marks=self.marking == "phantom",
+            window_bytes=0 if known is None else known.window_bytes,
+            window_age_nanos=0 if known is None else known.age_nanos,
         )

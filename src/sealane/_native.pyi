@@ -45,7 +45,8 @@ class SessionPath(TypedDict):
 class Steering:
     # How a session steers what it sends. `congestion` is a controller by its name in the engine, or
     # None for the session's rate alone; the line and the round trips must be equal for all sessions
-    # of a network. With `phantom_marks`, marks are no sign of a queue.
+    # of a network. With `phantom_marks`, marks are no sign of a queue. `window_bytes`: a window
+    # that suited the path so long ago; 0: none is known.
     # ValueError: no such controller, or a network that it can't work in.
     def __new__(
         cls,
@@ -55,6 +56,8 @@ class Steering:
         near_rtt_nanos: int,
         far_rtt_nanos: int,
         phantom_marks: bool = False,
+        window_bytes: int = 0,
+        window_age_nanos: int = 0,
     ) -> Self: ...
 
 @final

@@ -9,7 +9,7 @@ import pytest
 
 from patience import PATIENCE_SECONDS
 from sealane.daemon.fabric import plans
-from sealane.daemon.fabric.path_losses import PathLoss
+from sealane.daemon.fabric.known_paths import PathLoss
 from sealane.daemon.fabric.plans import LEAST_READS, Outlook, _Counters, keep_planned
 from sealane.planning.model import Loss, Path
 

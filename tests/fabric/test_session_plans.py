@@ -9,7 +9,7 @@ import pytest
 
 from fabrics import settings
 from sealane.daemon.fabric import plans
-from sealane.daemon.fabric.path_losses import PACKETS_MIN, PathKey, PathLoss
+from sealane.daemon.fabric.known_paths import PACKETS_MIN, PathKey, PathLoss
 from sealane.daemon.fabric.session_plans import SessionPlans
 
 RATE = 1_000_000_000
@@ -25,8 +25,8 @@ class FakeSession:
         self.rows: list[tuple[int, int, int, int]] | None = None
         self._srtt_nanos = round(round_trip_seconds * 1e9)
 
-    def paths(self) -> list[Any]:
-        return [SimpleNamespace(peer_address=ADDRESS)]
+    def path_key(self) -> PathKey:
+        return PathKey.of("", [ADDRESS])
 
     def statistics(self) -> dict[str, int]:
         return {"srtt_nanos": self._srtt_nanos}

@@ -16,15 +16,19 @@ import structlog
 
 import fabrics as fabrics_module
 from patience import PATIENCE_SECONDS
+from sealane import _native
 from sealane._native import Emulator, LinkSettings
 from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.fabric import path_losses
+from sealane.daemon.fabric import known_paths
 from sealane.daemon.fabric.establishment import Answer, respond
-from sealane.daemon.fabric.path_losses import PathKey, PathLoss
+from sealane.daemon.fabric.known_paths import PathKey, PathLoss, PathWindow
+from sealane.daemon.fabric.session import Session as FabricSession
+from sealane.daemon.fabric.session import State
 from sealane.daemon.fabric.snapshots import rate_cuts
+from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.runtime import door
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.planning.model import Loss
@@ -546,7 +550,7 @@ async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
 async def test_a_session_begins_with_what_another_one_measured(
     fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path_losses, "PACKETS_MIN", 0)
+    monkeypatch.setattr(known_paths, "PACKETS_MIN", 0)
     service, name = fabrics[0].service, fabrics[1].service._own().spiffe_id
     path = PathKey.of(name, ["127.0.0.1:1"])
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -561,6 +565,36 @@ async def test_a_session_begins_with_what_another_one_measured(
             while second.outlook is None:  # noqa: ASYNC110 - the plan has no event
                 await asyncio.sleep(0.01)
     assert second.outlook.plan.path.loss == Loss(rate=1e-4)
+
+
+async def test_a_session_starts_with_the_window_of_the_last_one(
+    fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, name = fabrics[0].service, fabrics[1].service._own().spiffe_id
+    path = PathKey.of(name, ["127.0.0.1:1"])
+    given: list[PathWindow | None] = []
+    for_engine = Steering.for_engine
+
+    def recorded(self: Steering, known: PathWindow | None = None) -> _native.Steering:
+        given.append(known)
+        return for_engine(self, known)
+
+    def last(_: FabricSession) -> dict[str, int]:
+        return {"srtt_nanos": 1, "window_bytes": 1000, "wire_bytes_sent": 1000}
+
+    monkeypatch.setattr(Steering, "for_engine", recorded)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(2):
+            async with connected(*fabrics):
+                (session,) = (
+                    each for each in service.sessions() if each.state is State.ESTABLISHED
+                )
+                with monkeypatch.context() as patch:
+                    patch.setattr(FabricSession, "statistics", last)
+                    session.close("session.closed.requested")
+    # Of both ends each time; the other end has closed with its own figures.
+    assert [known.window_bytes for known in given if known is not None] == [1000]
+    assert service._windows.take(path) is not None
 
 
 def test_rates_that_were_cut_are_told_once() -> None:

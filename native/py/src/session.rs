@@ -17,7 +17,7 @@ use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::congestion::{Algorithm, Domain};
+use sealane_proto::congestion::{Algorithm, Domain, Start};
 use sealane_proto::session::{self, PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
@@ -174,6 +174,8 @@ impl Steering {
         near_rtt_nanos,
         far_rtt_nanos,
         phantom_marks = false,
+        window_bytes = 0,
+        window_age_nanos = 0,
     ))]
     fn new(
         congestion: Option<&str>,
@@ -181,6 +183,8 @@ impl Steering {
         near_rtt_nanos: u64,
         far_rtt_nanos: u64,
         phantom_marks: bool,
+        window_bytes: u64,
+        window_age_nanos: u64,
     ) -> PyResult<Self> {
         let domain = Domain {
             line_bytes_per_second: line_bits_per_second / 8,
@@ -199,9 +203,10 @@ impl Steering {
             let message = "a controller needs a line of at least 8 bit/s and round trips above 0";
             return Err(PyValueError::new_err(message));
         }
+        let start = (window_bytes > 0).then_some(Start { window_bytes, age: window_age_nanos });
         let marks =
             if phantom_marks { session::Marks::PhantomQueues } else { session::Marks::Queues };
-        Ok(Self { inner: session::Steering { congestion, marks } })
+        Ok(Self { inner: session::Steering { congestion, marks, start } })
     }
 }
 

@@ -1,6 +1,6 @@
 //! DCTCP (RFC 8257): the window shrinks once per round trip by half of the average marked share.
 
-use super::window::Window;
+use super::window::{Window, aged};
 use super::{Allowance, Controller, Report, Setup};
 use crate::link::Nanos;
 
@@ -31,11 +31,13 @@ impl Dctcp {
         let packet_bytes = setup.domain.packet_bytes as f64;
         // Twice the product: unlike the others it holds a queue at the bottleneck.
         let mut window = Window::new(setup, 2.0);
-        window.set(START_PACKETS * packet_bytes);
+        window.set(setup.start.map_or(START_PACKETS * packet_bytes, |start| {
+            aged(start.window_bytes as f64, start.age)
+        }));
         Self {
             packet_bytes,
             window,
-            is_doubling: true,
+            is_doubling: setup.start.is_none(),
             marked: 1.0,
             round_end: 0,
             bytes: 0,

@@ -80,12 +80,15 @@ impl Gemini {
     /// Creates a flow that has sent nothing.
     #[must_use]
     pub fn new(setup: &Setup, rules: GeminiRules) -> Self {
-        let small = rules.small_start;
-        let window = if small { Window::small(setup, 1.0) } else { Window::new(setup, 1.0) };
+        let (window, doubling_below) = if rules.small_start {
+            Window::small(setup, 1.0)
+        } else {
+            (Window::new(setup, 1.0), 0.0)
+        };
         Self {
             setup: *setup,
             rules,
-            doubling_below: if small { f64::INFINITY } else { 0.0 },
+            doubling_below,
             marked: 0.0,
             unsent: window.bytes(),
             round_start: 0,

@@ -47,6 +47,17 @@ pub struct Setup {
     pub base_rtt: Nanos,
     /// How long a packet may stay unacknowledged.
     pub timeout: Nanos,
+    /// A window that suited the path; `None`: nothing is known about it.
+    pub start: Option<Start>,
+}
+
+/// A window that suited a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// Its bytes.
+    pub window_bytes: u64,
+    /// How long ago that was.
+    pub age: Nanos,
 }
 
 /// What the peer has reported since the last report, over all paths.
@@ -128,6 +139,15 @@ pub const ALGORITHMS: [(&str, Algorithm); 9] = [
 ];
 
 impl Algorithm {
+    /// What sessions fall back to where marks don't arrive: a controller by delay and loss.
+    pub const UNMARKED: Self = Self::Gemini(GeminiRules::NO_MARKS);
+
+    /// Whether it relies on marks.
+    #[must_use]
+    pub fn uses_marks(self) -> bool {
+        !matches!(self, Self::Gemini(GeminiRules { is_unmarked: true, .. }))
+    }
+
     /// The controller with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

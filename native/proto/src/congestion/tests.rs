@@ -23,6 +23,7 @@ fn setup(base_rtt: Nanos) -> Setup {
         rate_bytes_per_second: u64::MAX,
         base_rtt,
         timeout: base_rtt + base_rtt / 3,
+        start: None,
     }
 }
 
@@ -506,4 +507,57 @@ proptest! {
             prop_assert!(allowance.rate_bytes_per_second <= DOMAIN.line_bytes_per_second);
         }
     }
+}
+
+fn assert_near(found: f64, expected: f64) {
+    assert!((found / expected - 1.0).abs() < 1e-3, "{found} instead of {expected}");
+}
+
+/// Every controller of a product's session that starts small.
+const STARTING_SMALL: [Algorithm; 3] =
+    [Algorithm::Uno(Rules::DEFAULT), Algorithm::Gemini(GeminiRules::DEFAULT), Algorithm::UNMARKED];
+
+fn started(algorithm: Algorithm, window_bytes: u64, age: Nanos) -> Driven {
+    let setup = Setup { start: Some(Start { window_bytes, age }), ..setup(FAR) };
+    Driven { flow: create(algorithm, &setup, 0), ..Driven::new(algorithm, FAR) }
+}
+
+#[test]
+fn a_window_that_is_known_is_used_and_not_doubled() {
+    for algorithm in STARTING_SMALL {
+        let mut known = started(algorithm, 10_000_000, 0).begin();
+        assert_near(known.window(), 10_000_000.0);
+        assert!(known.run(2 * FAR, FAR / 16, 0) < 1.1, "{algorithm:?}");
+    }
+    assert_near(started(Algorithm::Dctcp, 10_000_000, 0).window(), 10_000_000.0);
+}
+
+#[test]
+fn a_window_of_long_ago_is_halved_each_ten_seconds_and_doubles_back() {
+    let second = 1_000_000_000;
+    for algorithm in STARTING_SMALL {
+        let mut known = started(algorithm, 10_000_000, 20 * second).begin();
+        assert_near(known.window(), 2_500_000.0);
+        assert!(known.run(FAR, FAR / 16, 0) > 1.9, "{algorithm:?}");
+        known.run(4 * FAR, FAR / 16, 0);
+        assert!(known.window() < 12_000_000.0, "{algorithm:?}: {}", known.window());
+        let unknown = Driven::new(algorithm, FAR).window();
+        assert_near(started(algorithm, 10_000_000, 600 * second).window(), unknown);
+    }
+}
+
+#[test]
+fn a_long_pause_shrinks_the_window_as_its_age_would() {
+    let second = 1_000_000_000;
+    let mut flow = started(Algorithm::Uno(Rules::DEFAULT), 10_000_000, 0).begin();
+    let before = flow.window();
+    flow.now += 20 * second;
+    flow.flow.sent(4096, flow.now);
+    assert_near(flow.window() / before, 0.25);
+    flow.now += FAR;
+    assert!(flow.run(FAR, FAR / 16, 0) > 1.9);
+    let mut short = started(Algorithm::Uno(Rules::DEFAULT), 10_000_000, 0).begin();
+    short.now += second / 2;
+    short.flow.sent(4096, short.now);
+    assert_near(short.window(), before);
 }

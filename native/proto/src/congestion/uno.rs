@@ -9,7 +9,7 @@
 
 use super::window::{Window, whole};
 use super::{Allowance, Controller, Domain, Report, Setup};
-use crate::link::Nanos;
+use crate::link::{NANOS_PER_SECOND, Nanos};
 
 /// Additive increase in bandwidth-delay products per round trip.
 const INCREASE: f64 = 0.001;
@@ -43,6 +43,9 @@ const FAST_INCREASE: f64 = 1.0 / 64.0;
 /// another one after the link was full.
 const FAST_INCREASE_UNDONE: i32 = 2;
 
+/// Shortest pause after which the window is smaller than before.
+const PAUSE_MIN: Nanos = NANOS_PER_SECOND;
+
 /// Which rules hold, each of which can be left out for comparison.
 #[expect(clippy::struct_excessive_bools, reason = "each is a rule of its own, and one ablation")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +66,7 @@ pub struct Rules {
     /// Increase faster after a far round trip without marks.
     pub fast_increase: bool,
     /// Neither increase nor adapt while something other than the window limits the flow, count
-    /// all epochs that a report spans, and cut the window on silence.
+    /// all epochs that a report spans, and cut the window on silence and after long pauses.
     pub guarded: bool,
 }
 
@@ -156,8 +159,11 @@ impl Uno {
     /// Creates a flow that has sent nothing.
     #[must_use]
     pub fn new(setup: &Setup, rules: Rules, now: Nanos) -> Self {
-        let small = rules.small_start;
-        let window = if small { Window::small(setup, 1.0) } else { Window::new(setup, 1.0) };
+        let (window, doubling_below) = if rules.small_start {
+            Window::small(setup, 1.0)
+        } else {
+            (Window::new(setup, 1.0), 0.0)
+        };
         Self {
             domain: setup.domain,
             rules,
@@ -166,7 +172,7 @@ impl Uno {
             epochs: Epochs::Off(window.bytes()),
             adapting: Adapting::From(now),
             adapt_bytes: 0,
-            doubling_below: if small { f64::INFINITY } else { 0.0 },
+            doubling_below,
             window_at_start: window.bytes(),
             doubling_lost: 0,
             doubling_bytes: 0,
@@ -289,8 +295,14 @@ impl Controller for Uno {
     }
 
     fn sent(&mut self, bytes: u64, now: Nanos) {
-        let is_resumed = now.saturating_sub(self.last_sent) > self.window.base_rtt();
+        let paused = now.saturating_sub(self.last_sent);
+        let is_resumed = paused > self.window.base_rtt();
         self.last_sent = now;
+        if self.rules.guarded && paused >= PAUSE_MIN {
+            self.doubling_below = self.doubling_below.max(self.window.bytes());
+            self.window.age(paused);
+            (self.doubling_lost, self.doubling_bytes) = (0, 0);
+        }
         if self.rules.guarded && is_resumed && matches!(self.epochs, Epochs::On { .. }) {
             // No epoch passed in a pause.
             self.epochs = Epochs::On { end: now, bytes: 0, marked_bytes: 0 };

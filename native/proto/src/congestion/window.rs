@@ -1,11 +1,15 @@
 //! The window of one flow, within its bounds.
 
-use super::{Allowance, Setup};
+use super::{Allowance, Setup, Start};
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
 /// First window in bandwidth-delay products, if it is doubled from there. Whole products destroy
 /// each other: with web-search traffic at 40 % load each byte was sent twice.
 const SMALL_START: f64 = 0.02;
+
+/// A window that was not used for this long may be twice what the path can take: it is halved, and
+/// doubles back unless marks or losses say otherwise.
+const IDLE_HALVES: Nanos = 10 * NANOS_PER_SECOND;
 
 /// A window of at least one packet, and at most some bandwidth-delay products at the flow's rate.
 #[derive(Debug)]
@@ -25,12 +29,30 @@ impl Window {
         window
     }
 
-    /// A window to be doubled: no less than what is on the way within a data centre, which a port's
-    /// buffer can take.
-    pub fn small(setup: &Setup, products_max: f64) -> Self {
+    /// A first window, and the window below which it is to be doubled each round trip. On an unknown
+    /// path it is no less than what is on the way within a data centre, which a port's buffer can
+    /// take, and doubles without bound.
+    pub fn small(setup: &Setup, products_max: f64) -> (Self, f64) {
         let mut window = Self::new(setup, products_max);
-        window.set(window.near_product().max(SMALL_START * window.product()));
-        window
+        let Some(Start { window_bytes, age }) = setup.start else {
+            window.set(window.small_bytes());
+            return (window, f64::INFINITY);
+        };
+        let known = window_bytes as f64;
+        window.set(known);
+        window.age(age);
+        (window, known)
+    }
+
+    fn small_bytes(&self) -> f64 {
+        self.near_product().max(SMALL_START * self.product())
+    }
+
+    /// Shrinks it because it was not used for this long, no further than to what an unknown path
+    /// starts with.
+    pub fn age(&mut self, age: Nanos) {
+        let least = self.small_bytes().min(self.bytes);
+        self.set(aged(self.bytes, age).max(least));
     }
 
     /// Its bytes.
@@ -85,6 +107,11 @@ impl Window {
         let rate_max = domain.line_bytes_per_second.min(*rate_bytes_per_second).max(1);
         Allowance::new(self.bytes, rate, rate_max)
     }
+}
+
+/// What is left of a window that was not used for this long: half as much after each ten seconds.
+pub(super) fn aged(bytes: f64, age: Nanos) -> f64 {
+    bytes * 0.5_f64.powf(age as f64 / IDLE_HALVES as f64)
 }
 
 /// Bytes that a rate keeps on a path with this round trip.

@@ -1,7 +1,7 @@
 //! What limits sending besides the session's rate: a circuit breaker for each path, and one
 //! congestion controller for all of them, if the session has one.
 
-use crate::congestion::{Algorithm, Allowance, Controller, Domain, Report, Setup, create};
+use crate::congestion::{Algorithm, Allowance, Controller, Domain, Report, Setup, Start, create};
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
 use super::breaker::{self, Breaker};
@@ -9,6 +9,11 @@ use super::config::SessionConfig;
 use super::path::PathAccount;
 use super::paths::PathId;
 use super::rtt::Echo;
+
+/// Share of the line, as its divisor, that a session may use at most if its marks don't arrive
+/// although phantom queues mark. Flows that slow down before there is a queue lose against a flow
+/// that slows down because of one, whatever its rules.
+const UNMARKED_SHARE: u64 = 8;
 
 /// What a mark on a packet means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,6 +33,8 @@ pub struct Steering {
     pub congestion: Option<(Algorithm, Domain)>,
     /// What marks mean on the session's paths.
     pub marks: Marks,
+    /// A window that suited the paths, if one is known.
+    pub start: Option<Start>,
 }
 
 /// Result of a report.
@@ -55,11 +62,15 @@ struct Counted {
 #[derive(Debug)]
 struct Steered {
     controller: Box<dyn Controller>,
+    /// What was chosen …
+    algorithm: Algorithm,
+    setup: Setup,
+    /// … and whether a controller that needs no marks stands in for it, since they don't arrive.
+    is_fallen_back: bool,
     /// By path.
     counted: Vec<Counted>,
     /// The last sample, for reports that came on another path and so measure nothing.
     rtt: Nanos,
-    packet_bytes: u64,
 }
 
 /// Limits what leaves.
@@ -95,12 +106,15 @@ impl Congestion {
             rate_bytes_per_second: config.rate_bytes_per_second,
             base_rtt: rtt,
             timeout,
+            start: self.steering.start,
         };
         self.steered = Some(Steered {
             controller: create(algorithm, &setup, now),
+            algorithm,
+            setup,
+            is_fallen_back: false,
             counted: vec![Counted::default(); self.breakers.len()],
             rtt,
-            packet_bytes,
         });
     }
 
@@ -125,7 +139,20 @@ impl Congestion {
         let Allowance { window_bytes, rate_bytes_per_second } = steered.controller.allowance();
         let late = u128::from(rate_bytes_per_second) * u128::from(ack_delay);
         let late = (late / u128::from(NANOS_PER_SECOND)) as u64;
-        Some((window_bytes.saturating_add(late) / steered.packet_bytes).max(1))
+        Some((window_bytes.saturating_add(late) / steered.setup.domain.packet_bytes).max(1))
+    }
+
+    /// Whether a controller that needs no marks stands in for the chosen one.
+    #[must_use]
+    pub fn is_fallen_back(&self) -> bool {
+        self.steered.as_ref().is_some_and(|steered| steered.is_fallen_back)
+    }
+
+    /// Chooses the controller by whether marks arrive. `rtt_least`: of the slowest path.
+    pub fn rely_on_marks(&mut self, do_arrive: bool, rtt_least: Nanos, now: Nanos) {
+        if let Some(steered) = &mut self.steered {
+            steered.rely_on_marks(do_arrive, self.steering.marks, rtt_least, now);
+        }
     }
 
     /// Records that a packet leaves.
@@ -196,6 +223,30 @@ impl Congestion {
     #[must_use]
     pub fn trips(&self) -> u64 {
         self.breakers.iter().map(Breaker::trips).sum()
+    }
+}
+
+impl Steered {
+    fn rely_on_marks(&mut self, do_arrive: bool, marks: Marks, rtt_least: Nanos, now: Nanos) {
+        let falls_back = !do_arrive && self.algorithm.uses_marks();
+        if falls_back == self.is_fallen_back {
+            return;
+        }
+        self.is_fallen_back = falls_back;
+        // There may be a queue that nobody reported.
+        let window_bytes = self.controller.allowance().window_bytes / 2;
+        let base_rtt = if rtt_least > 0 { rtt_least } else { self.setup.base_rtt };
+        let mut setup =
+            Setup { base_rtt, start: Some(Start { window_bytes, age: 0 }), ..self.setup };
+        let mut algorithm = self.algorithm;
+        if falls_back {
+            algorithm = Algorithm::UNMARKED;
+            if marks == Marks::PhantomQueues {
+                let rate = setup.domain.line_bytes_per_second / UNMARKED_SHARE;
+                setup.rate_bytes_per_second = setup.rate_bytes_per_second.min(rate);
+            }
+        }
+        self.controller = create(algorithm, &setup, now);
     }
 }
 
@@ -299,7 +350,7 @@ mod tests {
             packet_bytes: 0,
         };
         let congestion = Some((Algorithm::Uno(Rules::DEFAULT), domain));
-        let steering = Steering { congestion, marks: Marks::PhantomQueues };
+        let steering = Steering { congestion, marks: Marks::PhantomQueues, ..Steering::default() };
         let mut found = Congestion::new(&config(), steering);
         assert_eq!(found.units_in_flight_max(0), None, "before establishment");
         found.established(&config(), 10 * MILLISECOND, 30 * MILLISECOND, 0);

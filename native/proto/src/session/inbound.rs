@@ -249,7 +249,8 @@ impl Session {
         now: Nanos,
     ) {
         let known = &mut self.paths[path];
-        known.marking.counts_received(counts);
+        let newest = (known.packets_reported, known.peer_losses.lost);
+        known.marking.counts_received(counts, newest, now);
         known.narrow.received(counts.received);
         if known.is_validated()
             && known.narrow.is_suspected(known.rtt.timeout(), now)

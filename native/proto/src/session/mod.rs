@@ -25,6 +25,7 @@ mod gaps;
 mod inbound;
 mod landing;
 mod layout;
+mod marking;
 mod narrow;
 mod order;
 mod outbound;

@@ -5,12 +5,15 @@
 
 use std::collections::VecDeque;
 
+use rand_core::Rng;
+
 use crate::link::Nanos;
 
 use super::challenges::Challenges;
 use super::config::SessionConfig;
-use super::ecn::{Marking, PathCounts};
+use super::ecn::PathCounts;
 use super::gaps::{Gaps, LossCounts, Timing};
+use super::marking::Marking;
 use super::narrow::Narrow;
 use super::pacing::Pacer;
 use super::probes::{Probe, Probes};
@@ -144,9 +147,9 @@ pub struct Path {
 
 impl Path {
     /// Creates a path about which nothing is known. `reordering`: the skew that both ends know;
-    /// `units`: the units to try on it.
+    /// `units`: the units to try on it; `has_canaries`: whether congestion control relies on marks.
     #[must_use]
-    pub fn new(reordering: Nanos, units: Units, now: Nanos) -> Self {
+    pub fn new(reordering: Nanos, units: Units, has_canaries: bool, now: Nanos) -> Self {
         let mut challenges = Challenges::default();
         challenges.search(units, now);
         Self {
@@ -162,7 +165,7 @@ impl Path {
             newest: None,
             gaps: Gaps::new(reordering),
             arrived: PathCounts::default(),
-            marking: Marking::default(),
+            marking: Marking::new(has_canaries),
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
             packets_reported: 0,
@@ -242,9 +245,10 @@ impl Path {
         self.gaps.packet_received(number, self.timing(), now);
     }
 
-    /// Records that the packet with this number leaves.
-    pub fn sent(&mut self, number: u64, wire_bytes: u64, now: Nanos) {
-        self.marking.packet_sent(self.state != State::Challenged);
+    /// Records that the packet with this number leaves. `random`: where canaries come from.
+    pub fn sent(&mut self, number: u64, wire_bytes: u64, random: &mut impl Rng, now: Nanos) {
+        let state = (self.state != State::Challenged, self.peer_losses.lost);
+        self.marking.packet_sent(number, state, random, now);
         self.packets_sent += 1;
         self.wire_bytes_sent += wire_bytes;
         if let Some(pacer) = &mut self.pacer {

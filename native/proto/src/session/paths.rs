@@ -104,7 +104,7 @@ pub struct Paths {
     first_reported: usize,
     /// Limits the bytes sent to addresses that have not answered.
     budget: Budget,
-    /// Source of the tokens of challenges.
+    /// Source of the tokens of challenges, and of what else the peer must not know beforehand.
     tokens: ChaCha20Rng,
 }
 
@@ -123,7 +123,9 @@ impl Paths {
             SessionConfig { unit_bytes: largest, ..*config }.packet_bytes_max(),
             config.paths,
         );
-        let all = (0..config.paths).map(|_| Path::new(config.reordering, units, now)).collect();
+        let has_canaries = steering.congestion.is_some_and(|(algorithm, _)| algorithm.uses_marks());
+        let path = || Path::new(config.reordering, units, has_canaries, now);
+        let all = (0..config.paths).map(|_| path()).collect();
         let pace = Pace::of(config);
         let mut paths = Self {
             all,
@@ -255,8 +257,10 @@ impl Paths {
             *newest = echo.sent_at.max(*newest);
         }
         let own = self[path].rtt.least().unwrap_or(0);
-        let leasts = self.iter().filter(|(_, path)| path.is_validated());
-        let slowest = leasts.filter_map(|(_, path)| path.rtt.least()).max().unwrap_or(own);
+        let validated = || self.iter().map(|(_, path)| path).filter(|path| path.is_validated());
+        let slowest = validated().filter_map(|path| path.rtt.least()).max().unwrap_or(own);
+        let do_marks_arrive = validated().all(|path| path.marking.is_trusted());
+        self.congestion.rely_on_marks(do_marks_arrive, slowest, now);
         let verdict =
             self.congestion.reported(path, &account, (echo, (own, slowest)), is_limited, now);
         if verdict == Verdict::Changed {
@@ -276,7 +280,7 @@ impl Paths {
     pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
         let known = &mut self.all[path.index()];
         self.budget.sent(&mut known.unproven, wire_bytes, now);
-        known.sent(number, wire_bytes, now);
+        known.sent(number, wire_bytes, &mut self.tokens, now);
         self.congestion.sent(wire_bytes, now);
     }
 

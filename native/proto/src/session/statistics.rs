@@ -2,7 +2,6 @@
 
 use crate::counters;
 
-use super::ecn::Ecn;
 use super::gaps::LossCounts;
 use super::path::PathAccount;
 use super::{Session, State};
@@ -119,6 +118,11 @@ counters! {
         pub peer_drops: u64,
         /// Wire bytes of units that congestion control allows in flight (0: it does not limit).
         pub window_bytes: u64,
+        /// How often marks on a path were found not to be accounted for: erased on the way, or not
+        /// reported by the peer.
+        pub marking_failures: u64,
+        /// 1 while congestion control goes by delay and loss because marks don't arrive.
+        pub is_fallen_back: u64,
         /// Least round-trip time of the last five to ten seconds, of the slowest path, in
         /// nanoseconds (0 before the first sample).
         pub rtt_least_nanos: u64,
@@ -172,11 +176,13 @@ impl Session {
                 .min(self.config.rate_bytes_per_second),
             window_bytes: allowance.map_or(0, |allowance| allowance.window_bytes),
             rtt_least_nanos: paths().filter_map(|path| path.rtt.least()).max().unwrap_or(0),
+            marking_failures: paths().map(|path| path.marking.failures()).sum(),
+            is_fallen_back: self.paths.congestion().is_fallen_back().into(),
             breaker_trips: self.paths.congestion().trips(),
             path_mtu_bytes: self.path_mtu_bytes,
             ce_received: paths().map(|path| path.arrived.ce).sum(),
             ce_echoed: paths().map(|path| path.marking.peer().ce).sum(),
-            is_ecn_capable: u64::from(paths().any(|path| path.marking.codepoint() != Ecn::NotEct)),
+            is_ecn_capable: u64::from(paths().any(|path| path.marking.is_trusted())),
             paths_validated: paths().filter(|path| path.is_validated()).count() as u64,
             decoded_units: self.receiver.decoded_units(),
             srtt_nanos: self.paths.srtt().unwrap_or(0),

@@ -21,7 +21,7 @@ use sealane_proto::link::{LinkError, Nanos};
 pub use balance::Balance;
 pub use lean::run_cell;
 pub use rivals::{Congestion, RIVALS};
-pub use sessions::{SessionsSetup, run_sessions};
+pub use sessions::{SessionsSetup, Tampering, Victims, run_sessions};
 
 /// Payload of a packet; all packets are full.
 pub const PAYLOAD_BYTES: u32 = 4096;

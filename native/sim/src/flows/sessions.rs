@@ -38,6 +38,39 @@ pub struct SessionsSetup {
     pub marks: Marks,
     /// Code of the messages of flows between data centres; k, m.
     pub code: Option<(u8, u8)>,
+    /// What becomes of the marks of the first flow, or of all flows, and from when on.
+    pub tampering: Option<(Tampering, Victims, Nanos)>,
+}
+
+/// What a network, or a peer that lies, does to marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tampering {
+    /// Every CE becomes ECT(0).
+    Bleaches,
+    /// Everything is marked CE.
+    MarksAll,
+}
+
+/// Whose packets are tampered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Victims {
+    /// Those of the first flow.
+    First,
+    /// Those of all.
+    All,
+}
+
+impl SessionsSetup {
+    /// How a packet to a receiving end arrives.
+    fn arrives(&self, flow: usize, ecn: Ecn, now: Nanos) -> Ecn {
+        let Some((tampering, victims, from)) = self.tampering else { return ecn };
+        let is_hit = now >= from && (flow == 0 || victims == Victims::All);
+        match (tampering, ecn) {
+            (Tampering::Bleaches, Ecn::Ce) if is_hit => Ecn::Ect0,
+            (Tampering::MarksAll, _) if is_hit => Ecn::Ce,
+            _ => ecn,
+        }
+    }
 }
 
 /// Memory of which nothing is read or written.
@@ -138,6 +171,7 @@ fn message_of(setup: &FlowSetup, number: u64) -> (u64, u64) {
 }
 
 struct Sessions {
+    setup: SessionsSetup,
     fabric: Fabric<Datagram>,
     pairs: Vec<Pair>,
     /// Time, then twice the pair, plus the end.
@@ -172,7 +206,8 @@ impl Pair {
 impl Sessions {
     fn new(cell: &Cell, algorithm: Algorithm, setup: SessionsSetup) -> Self {
         let domain = cell.domain(0);
-        let steering = Steering { congestion: Some((algorithm, domain)), marks: setup.marks };
+        let steering =
+            Steering { congestion: Some((algorithm, domain)), marks: setup.marks, start: None };
         let config = SessionConfig {
             connection_id_local: 1,
             connection_id_peer: 1,
@@ -213,6 +248,7 @@ impl Sessions {
         };
         let pairs: Vec<Pair> = cell.flows.iter().enumerate().map(pair).collect();
         let mut world = Self {
+            setup,
             fabric: cell.fabric(),
             wakes: BinaryHeap::new(),
             unfinished: pairs.len(),
@@ -304,6 +340,7 @@ impl World for Sessions {
             let Datagram { direction, path, ecn, mut bytes } = packet.body;
             let end = 1 - direction;
             let ecn = if packet.is_marked { Ecn::Ce } else { ecn };
+            let ecn = if end == 1 { self.setup.arrives(index, ecn, at) } else { ecn };
             let arrival = Arrival { path, source: Source::Path, ecn };
             let pair = &mut self.pairs[index];
             pair.ends[end].receive(&mut bytes, arrival, &mut NoMemory, at);

@@ -209,6 +209,11 @@ fn cells_that_cannot_be_run_are_refused() {
     assert_eq!(refused(&outage), CellError::Outage(8));
 }
 
+/// Sessions as the product configures them.
+fn product() -> SessionsSetup {
+    SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code: None, tampering: None }
+}
+
 /// Mean times of the same flows as lean models and as the product's sessions, in ms.
 fn modelled_and_real(flows: &[FlowSetup], rules: Rules) -> (f64, f64) {
     // Sessions are established and have credit by then.
@@ -216,7 +221,7 @@ fn modelled_and_real(flows: &[FlowSetup], rules: Rules) -> (f64, f64) {
     let flows = flows.iter().map(|flow| FlowSetup { start, ..*flow }).collect();
     let congestion = Congestion::Product(Algorithm::Uno(rules));
     let cell = Cell { congestion, balance: Balance::Subflows, ..cell(flows) };
-    let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code: None };
+    let setup = product();
     let of = |outcome: &CellOutcome| mean(&millis(outcome)) - start as f64 / 1e6;
     (of(&run_cell(&cell).unwrap()), of(&run_sessions(&cell, setup).unwrap()))
 }
@@ -249,9 +254,61 @@ fn sessions_survive_a_link_that_dies_under_them() {
         ..cell(flows)
     };
     for code in [None, Some((8, 2))] {
-        let setup = SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code };
+        let setup = SessionsSetup { code, ..product() };
         let outcome = run_sessions(&cell, setup).unwrap();
         let all = millis(&outcome);
         assert!(all.iter().all(|at| *at > 0.0 && *at < 200.0), "{all:?} with {code:?}");
     }
+}
+
+/// Bytes of each of four far and four near flows in a period, as shares of what is fair, and the
+/// longest queue at its samples.
+fn shares_of_sessions(
+    tampering: Option<(Tampering, Victims, Nanos)>,
+    period: std::ops::Range<usize>,
+) -> (Vec<f64>, u64) {
+    let every = 1_000_000;
+    let cell = Cell {
+        sample_every: every,
+        time_max: (period.end as u64 + 1) * every,
+        balance: Balance::Subflows,
+        ..uno(Rules::DEFAULT)
+    };
+    // The first flow is a near one: what it takes, it takes at once.
+    let mut flows = cell.flows.clone();
+    flows.rotate_right(4);
+    let cell = Cell { flows, ..cell };
+    let outcome = run_sessions(&cell, SessionsSetup { tampering, ..product() }).unwrap();
+    let [from, to] = [period.start, period.end].map(|at| &outcome.samples[at - 1].acked_bytes);
+    let bytes: Vec<f64> = to.iter().zip(from).map(|(to, from)| (to - from) as f64).collect();
+    let fair = LINE as f64 / 8.0 * period.len() as f64 * every as f64 / 1e9 / 8.0;
+    let queued = outcome.samples[period].iter().map(|sample| sample.queued_bytes).max();
+    (bytes.iter().map(|bytes| bytes / fair).collect(), queued.unwrap())
+}
+
+#[test]
+fn a_network_that_erases_marks_is_found_and_gets_no_queues() {
+    for from in [0, 20_000_000] {
+        let bleaching = Some((Tampering::Bleaches, Victims::All, from));
+        let (shares, queued) = shares_of_sessions(bleaching, 40..60);
+        // The port's buffer has 1 MB.
+        assert!(queued < 300_000, "{queued} bytes queued, erased from {from} ns");
+        let used = mean(&shares);
+        assert!((0.5..1.0).contains(&used), "{shares:.2?}, erased from {from} ns");
+    }
+}
+
+#[test]
+fn a_peer_that_hides_marks_takes_no_more_than_its_share() {
+    for from in [0, 20_000_000] {
+        let hiding = Some((Tampering::Bleaches, Victims::First, from));
+        let (shares, _) = shares_of_sessions(hiding, 40..60);
+        assert!(shares[0] <= 1.2, "{shares:.2?}, hidden from {from} ns");
+    }
+}
+
+#[test]
+fn a_peer_that_reports_marks_for_everything_harms_only_itself() {
+    let (shares, _) = shares_of_sessions(Some((Tampering::MarksAll, Victims::First, 0)), 40..60);
+    assert!(shares[0] < 0.5 && mean(&shares[1..]) > 0.9, "{shares:.2?}");
 }

@@ -2,13 +2,15 @@
 
 import pytest
 
-from sealane.daemon.fabric.path_losses import (
+from sealane.daemon.fabric.known_paths import (
     AGE_SECONDS,
     PACKETS_MIN,
     PATHS_MAX,
     PathKey,
     PathLoss,
     PathLosses,
+    PathWindow,
+    PathWindows,
 )
 
 LOSS = PathLoss(rate=1e-2, burst_packets=3.0)
@@ -68,3 +70,41 @@ def test_a_path_is_a_peer_and_its_hosts(addresses: list[str], is_same: bool) -> 
     path = PathKey.of("p", ["10.0.0.1:1", "[fd00::1]:2"])
     assert (PathKey.of("p", addresses) == path) is is_same
     assert PathKey.of("q", ["10.0.0.1:1", "[fd00::1]:2"]) != path
+
+
+FILLED = {"window_bytes": 1000, "wire_bytes_sent": 1000, "is_fallen_back": 0}
+
+
+def test_a_window_is_known_to_the_next_session_alone_with_its_age() -> None:
+    clock = Clock()
+    known = PathWindows(clock)
+    known.note(key(1), FILLED)
+    clock.seconds = 7
+    assert known.take(key(2)) is None
+    assert known.take(key(1)) == PathWindow(window_bytes=1000, age_nanos=7 * 10**9)
+    assert known.take(key(1)) is None
+
+
+def test_a_window_that_is_too_old_is_forgotten() -> None:
+    clock = Clock()
+    known = PathWindows(clock)
+    known.note(key(1), FILLED)
+    clock.seconds = AGE_SECONDS + 1
+    assert known.take(key(1)) is None
+
+
+@pytest.mark.parametrize(
+    "unproven",
+    [
+        {"window_bytes": 0},
+        {"window_bytes": 1001},
+        {"is_fallen_back": 1},
+    ],
+    ids=lambda unproven: next(iter(unproven)),
+)
+def test_a_window_that_was_never_filled_or_that_no_mark_bounded_is_not_kept(
+    unproven: dict[str, int],
+) -> None:
+    known = PathWindows()
+    known.note(key(1), FILLED | unproven)
+    assert known.take(key(1)) is None
