@@ -286,6 +286,29 @@ fn shares_of_sessions(
     (bytes.iter().map(|bytes| bytes / fair).collect(), queued.unwrap())
 }
 
+/// Mean time of far messages of sessions over 16 paths, one of whose eight links dies just after the
+/// start, in ms.
+fn sessions_with_a_dead_link(code: Option<(u8, u8)>) -> f64 {
+    let start = 10_000_000;
+    let senders = [15, 0, 87, 40, 61, 99, 110, 126];
+    let setup =
+        |(index, from): (u16, u16)| FlowSetup { start, ..flow(from, 130 + 13 * index, 5_000_000) };
+    let flows: Vec<FlowSetup> = (0..).zip(senders).map(setup).collect();
+    let means = (1..=10).map(|seed| {
+        let outages = vec![(0, start + start / 20, Nanos::MAX)];
+        let cell = Cell { seed, outages, ..cell(flows.clone()) };
+        let setup = SessionsSetup { code, paths: 16, ..product() };
+        mean(&millis(&run_sessions(&cell, setup).unwrap())) - start as f64 / 1e6
+    });
+    mean(&means.collect::<Vec<_>>())
+}
+
+#[test]
+fn a_code_masks_a_link_that_dies_under_sessions() {
+    let [coded, plain] = [Some((8, 2)), None].map(sessions_with_a_dead_link);
+    assert!(coded <= 0.75 * plain, "{coded} and {plain} ms");
+}
+
 #[test]
 fn a_network_that_erases_marks_is_found_and_gets_no_queues() {
     for from in [0, 20_000_000] {
