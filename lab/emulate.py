@@ -21,6 +21,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
     forward = [wan.settings] * wan.paths
     backward = [wan.backward.settings] * wan.paths
     outages = [outage.nanos for outage in wan.outages]
+    strips_ce = (wan.strip_ce, wan.backward.strip_ce)
     if parameters["ports"] is None:
         return Emulator.relay(
             forward,
@@ -28,6 +29,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
             seed=parameters["seed"],
             forward_to=wan.forward_to or "",
             outages=outages,
+            strips_ce=strips_ce,
         )
     return Emulator.wan(
         forward,
@@ -36,6 +38,8 @@ def start(parameters: dict[str, Any]) -> Emulator:
         ports=[tuple(port) for port in parameters["ports"]],
         mtu=parameters["mtu"],
         outages=outages,
+        access=None if wan.access is None else wan.access.settings,
+        strips_ce=strips_ce,
         corruption_passes_checksum=wan.corruption_passes_checksum,
     )
 

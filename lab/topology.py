@@ -189,7 +189,14 @@ class Outage(Table):
         return self.path, round(self.start_seconds * 1e9), round(self.end_seconds * 1e9)
 
 
-class Wan(Direction):
+class Way(Direction):
+    """One direction of a long link: its paths are equal."""
+
+    strip_ce: bool = False
+    """What crosses arrives with ECT(0) instead of CE, as on a path that erases marks."""
+
+
+class Wan(Way):
     """A long link between the hosts of two sides; its own keys are those of the way forward."""
 
     name: Name
@@ -198,7 +205,10 @@ class Wan(Direction):
     paths: Annotated[int, Field(ge=1, le=PATHS_MAX)] = 1
     corruption_passes_checksum: bool = False
     outages: Annotated[list[Outage], Field(default_factory=list, max_length=OUTAGES_MAX)]
-    backward: Direction
+    backward: Way
+    access: Direction | None = None
+    """The cable between each host and its site, both ways; None: none, and hosts of a site reach
+    each other without a link."""
     forward_to: str | None = None
     """Without namespaces: the UDP address to which this link forwards."""
 
@@ -209,7 +219,7 @@ class Wan(Direction):
         if not isinstance(value, dict) or not isinstance(value.get("backward", {}), dict):
             return value
         own = value.get("backward", {})
-        shared = {key: value[key] for key in Direction.model_fields if key in value}
+        shared = {key: value[key] for key in Way.model_fields if key in value}
         if {"loss", "burst"} & own.keys():
             # A direction can have only one of these two.
             shared = {key: shared[key] for key in shared.keys() - {"loss", "burst"}}
@@ -239,9 +249,10 @@ class Wan(Direction):
         return (*self.left, *self.right)
 
     def packets_per_second(self, mtu: int) -> float:
-        """Return the full packets per second in both directions and all paths at full rate."""
+        """Return the full packets per second with all paths, or all hosts, at full rate."""
         rates = self.rate_bits_per_second + self.backward.rate_bits_per_second
-        return self.paths * rates / (8 * mtu)
+        near = 0 if self.access is None else self.access.rate_bits_per_second * len(self.hosts)
+        return max(self.paths * rates, near) / (8 * mtu)
 
 
 class Topology(Table):

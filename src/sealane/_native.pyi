@@ -331,9 +331,21 @@ class EmulatorDirection(TypedDict):
     slip_nanos: list[tuple[int, int]]
     """(lateness, packets): how late packets left, ascending, to within a hundredth."""
 
+class AccessCounters(LinkCounters):
+    queued_bytes: int
+    """Bytes in the buffer now."""
+
+class AccessReport(TypedDict):
+    """A host's access link, to its site and from there."""
+
+    up: AccessCounters
+    down: AccessCounters
+
 class EmulatorReport(TypedDict):
     forward: EmulatorDirection
     backward: EmulatorDirection
+    access: list[AccessReport]
+    """In the order of the ports; empty if there are none."""
     missed_packets: int
     """Dropped by the kernel before the emulator saw them."""
     oversized_packets: int
@@ -357,9 +369,12 @@ class Emulator:
         seed: int,
         forward_to: str,
         outages: Sequence[tuple[int, int, int]] = ...,
+        strips_ce: tuple[bool, bool] = ...,
     ) -> Emulator: ...
     # IP packets between interfaces of the caller's network namespace; `ports` are (interface,
-    # whether it is on the second side, addresses of the host behind it).
+    # whether it is on the second side, addresses of the host behind it). `access` is the cable
+    # between each host and its side, both ways; `strips_ce`: whether CE becomes ECT(0) on the way
+    # forward, and back.
     @staticmethod
     def wan(
         forward: Sequence[LinkSettings],
@@ -370,6 +385,8 @@ class Emulator:
         mtu: int,
         outages: Sequence[tuple[int, int, int]] = ...,
         corruption_passes_checksum: bool = False,
+        access: LinkSettings | None = None,
+        strips_ce: tuple[bool, bool] = ...,
     ) -> Emulator: ...
     @property
     def address(self) -> str | None: ...

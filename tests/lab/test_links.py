@@ -27,6 +27,13 @@ UDP_SEGMENT = 103
 FLOWS = 80
 FAST = CLEAN.replace("50_000_000", "200_000_000")
 MARKS = "low_bytes = 15_000, high_bytes = 30_000"
+# 20 packets of 1500 bytes fit.
+ACCESS = """
+[wan.access]
+rate_bits_per_second = 10_000_000
+delay_micros = 1_000
+buffer_bytes = 30_000
+"""
 TOPOLOGY = "\n".join(
     [
         "seed = 11\nslip_micros_max = 20_000",
@@ -43,6 +50,8 @@ TOPOLOGY = "\n".join(
         wan("wide"),
         wan("narrow"),
         wan("sided").replace('["a"]', '["a", "c"]'),
+        wan("erased", f"red = {{ {MARKS} }}\nstrip_ce = true"),
+        wan("access", ACCESS, link=FAST).replace('["a"]', '["a", "c"]'),
     ]
 )
 
@@ -168,7 +177,7 @@ def test_rate_is_kept(lab: RunningLab) -> None:
             seconds = (stamps[-1] - stamps[0]) / 1e9
 
 
-@pytest.mark.parametrize("link", ["red", "phantom"])
+@pytest.mark.parametrize("link", ["red", "phantom", "erased"])
 def test_marks_reach_the_hosts_that_can_take_them(lab: RunningLab, link: str) -> None:
     before = lab.path(link)
     with lab.receiver("b", link) as receiver, lab.open_socket("a") as sender:
@@ -181,8 +190,11 @@ def test_marks_reach_the_hosts_that_can_take_them(lab: RunningLab, link: str) ->
         fields = [receiver.recvmsg(1472, 100)[1][0][2][0] for _ in range(100)]
 
     marked = after["marked_packets"] - before["marked_packets"]
-    assert fields.count(CONGESTION_EXPERIENCED) == marked > 20
-    assert fields.count(ECN_CAPABLE) == 100 - marked > 5
+    assert marked > 20
+    assert 100 - marked > 5
+    arrived = 0 if link == "erased" else marked
+    assert fields.count(CONGESTION_EXPERIENCED) == arrived
+    assert fields.count(ECN_CAPABLE) == 100 - arrived
 
 
 @pytest.mark.parametrize(("link", "drops"), [("red", True), ("phantom", False)])
@@ -335,3 +347,42 @@ def test_hosts_of_one_side_meet_before_the_link(lab: RunningLab) -> None:
 
     report = lab.report("sided")
     assert (report["local_packets"], report["forward"]["paths"][0]["offered_packets"]) == (1, 0)
+
+
+def _access_offered(lab: RunningLab) -> dict[str, int]:
+    """Return the packets offered to the access links from a and b, and to c."""
+    a, c, b = lab.report("access")["access"]
+    offered = {"a": a["up"], "b": b["up"], "c": c["down"]}
+    return {host: counters["offered_packets"] for host, counters in offered.items()}
+
+
+def test_near_and_far_packets_meet_at_an_access_link(lab: RunningLab) -> None:
+    before, first = _access_offered(lab), lab.report("access")
+    with lab.receiver("c", "access") as receiver, contextlib.ExitStack() as stack:
+        senders = [stack.enter_context(lab.open_socket(host)) for host in ("a", "b")]
+        for sender in senders:
+            sender.connect(receiver.getsockname())
+            for _ in range(15):
+                sender.send(bytes(1472))
+        for _ in range(30):
+            assert len(receiver.recv(1500)) == 1472
+    after, last = _access_offered(lab), lab.report("access")
+    assert {host: after[host] - before[host] for host in after} == {"a": 15, "b": 15, "c": 30}
+
+    def crossed(direction: str) -> int:
+        grown = [report[direction]["paths"][0]["offered_packets"] for report in (first, last)]
+        return grown[1] - grown[0]
+
+    assert (crossed("forward"), crossed("backward"), last["local_packets"]) == (0, 15, 0)
+
+
+def test_a_far_packet_takes_the_time_of_both_access_links_and_the_path(lab: RunningLab) -> None:
+    with lab.receiver("b", "access") as receiver, lab.open_socket("a") as sender:
+        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        sender.connect(receiver.getsockname())
+        sent = time.time()
+        sender.send(bytes(1472))
+        _, ((_, _, stamp),), _, _ = receiver.recvmsg(1472, 100)
+    whole, nanos = struct.unpack("2q", stamp)
+    # 1.2 and 1 ms on each access link, 0.06 and 5 ms on the path.
+    assert whole + nanos / 1e9 - sent > 0.00945

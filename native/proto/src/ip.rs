@@ -8,6 +8,11 @@ const TCP: u8 = 6;
 /// Protocol number of UDP (RFC 768).
 const UDP: u8 = 17;
 
+/// ECN field of an ECN-capable packet (RFC 3168) …
+const ECT0: u8 = 2;
+/// … and of one that met congestion; also the field's mask.
+const CE: u8 = 3;
+
 /// The header fields that forwarding uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpPacket {
@@ -86,14 +91,26 @@ impl IpPacket {
     /// Sets "congestion experienced" in the packet that this was parsed from, and updates the IPv4
     /// checksum.
     pub fn mark(&self, packet: &mut [u8]) {
+        self.change_ecn(packet, |ecn| ecn | CE);
+    }
+
+    /// Changes "congestion experienced" to ECT(0), as a network does that erases marks, and updates
+    /// the IPv4 checksum.
+    pub fn erase_mark(&self, packet: &mut [u8]) {
+        self.change_ecn(packet, |ecn| if ecn == CE { ECT0 } else { ecn });
+    }
+
+    fn change_ecn(&self, packet: &mut [u8], change: impl FnOnce(u8) -> u8) {
         match (self.source, packet) {
             (IpAddr::V4(_), packet @ [_, _, ..]) if packet.len() >= 20 => {
                 let before = [packet[0], packet[1]];
-                packet[1] |= 3;
+                packet[1] = packet[1] & !CE | change(packet[1] & CE);
                 let after = [packet[0], packet[1]];
                 update_checksum(packet, 10, before, after);
             }
-            (IpAddr::V6(_), [_, class, ..]) => *class |= 0x30,
+            (IpAddr::V6(_), [_, class, ..]) => {
+                *class = *class & !(CE << 4) | change(*class >> 4 & CE) << 4;
+            }
             _ => {}
         }
     }
@@ -258,6 +275,8 @@ mod tests {
         assert!(header.is_ecn_capable);
         header.mark(&mut packet);
         assert_eq!(packet[1], 0x30);
+        header.erase_mark(&mut packet);
+        assert_eq!(packet[1], 0x20);
     }
 
     #[test]
@@ -279,7 +298,8 @@ mod tests {
     fn a_mark_keeps_the_header_checksum() {
         for tos in 0..=255 {
             let mut packet = udp_v4(tos, b"hello");
-            IpPacket::parse(&packet).unwrap().mark(&mut packet);
+            let header = IpPacket::parse(&packet).unwrap();
+            header.mark(&mut packet);
             assert_eq!(packet[1], tos | 3);
             assert!(is_sound(&packet), "{tos}");
         }

@@ -6,7 +6,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sealane_engine::emulator::{
-    DirectionReport, Emulator as Engine, EmulatorConfig, EmulatorError, Outage, WanPort,
+    AccessReport, DirectionReport, Emulator as Engine, EmulatorConfig, EmulatorError, Outage,
+    WanPort,
 };
 use sealane_proto::link::{GilbertElliott, LinkConfig, LinkCounters, Loss, Phantom, Thresholds};
 
@@ -114,7 +115,7 @@ fn emulator_config(
     backward: Vec<LinkSettings>,
     seed: u64,
     outages: Vec<(usize, u64, u64)>,
-    corruption_passes_checksum: bool,
+    strips_ce: (bool, bool),
 ) -> EmulatorConfig {
     let configs = |settings: Vec<LinkSettings>| settings.iter().map(|link| link.config).collect();
     let outage = |(path, start_nanos, end_nanos)| Outage { path, start_nanos, end_nanos };
@@ -123,22 +124,25 @@ fn emulator_config(
         backward: configs(backward),
         seed,
         outages: outages.into_iter().map(outage).collect(),
-        corruption_passes_checksum,
+        access: None,
+        strips_ce: strips_ce.into(),
+        corruption_passes_checksum: true,
     }
 }
 
 #[pymethods]
 impl Emulator {
     #[staticmethod]
-    #[pyo3(signature = (forward, backward, *, seed, forward_to, outages = vec![]))]
+    #[pyo3(signature = (forward, backward, *, seed, forward_to, outages = vec![], strips_ce = (false, false)))]
     fn relay(
         forward: Vec<LinkSettings>,
         backward: Vec<LinkSettings>,
         seed: u64,
         forward_to: &str,
         outages: Vec<(usize, u64, u64)>,
+        strips_ce: (bool, bool),
     ) -> PyResult<Self> {
-        let config = emulator_config(forward, backward, seed, outages, true);
+        let config = emulator_config(forward, backward, seed, outages, strips_ce);
         let engine = Engine::relay(config, parse_address(forward_to)?).map_err(emulator_error)?;
         Ok(Self { engine })
     }
@@ -153,7 +157,10 @@ impl Emulator {
         mtu,
         outages = vec![],
         corruption_passes_checksum = false,
+        access = None,
+        strips_ce = (false, false),
     ))]
+    #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn wan(
         forward: Vec<LinkSettings>,
         backward: Vec<LinkSettings>,
@@ -162,8 +169,14 @@ impl Emulator {
         mtu: u16,
         outages: Vec<(usize, u64, u64)>,
         corruption_passes_checksum: bool,
+        access: Option<LinkSettings>,
+        strips_ce: (bool, bool),
     ) -> PyResult<Self> {
-        let config = emulator_config(forward, backward, seed, outages, corruption_passes_checksum);
+        let config = EmulatorConfig {
+            access: access.map(|link| link.config),
+            corruption_passes_checksum,
+            ..emulator_config(forward, backward, seed, outages, strips_ce)
+        };
         let port = |(interface, is_second_side, addresses)| WanPort {
             interface,
             is_second_side,
@@ -184,6 +197,14 @@ impl Emulator {
         let result = PyDict::new(py);
         result.set_item("forward", direction(py, &report.forward)?)?;
         result.set_item("backward", direction(py, &report.backward)?)?;
+        let access = PyList::empty(py);
+        for [up, down] in &report.access {
+            let both = PyDict::new(py);
+            both.set_item("up", access_link(py, up)?)?;
+            both.set_item("down", access_link(py, down)?)?;
+            access.append(both)?;
+        }
+        result.set_item("access", access)?;
         result.set_item("missed_packets", report.medium.missed_packets)?;
         result.set_item("oversized_packets", report.medium.oversized_packets)?;
         result.set_item("foreign_packets", report.medium.foreign_packets)?;
@@ -199,6 +220,12 @@ impl Emulator {
     fn stop(&mut self, py: Python<'_>) {
         py.detach(|| self.engine.stop());
     }
+}
+
+fn access_link<'py>(py: Python<'py>, report: &AccessReport) -> PyResult<Bound<'py, PyDict>> {
+    let result = link_counters(py, &report.link)?;
+    result.set_item("queued_bytes", report.queued_bytes)?;
+    Ok(result)
 }
 
 fn direction<'py>(py: Python<'py>, report: &DirectionReport) -> PyResult<Bound<'py, PyDict>> {

@@ -1,4 +1,4 @@
-//! A long-haul link in real time: packets wait in a `Link` in each direction, on a dedicated
+//! A long-haul link in real time: packets pass a small [`sealane_proto::fabric`], on a dedicated
 //! thread.
 //!
 //! A [`Medium`] carries the packets: interfaces of a network namespace ([`wan`], real IP packets)
@@ -12,22 +12,22 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use sealane_proto::link::{Delivery, LinkConfig, LinkError, Nanos};
+use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 
 use crate::clock::{now, sharpen_timers, timespec};
 
-mod direction;
+mod network;
 mod packet_socket;
 mod relay;
 #[cfg(test)]
 mod tests;
 mod wan;
 
-pub use direction::DirectionReport;
+pub use network::{AccessReport, DirectionReport};
 pub use relay::FLOWS_MAX;
 pub use wan::WanPort;
 
-use direction::Direction;
+use network::{Arrived, Network};
 
 /// Most packets sent in one call, and between two checks for incoming packets.
 const BATCH: usize = 64;
@@ -56,6 +56,12 @@ pub struct EmulatorConfig {
     pub seed: u64,
     /// When paths are down. The schedule starts with the emulator.
     pub outages: Vec<Outage>,
+    /// The cable between each host and the switch of its side, in both directions. Without it hosts are at the
+    /// switches, and packets between hosts of one side don't pass the emulator's links. Relays have
+    /// none.
+    pub access: Option<LinkConfig>,
+    /// Whether CE becomes ECT(0) on what crosses from the first side to the second, and back.
+    pub strips_ce: [bool; 2],
     /// Whether corruption also updates TCP's or UDP's checksum, so that only the receiving program
     /// can notice.
     pub corruption_passes_checksum: bool,
@@ -101,7 +107,7 @@ impl EmulatorConfig {
                 return Err(EmulatorError::Outage { path, start_nanos, end_nanos });
             }
         }
-        for link in self.forward.iter().chain(&self.backward) {
+        for link in self.forward.iter().chain(&self.backward).chain(&self.access) {
             link.validate()?;
         }
         Ok(())
@@ -128,6 +134,8 @@ pub struct EmulatorReport {
     pub forward: DirectionReport,
     /// From the second side to the first.
     pub backward: DirectionReport,
+    /// Each host's access link, to its switch and from there.
+    pub access: Vec<[AccessReport; 2]>,
     /// Packets that could not be carried.
     pub medium: MediumReport,
     /// Processor time of the emulator's thread.
@@ -140,11 +148,13 @@ trait Medium: Send + 'static {
 
     /// The descriptors to wait for.
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>>;
-    /// Offers each incoming packet to the direction it belongs to.
-    fn receive(&mut self, directions: &mut [Direction<Self::Packet>; 2]);
-    /// Sends the packets that left direction `index` and empties the batch. Returns how many
-    /// packets the kernel did not accept.
-    fn send(&mut self, index: usize, batch: &mut Vec<Delivery<Self::Packet>>) -> u64;
+    /// The side of each host.
+    fn sides(&self) -> Vec<usize>;
+    /// Offers each incoming packet to the network.
+    fn receive(&mut self, network: &mut Network<Self::Packet>);
+    /// Sends packets that entered at one side, and empties the batch. Returns how many packets the
+    /// kernel did not accept.
+    fn send(&mut self, side: usize, batch: &mut Vec<Arrived<Self::Packet>>) -> u64;
     fn report(&mut self) -> MediumReport;
 }
 
@@ -168,7 +178,7 @@ impl Emulator {
     /// Relays UDP between a new loopback port and `forward_to`.
     pub fn relay(config: EmulatorConfig, forward_to: SocketAddr) -> Result<Self, EmulatorError> {
         config.validate()?;
-        let relay = relay::Relay::bind(forward_to, config.seed)?;
+        let relay = relay::Relay::bind(forward_to, &config)?;
         let address = relay.address()?;
         Self::start(config, relay, Some(address))
     }
@@ -180,7 +190,7 @@ impl Emulator {
         mtu: u16,
     ) -> Result<Self, EmulatorError> {
         config.validate()?;
-        let wan = wan::Wan::open(ports, mtu, config.seed, config.corruption_passes_checksum)?;
+        let wan = wan::Wan::open(ports, mtu, &config)?;
         Self::start(config, wan, None)
     }
 
@@ -243,29 +253,26 @@ impl Drop for Emulator {
 /// The main loop of an emulator's thread.
 struct Pump<M: Medium> {
     medium: M,
-    directions: [Direction<M::Packet>; 2],
+    network: Network<M::Packet>,
     outages: Vec<Outage>,
     commands: Receiver<Command>,
-    batch: Vec<Delivery<M::Packet>>,
+    /// Packets to be sent, by the side at which they entered.
+    batches: [Vec<Arrived<M::Packet>>; 2],
 }
 
 impl<M: Medium> Pump<M> {
     fn new(config: EmulatorConfig, medium: M, commands: Receiver<Command>) -> Self {
-        let directions = [
-            Direction::new(&config.forward, config.seed, 0),
-            Direction::new(&config.backward, config.seed, 1),
-        ];
-        let batch = Vec::with_capacity(BATCH);
-        Self { medium, directions, outages: config.outages, commands, batch }
+        let network = Network::new(&config, &medium.sides());
+        let batches = [0, 1].map(|_| Vec::with_capacity(BATCH));
+        Self { medium, network, outages: config.outages, commands, batches }
     }
 
     fn run(mut self, woken: &OwnedFd) -> EmulatorReport {
         sharpen_timers();
         self.start_schedule();
         loop {
-            self.medium.receive(&mut self.directions);
-            let due = [self.release(0), self.release(1)];
-            let wait = due.into_iter().flatten().min().map(|at| timespec(at.saturating_sub(now())));
+            self.medium.receive(&mut self.network);
+            let wait = self.release().map(|at| timespec(at.saturating_sub(now())));
             let is_woken = {
                 let descriptors = std::iter::once(woken.as_fd()).chain(self.medium.descriptors());
                 let mut fds: Vec<_> =
@@ -279,19 +286,19 @@ impl<M: Medium> Pump<M> {
         }
     }
 
-    /// Sends the packets that are due, which are no more than came in at a time. Returns when the
-    /// next is due.
-    fn release(&mut self, index: usize) -> Option<Nanos> {
-        let direction = &mut self.directions[index];
+    /// Sends the packets that are due. Returns when the next one may be.
+    fn release(&mut self) -> Option<Nanos> {
         let time = now();
         loop {
-            direction.take_due(time, &mut self.batch);
-            if self.batch.is_empty() {
-                return direction.next_at();
+            self.network.take_due(time, &mut self.batches);
+            if self.batches.iter().all(Vec::is_empty) {
+                return self.network.next_at();
             }
-            let scheduled: Vec<Nanos> = self.batch.iter().map(|delivery| delivery.at).collect();
-            let unsent = self.medium.send(index, &mut self.batch);
-            direction.sent(&scheduled, unsent, now());
+            for (side, batch) in self.batches.iter_mut().enumerate() {
+                let scheduled: Vec<Nanos> = batch.iter().map(|arrived| arrived.at).collect();
+                let unsent = self.medium.send(side, batch);
+                self.network.sent(side, &scheduled, unsent, now());
+            }
         }
     }
 
@@ -312,15 +319,19 @@ impl<M: Medium> Pump<M> {
 
     fn start_schedule(&mut self) {
         let start = now();
-        for direction in &mut self.directions {
-            direction.set_outages(&self.outages, start);
-        }
+        let absolute = |outage: &Outage| {
+            let at = |nanos| start.saturating_add(nanos);
+            (outage.path, at(outage.start_nanos), at(outage.end_nanos))
+        };
+        let outages: Vec<_> = self.outages.iter().map(absolute).collect();
+        self.network.set_outages(&outages);
     }
 
     fn report(&mut self) -> EmulatorReport {
         EmulatorReport {
-            forward: self.directions[0].report(),
-            backward: self.directions[1].report(),
+            forward: self.network.direction(0),
+            backward: self.network.direction(1),
+            access: self.network.access(now()),
             medium: self.medium.report(),
             cpu_nanos: crate::clock::thread_cpu(),
         }

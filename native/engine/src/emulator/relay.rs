@@ -8,10 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use quinn_udp::EcnCodepoint;
 use sealane_proto::ip::flow_hash;
-use sealane_proto::link::Delivery;
 
-use super::direction::Direction;
-use super::{Medium, MediumReport};
+use super::network::{Arrived, Network, Route};
+use super::{EmulatorConfig, Medium, MediumReport};
 use crate::clock::now;
 use crate::udp::{HEADER_BYTES, Udp};
 
@@ -39,14 +38,16 @@ pub(super) struct Relay {
     flows: Vec<Flow>,
     by_client: HashMap<SocketAddr, usize>,
     salt: u64,
+    strips_ce: [bool; 2],
     foreign_packets: u64,
 }
 
 impl Relay {
-    pub fn bind(forward_to: SocketAddr, salt: u64) -> io::Result<Self> {
+    pub fn bind(forward_to: SocketAddr, config: &EmulatorConfig) -> io::Result<Self> {
         let near = Udp::bind(LOOPBACK)?;
         let (flows, by_client) = (Vec::new(), HashMap::new());
-        Ok(Self { near, forward_to, flows, by_client, salt, foreign_packets: 0 })
+        let EmulatorConfig { seed: salt, strips_ce, .. } = *config;
+        Ok(Self { near, forward_to, flows, by_client, salt, strips_ce, foreign_packets: 0 })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {
@@ -86,8 +87,13 @@ impl Medium for Relay {
         std::iter::once(self.near.as_fd()).chain(self.flows.iter().map(|flow| flow.far.as_fd()))
     }
 
-    fn receive(&mut self, [forward, backward]: &mut [Direction<Datagram>; 2]) {
-        let Self { near, forward_to, flows, by_client, salt, foreign_packets } = self;
+    fn sides(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    fn receive(&mut self, network: &mut Network<Datagram>) {
+        let Self { near, forward_to, flows, by_client, salt, foreign_packets, .. } = self;
+        let route = |side| Route { side, hosts: (0, 0) };
         let time = now();
         let wire_bytes = |payload: &[u8]| payload.len() as u32 + HEADER_BYTES;
         // A receive error is an ICMP error about an earlier packet, which was counted when it was
@@ -99,7 +105,8 @@ impl Medium for Relay {
             };
             let hash = hash_between(meta.addr, *forward_to, *salt);
             let packet = Datagram { flow, payload: payload.to_vec(), ecn: meta.ecn };
-            forward.offer(packet, hash, wire_bytes(payload), meta.ecn.is_some(), time);
+            let wire = (wire_bytes(payload), meta.ecn.is_some());
+            network.offer(packet, route(0), hash, wire, time);
         });
         for (flow, Flow { client, far }) in flows.iter_mut().enumerate() {
             let _ = far.receive(|payload, meta| {
@@ -109,14 +116,15 @@ impl Medium for Relay {
                 }
                 let hash = hash_between(meta.addr, *client, *salt);
                 let packet = Datagram { flow, payload: payload.to_vec(), ecn: meta.ecn };
-                backward.offer(packet, hash, wire_bytes(payload), meta.ecn.is_some(), time);
+                let wire = (wire_bytes(payload), meta.ecn.is_some());
+                network.offer(packet, route(1), hash, wire, time);
             });
         }
     }
 
-    fn send(&mut self, index: usize, batch: &mut Vec<Delivery<Datagram>>) -> u64 {
+    fn send(&mut self, side: usize, batch: &mut Vec<Arrived<Datagram>>) -> u64 {
         let mut unsent = 0;
-        for Delivery { packet, is_marked, corruption, .. } in batch.drain(..) {
+        for Arrived { packet, is_marked, corruption, .. } in batch.drain(..) {
             let Datagram { flow, mut payload, ecn } = packet;
             if let Some(chance) = corruption.filter(|_| !payload.is_empty()) {
                 let bit = ((u128::from(chance) * (payload.len() as u128 * 8)) >> 64) as usize;
@@ -124,8 +132,10 @@ impl Medium for Relay {
             }
             let Flow { client, far } = &self.flows[flow];
             let (through, to) =
-                if index == 0 { (far, self.forward_to) } else { (&self.near, *client) };
+                if side == 0 { (far, self.forward_to) } else { (&self.near, *client) };
             let ecn = if is_marked { Some(EcnCodepoint::Ce) } else { ecn };
+            let is_erased = self.strips_ce[side] && ecn == Some(EcnCodepoint::Ce);
+            let ecn = if is_erased { Some(EcnCodepoint::Ect0) } else { ecn };
             unsent += u64::from(through.send(to, &payload, payload.len().max(1), ecn).is_err());
         }
         unsent

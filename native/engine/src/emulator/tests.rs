@@ -14,6 +14,8 @@ fn config(link: LinkConfig) -> EmulatorConfig {
         backward: vec![link],
         seed: 7,
         outages: Vec::new(),
+        access: None,
+        strips_ce: [false; 2],
         corruption_passes_checksum: false,
     }
 }

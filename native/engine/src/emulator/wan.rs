@@ -9,11 +9,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use sealane_proto::ip::IpPacket;
-use sealane_proto::link::Delivery;
 
-use super::direction::Direction;
+use super::network::{Arrived, Network, Route};
 use super::packet_socket::{ETHERNET_BYTES, PacketSocket};
-use super::{BATCH, Medium, MediumReport};
+use super::{BATCH, EmulatorConfig, Medium, MediumReport};
 
 /// Most frames taken from one interface before due frames are sent.
 const RECEIVE_MAX: usize = 4 * BATCH;
@@ -48,17 +47,13 @@ pub(super) struct Wan {
     mtu: u16,
     salt: u64,
     corruption_passes_checksum: bool,
+    strips_ce: [bool; 2],
     local: Vec<Frame>,
     report: MediumReport,
 }
 
 impl Wan {
-    pub fn open(
-        ports: Vec<WanPort>,
-        mtu: u16,
-        salt: u64,
-        corruption_passes_checksum: bool,
-    ) -> io::Result<Self> {
+    pub fn open(ports: Vec<WanPort>, mtu: u16, config: &EmulatorConfig) -> io::Result<Self> {
         let mut routes = HashMap::new();
         let mut opened = Vec::with_capacity(ports.len());
         for (index, port) in ports.into_iter().enumerate() {
@@ -70,8 +65,9 @@ impl Wan {
             ports: opened,
             routes,
             mtu,
-            salt,
-            corruption_passes_checksum,
+            salt: config.seed,
+            corruption_passes_checksum: config.corruption_passes_checksum,
+            strips_ce: config.strips_ce,
             local: Vec::new(),
             report: MediumReport::default(),
         })
@@ -94,10 +90,14 @@ impl Medium for Wan {
         self.ports.iter().map(|port| port.socket.as_fd())
     }
 
-    fn receive(&mut self, directions: &mut [Direction<Frame>; 2]) {
+    fn sides(&self) -> Vec<usize> {
+        self.ports.iter().map(|port| port.side).collect()
+    }
+
+    fn receive(&mut self, network: &mut Network<Frame>) {
         let frame_bytes_max = usize::from(self.mtu) + ETHERNET_BYTES;
-        let sides: Vec<usize> = self.ports.iter().map(|port| port.side).collect();
-        for Port { socket, side } in &mut self.ports {
+        let sides = self.sides();
+        for (from, Port { socket, side }) in self.ports.iter_mut().enumerate() {
             socket.receive(RECEIVE_MAX, |bytes, frame_bytes, arrived_at| {
                 if frame_bytes > frame_bytes_max {
                     self.report.oversized_packets += 1;
@@ -111,26 +111,29 @@ impl Medium for Wan {
                     return;
                 };
                 let frame = Frame { port, header, bytes: bytes.to_vec() };
-                if sides[port] == *side {
+                if sides[port] == *side && !network.has_access_links() {
                     self.local.push(frame);
                     return;
                 }
                 let wire_bytes = (frame_bytes - ETHERNET_BYTES) as u32;
                 let hash = header.flow_hash(self.salt);
-                let direction = &mut directions[*side];
-                direction.offer(frame, hash, wire_bytes, header.is_ecn_capable, arrived_at);
+                let route = Route { side: *side, hosts: (from, port) };
+                network.offer(frame, route, hash, (wire_bytes, header.is_ecn_capable), arrived_at);
             });
         }
         self.send_local();
     }
 
-    fn send(&mut self, _: usize, batch: &mut Vec<Delivery<Frame>>) -> u64 {
-        for Delivery { packet: Frame { header, bytes, .. }, is_marked, corruption, .. } in
+    fn send(&mut self, side: usize, batch: &mut Vec<Arrived<Frame>>) -> u64 {
+        for Arrived { packet: Frame { header, bytes, port }, is_marked, corruption, .. } in
             &mut *batch
         {
             let packet = &mut bytes[ETHERNET_BYTES..];
             if *is_marked {
                 header.mark(packet);
+            }
+            if self.strips_ce[side] && self.ports[*port].side != side {
+                header.erase_mark(packet);
             }
             if let Some(chance) = corruption {
                 header.corrupt(packet, *chance, self.corruption_passes_checksum);

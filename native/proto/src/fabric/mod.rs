@@ -15,7 +15,7 @@ use std::collections::BinaryHeap;
 
 use crate::link::{Link, LinkConfig, LinkCounters, Nanos};
 
-pub use topology::{NodeId, PortId, Sites, Topology};
+pub use topology::{NodeId, PortId, PortSetup, Sites, Topology};
 
 /// Buffer of a port for control packets, which are short and few.
 const CONTROL_BUFFER_BYTES: u64 = 1 << 24;
@@ -47,6 +47,8 @@ pub struct Packet<T> {
     pub is_ecn_capable: bool,
     /// Whether a switch has marked it.
     pub is_marked: bool,
+    /// Chance that decides which of its bits is flipped, if a port has corrupted it.
+    pub corruption: Option<u64>,
     /// What the hosts exchange.
     pub body: T,
 }
@@ -133,6 +135,7 @@ impl<T: Clone> Fabric<T> {
             let Some(delivery) = delivery else { continue };
             let mut packet = delivery.packet;
             packet.is_marked |= delivery.is_marked;
+            packet.corruption = packet.corruption.or(delivery.corruption);
             if packet.to == to {
                 return Some((delivery.at, packet));
             }

@@ -27,6 +27,7 @@ fn packet(to: u16, entropy: u32, class: Class) -> Packet<u32> {
         wire_bytes,
         is_ecn_capable: true,
         is_marked: false,
+        corruption: None,
         body: entropy,
     }
 }

@@ -370,9 +370,9 @@ mod tests {
     #[test]
     fn counts_that_make_no_sense_end_the_marking() {
         for (what, bad) in [
-            ("erased", counts(5, 4, 0, 0)),
-            ("turned into ECT(1)", counts(5, 4, 1, 0)),
-            ("more than sent", counts(10, 10, 0, 0)),
+            ("erased", counts(5, 3, 0, 1)),
+            ("turned into ECT(1)", counts(5, 3, 1, 1)),
+            ("more than sent", counts(10, 9, 0, 1)),
             ("fewer CE than before", counts(6, 6, 0, 0)),
             ("fewer ECT(0) than before", counts(6, 2, 0, 4)),
         ] {

@@ -181,6 +181,7 @@ impl LeanFlows {
             wire_bytes: HEADER_BYTES,
             is_ecn_capable: false,
             is_marked: false,
+            corruption: None,
             body,
         };
         self.fabric.offer(NodeId(to), packet, now);
@@ -198,6 +199,7 @@ impl LeanFlows {
                 wire_bytes: DATA_BYTES,
                 is_ecn_capable: true,
                 is_marked: false,
+                corruption: None,
                 body: Body::Data {
                     number: departure.number,
                     sent_at: now,

@@ -310,6 +310,7 @@ impl Sessions {
                 wire_bytes,
                 is_ecn_capable: ecn != Ecn::NotEct,
                 is_marked: false,
+                corruption: None,
                 body: Datagram { direction: end, path, ecn, bytes: self.out.clone() },
             };
             self.fabric.offer(NodeId(own), packet, now);
