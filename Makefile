@@ -164,6 +164,10 @@ bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual ti
 bench-uno: build ## Uno's evaluation beside its rivals, in virtual time (15 minutes, resumable); ARGS=--quick takes a minute
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno $(ARGS)
 
+.PHONY: bench-uno-lab
+bench-uno-lab: build ## near and far messages of real daemons beside TCP and QUIC in the link lab (root; 40 minutes, resumable)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno.lab $(ARGS)
+
 .PHONY: uno-short
 uno-short: build ## the same with one seed and short flows: what CI runs (a minute)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno --quick --output sealane-uno/short $(ARGS)

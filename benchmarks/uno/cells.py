@@ -71,7 +71,7 @@ class Record:
     processor_seconds: float
 
 
-def _times(values: NDArray[np.float64]) -> Times | None:
+def times(values: NDArray[np.float64]) -> Times | None:
     if not len(values):
         return None
     return Times(
@@ -118,9 +118,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         workload=cell.workload,
         scheme=cell.scheme.name,
         seed=cell.seed,
-        all=_times(taken[done]),
-        near=_times(taken[done & ~far]),
-        far=_times(taken[done & far]),
+        all=times(taken[done]),
+        near=times(taken[done & ~far]),
+        far=times(taken[done & far]),
         unfinished=int((~done).sum()),
         wire_per_payload=sent / payload * WIRE_FACTOR if done.all() else 0.0,
         jain=shares[0],

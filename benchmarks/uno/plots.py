@@ -21,6 +21,7 @@ PANELS: Final = {
     "13": ("mean, ms", "worst, ms"),
     "ablations": ("Jain", "near/far"),
     "replay": ("mean, ms",),
+    "lab": ("mean, ms", "near p99, ms", "worst, ms", "queue p99, kB"),
 }
 """Measures that are drawn."""
 WIDTH: Final = 4.6

@@ -1,10 +1,10 @@
-"""The daemons of a lane: broker and fabric at the near end, a fabric at the far end.
+"""Fabrics of hosts of the lab, and a broker at the first of them.
 
-Configured as shipped, except for addresses and the operator's rate.
+Configured as shipped, except for addresses and what a caller sets.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,38 +19,43 @@ FAR: Final = "fabric-far"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host of the lab and its address on the lane's link."""
+    """A host of the lab and its address for calls."""
 
     namespace: Namespace
     address: str
+    data_address: str = ""
+    """Where sessions receive, if elsewhere."""
 
 
 @contextlib.asynccontextmanager
 async def fabrics(
-    scratch: Path, near: Host, far: Host, rate_bits_per_second: int
-) -> AsyncIterator[tuple[Daemon, Daemon]]:
-    """Start the daemons of a lane with files in an empty directory; stop them in reverse."""
-    keys = {name: SoftwareKey.create() for name in (NEAR, FAR)}
+    scratch: Path, hosts: Mapping[str, Host], settings: Mapping[str, object]
+) -> AsyncIterator[dict[str, Daemon]]:
+    """Start fabrics by the names of their nodes, which begin with `fabric-`; stop them in the end.
+
+    Files are in `scratch`, an empty directory. `settings` are those of the section [fabric].
+    """
+    keys = {name: SoftwareKey.create() for name in hosts}
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(name: str, host: Host, sections: dict[str, dict[str, object]]) -> Daemon:
             started = daemon(scratch, name, sections, enter=host.namespace.enter)
             return await stack.enter_async_context(started)
 
-        broker = await start("broker", near, broker_section(scratch, keys, near.address))
-        started = [
-            await start(
+        first = next(iter(hosts.values()))
+        broker = await start("broker", first, broker_section(scratch, keys, first.address))
+        yield {
+            name: await start(
                 name,
                 host,
                 enrolment(scratch, name, keys[name], broker)
                 | {
                     "fabric": {
                         "control_listen": f"{host.address}:0",
-                        "data_listen": host.address,
-                        "rate_max_bits_per_second": rate_bits_per_second,
+                        "data_listen": host.data_address or host.address,
+                        **settings,
                     }
                 },
             )
-            for name, host in ((NEAR, near), (FAR, far))
-        ]
-        yield started[0], started[1]
+            for name, host in hosts.items()
+        }

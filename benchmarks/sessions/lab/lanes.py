@@ -25,7 +25,7 @@ from benchmarks.sessions.lab.cells import (
     Effort,
     topology,
 )
-from benchmarks.sessions.lab.daemons import Host, fabrics
+from benchmarks.sessions.lab.daemons import FAR, NEAR, Host, fabrics
 from benchmarks.sessions.lab.jobs import Answer, Job
 from benchmarks.sessions.packets import PROGRAM, Peer
 
@@ -65,7 +65,7 @@ class Measured:
     """p99 of the delay added by the emulator on the worst link, in seconds."""
 
 
-def _processor_ticks() -> tuple[int, int]:
+def processor_ticks() -> tuple[int, int]:
     """Return idle and total processor time since boot, in ticks (proc_stat(5))."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     # Guest time, after the eighth field, is already part of user time.
@@ -164,14 +164,14 @@ class Lanes:
         answers: dict[str, list[Answer]] = {}
         idle = 1.0
         for way in WAYS:
-            before = _processor_ticks()
+            before = processor_ticks()
             peers = [peer for name, peer in self._senders if name == way]
             waiting = [loop.run_in_executor(self._pool, ask, peer) for peer in peers]
             _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
             if late:
                 raise TimeoutError(f"{job}: no answer from {way}")
             answers[way] = [answer.result() for answer in waiting]
-            after = _processor_ticks()
+            after = processor_ticks()
             idle = min(idle, (after[0] - before[0]) / max(after[1] - before[1], 1))
         return answers, idle
 
@@ -185,8 +185,10 @@ async def _lanes(lab: Lab, cell: Cell) -> AsyncIterator[Lanes]:
             # Paths of Unix sockets are short.
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sl-")))
             near, far = _ends(f"session-{number}", lab)
-            started = fabrics(scratch, near, far, cell.rate)
-            daemons.append(await stack.enter_async_context(started))
+            settings = {"rate_max_bits_per_second": cell.rate}
+            started = fabrics(scratch, {NEAR: near, FAR: far}, settings)
+            both = await stack.enter_async_context(started)
+            daemons.append((both[NEAR], both[FAR]))
         stack.callback(lanes.close)
         await asyncio.to_thread(lanes.start, daemons)
         yield lanes

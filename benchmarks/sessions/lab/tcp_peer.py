@@ -7,6 +7,7 @@ RATE is the pacing rate in bits per second (SO_MAX_PACING_RATE).
 import contextlib
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -34,18 +35,22 @@ def _receive_exactly(connection: socket.socket, into: memoryview, count: int) ->
 
 
 def receive(address: str) -> None:
-    """Serve one connection after the other."""
-    block = memoryview(bytearray(BLOCK_BYTES))
+    """Serve connections until the process is killed."""
     with socket.create_server(_address(address), backlog=16) as server:
         print("{}:{}".format(*server.getsockname()), flush=True)
         while True:
             connection, _ = server.accept()
-            # A sender that gives up on a message resets the connection.
-            with connection, contextlib.suppress(ConnectionError):
-                _serve(connection, block)
+            threading.Thread(target=_serve, args=(connection,), daemon=True).start()
 
 
-def _serve(connection: socket.socket, block: memoryview) -> None:
+def _serve(connection: socket.socket) -> None:
+    block = memoryview(bytearray(BLOCK_BYTES))
+    # A sender that gives up on a message resets the connection.
+    with connection, contextlib.suppress(ConnectionError):
+        _answer(connection, block)
+
+
+def _answer(connection: socket.socket, block: memoryview) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while _receive_exactly(connection, block, LENGTH_BYTES):
         length = int.from_bytes(block[:LENGTH_BYTES], "big")
@@ -55,7 +60,8 @@ def _serve(connection: socket.socket, block: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _connection(address: str, congestion: str, rate: int) -> Iterator[socket.socket]:
+def connected(address: str, congestion: str, rate: int) -> Iterator[socket.socket]:
+    """Connect, with a congestion control of the kernel and a pacing rate in bits per second."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -75,7 +81,7 @@ def send(address: str, congestion: str, rate: int) -> None:
             if connection.recv(1) != b"\1":
                 raise ConnectionError("the receiver has ended")
 
-        do(job, lambda: _connection(address, congestion, rate), exchange)
+        do(job, lambda: connected(address, congestion, rate), exchange)
 
 
 if __name__ == "__main__":

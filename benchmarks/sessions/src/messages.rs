@@ -77,7 +77,7 @@ async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Ve
         let connection = (!is_cold).then_some(&standing);
         tokio::time::timeout(TIME_MAX, timed(endpoint, address, connection, &message)).await
     };
-    if !is_cold {
+    if temperature == "warm" {
         for _ in 0..WARM_UP {
             let Ok(Ok(_)) = one().await else { return Ok((times, 1)) };
         }

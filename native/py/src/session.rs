@@ -203,7 +203,9 @@ impl Steering {
             let message = "a controller needs a line of at least 8 bit/s and round trips above 0";
             return Err(PyValueError::new_err(message));
         }
-        let start = (window_bytes > 0).then_some(Start { window_bytes, age: window_age_nanos });
+        let age = window_age_nanos;
+        let start =
+            if window_bytes > 0 { Start::Remembered { window_bytes, age } } else { Start::Unknown };
         let marks =
             if phantom_marks { session::Marks::PhantomQueues } else { session::Marks::Queues };
         Ok(Self { inner: session::Steering { congestion, marks, start } })

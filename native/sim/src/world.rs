@@ -363,7 +363,10 @@ impl<'a> World<'a> {
             self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
             let on = PathId(path as u8);
             let from = SessionArrival { path: on, source: Source::Path, ecn: arrival.ecn };
+            // As in a worker whose sessions share a rate: most reports find their units held.
+            session.hold_units(true);
             session.receive(&mut arrival.datagram, from, memory, self.now);
+            session.hold_units(false);
             if must_not_change && memory.sabotage == Some(Sabotage::WriteOnRefused) {
                 memory.write(0, &[0]);
             }

@@ -1,7 +1,7 @@
 //! DCTCP (RFC 8257): the window shrinks once per round trip by half of the average marked share.
 
 use super::window::{Window, aged};
-use super::{Allowance, Controller, Report, Setup};
+use super::{Allowance, Controller, Report, Setup, Start};
 use crate::link::Nanos;
 
 /// Weight of the newest round trip in the average marked share (RFC 8257, section 3.3).
@@ -31,13 +31,16 @@ impl Dctcp {
         let packet_bytes = setup.domain.packet_bytes as f64;
         // Twice the product: unlike the others it holds a queue at the bottleneck.
         let mut window = Window::new(setup, 2.0);
-        window.set(setup.start.map_or(START_PACKETS * packet_bytes, |start| {
-            aged(start.window_bytes as f64, start.age)
-        }));
+        let first = START_PACKETS * packet_bytes;
+        window.set(match setup.start {
+            Start::Unknown => first,
+            Start::Remembered { window_bytes, age } => aged(window_bytes as f64, age).max(first),
+            Start::Exactly(window_bytes) => window_bytes as f64,
+        });
         Self {
             packet_bytes,
             window,
-            is_doubling: setup.start.is_none(),
+            is_doubling: setup.start == Start::Unknown,
             marked: 1.0,
             round_end: 0,
             bytes: 0,

@@ -47,17 +47,25 @@ pub struct Setup {
     pub base_rtt: Nanos,
     /// How long a packet may stay unacknowledged.
     pub timeout: Nanos,
-    /// A window that suited the path; `None`: nothing is known about it.
-    pub start: Option<Start>,
+    /// What its window starts with.
+    pub start: Start,
 }
 
-/// A window that suited a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Start {
-    /// Its bytes.
-    pub window_bytes: u64,
-    /// How long ago that was.
-    pub age: Nanos,
+/// What is known about the first window of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// Nothing.
+    #[default]
+    Unknown,
+    /// A window that suited the path some time ago.
+    Remembered {
+        /// Its bytes.
+        window_bytes: u64,
+        /// How long ago that was.
+        age: Nanos,
+    },
+    /// The window of another controller, which this one takes over.
+    Exactly(u64),
 }
 
 /// What the peer has reported since the last report, over all paths.

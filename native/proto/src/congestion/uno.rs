@@ -23,6 +23,9 @@ const PHANTOM_ONLY: f64 = 0.35;
 const QUEUE_FREE: f64 = 1.055;
 /// Period of Quick Adapt in base round trips …
 const ADAPT_PERIOD: f64 = 1.05;
+/// … of which so many have to bring too little on average: a host that runs late brings nothing for
+/// one, and the rest in the next.
+const ADAPT_PERIODS: u64 = 2;
 /// … in which less than this share of the window arrives if the path has collapsed …
 const ADAPT_BELOW: f64 = 0.5;
 /// … and the share of the arrived bytes that becomes the window.
@@ -39,6 +42,10 @@ const DOUBLING_KEEPS: f64 = 0.75;
 /// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark.
 /// With more than this, several far flows fill the buffer before the first mark is reported.
 const FAST_INCREASE: f64 = 1.0 / 64.0;
+/// It grows with each far round trip without a mark, from the third on …
+const FAST_STEPS_FROM: Nanos = 2;
+/// … up to this many times.
+const FAST_STEPS_MAX: Nanos = 8;
 /// Round trips of it that the next mark undoes: a mark is reported one round trip late, and made
 /// another one after the link was full.
 const FAST_INCREASE_UNDONE: i32 = 2;
@@ -137,8 +144,11 @@ pub struct Uno {
     marked_before: f64,
     epochs: Epochs,
     adapting: Adapting,
-    /// Bytes that arrived in the present period of Quick Adapt.
+    /// Bytes that arrived in the present period of Quick Adapt, and in those before it that brought
+    /// too little.
     adapt_bytes: u64,
+    /// Number of these periods.
+    adapt_periods: u64,
     /// Below this window it doubles each round trip.
     doubling_below: f64,
     window_at_start: f64,
@@ -172,6 +182,7 @@ impl Uno {
             epochs: Epochs::Off(window.bytes()),
             adapting: Adapting::From(now),
             adapt_bytes: 0,
+            adapt_periods: 1,
             doubling_below,
             window_at_start: window.bytes(),
             doubling_lost: 0,
@@ -224,9 +235,16 @@ impl Uno {
         self.rules.fast_increase && !self.is_doubling() && is_long
     }
 
+    /// How many times [`FAST_INCREASE`] the window grows by.
+    fn fast_steps(&self, now: Nanos) -> u32 {
+        let interval = self.domain.far_rtt.max(self.window.base_rtt());
+        let passed = now.saturating_sub(self.last_mark) / interval;
+        passed.saturating_sub(FAST_STEPS_FROM).clamp(1, FAST_STEPS_MAX) as u32
+    }
+
     /// The window after a collapse.
     fn adapt(&mut self, now: Nanos) {
-        self.window.set(ADAPT_KEEPS * self.adapt_bytes as f64);
+        self.window.set((ADAPT_KEEPS * self.adapt_bytes as f64).min(self.window.bytes()));
         self.adapting = Adapting::From(now);
         self.epochs = Epochs::Off(self.window.bytes());
         self.adapt_bytes = 0;
@@ -237,18 +255,26 @@ impl Uno {
         match self.adapting {
             Adapting::From(start) if report.sent_at >= start => {
                 self.adapting = Adapting::Until(now.saturating_add(period));
-                self.adapt_bytes = 0;
+                (self.adapt_bytes, self.adapt_periods) = (0, 1);
             }
             Adapting::Until(end) => {
                 self.adapt_bytes += report.bytes;
                 if now < end {
                     return;
                 }
-                if (self.adapt_bytes as f64) < ADAPT_BELOW * self.window.bytes() {
+                let mean = self.adapt_bytes / self.adapt_periods;
+                let is_low = (mean as f64) < ADAPT_BELOW * self.window.bytes();
+                let periods = if self.rules.guarded { ADAPT_PERIODS } else { 1 };
+                if is_low && self.adapt_periods >= periods {
+                    self.adapt_bytes = mean;
                     self.adapt(now);
+                    return;
+                }
+                self.adapting = Adapting::Until(now.saturating_add(period));
+                if is_low {
+                    self.adapt_periods += 1;
                 } else {
-                    self.adapting = Adapting::Until(now.saturating_add(period));
-                    self.adapt_bytes = 0;
+                    (self.adapt_bytes, self.adapt_periods) = (0, 1);
                 }
             }
             Adapting::From(_) => {}
@@ -324,7 +350,8 @@ impl Controller for Uno {
         if report.marked_bytes > 0 {
             if self.is_unmarked(now) {
                 // Reports are a round trip old: undo what the window has grown by since.
-                let grown = (1.0 + FAST_INCREASE).powi(FAST_INCREASE_UNDONE);
+                let steps = f64::from(self.fast_steps(now));
+                let grown = (1.0 + steps * FAST_INCREASE).powi(FAST_INCREASE_UNDONE);
                 self.window.set(self.window.bytes() / grown);
             }
             self.last_mark = now;
@@ -372,7 +399,8 @@ impl Controller for Uno {
             if self.is_doubling() {
                 self.window.set(self.window.bytes() + unmarked as f64);
             } else if self.is_unmarked(now) {
-                self.window.set(self.window.bytes() + FAST_INCREASE * unmarked as f64);
+                let steps = f64::from(self.fast_steps(now));
+                self.window.set(self.window.bytes() + steps * FAST_INCREASE * unmarked as f64);
             } else if unmarked > 0 {
                 self.increase(unmarked);
             }

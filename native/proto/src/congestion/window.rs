@@ -31,17 +31,26 @@ impl Window {
 
     /// A first window, and the window below which it is to be doubled each round trip. On an unknown
     /// path it is no less than what is on the way within a data centre, which a port's buffer can
-    /// take, and doubles without bound.
+    /// take, and doubles without bound; one that is remembered only adds to that.
     pub fn small(setup: &Setup, products_max: f64) -> (Self, f64) {
         let mut window = Self::new(setup, products_max);
-        let Some(Start { window_bytes, age }) = setup.start else {
-            window.set(window.small_bytes());
-            return (window, f64::INFINITY);
+        let small = window.small_bytes();
+        let doubling_below = match setup.start {
+            Start::Remembered { window_bytes, age } if window_bytes as f64 > small => {
+                window.set(window_bytes as f64);
+                window.age(age);
+                window_bytes as f64
+            }
+            Start::Remembered { .. } | Start::Unknown => {
+                window.set(small);
+                f64::INFINITY
+            }
+            Start::Exactly(window_bytes) => {
+                window.set(window_bytes as f64);
+                0.0
+            }
         };
-        let known = window_bytes as f64;
-        window.set(known);
-        window.age(age);
-        (window, known)
+        (window, doubling_below)
     }
 
     fn small_bytes(&self) -> f64 {

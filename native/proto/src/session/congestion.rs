@@ -33,8 +33,8 @@ pub struct Steering {
     pub congestion: Option<(Algorithm, Domain)>,
     /// What marks mean on the session's paths.
     pub marks: Marks,
-    /// A window that suited the paths, if one is known.
-    pub start: Option<Start>,
+    /// What is known about the controller's first window.
+    pub start: Start,
 }
 
 /// Result of a report.
@@ -236,8 +236,7 @@ impl Steered {
         // There may be a queue that nobody reported.
         let window_bytes = self.controller.allowance().window_bytes / 2;
         let base_rtt = if rtt_least > 0 { rtt_least } else { self.setup.base_rtt };
-        let mut setup =
-            Setup { base_rtt, start: Some(Start { window_bytes, age: 0 }), ..self.setup };
+        let mut setup = Setup { base_rtt, start: Start::Exactly(window_bytes), ..self.setup };
         let mut algorithm = self.algorithm;
         if falls_back {
             algorithm = Algorithm::UNMARKED;

@@ -259,8 +259,9 @@ impl Session {
         {
             known.search(self.units.units(), now);
         }
-        let has_units = self.sender.has_new() || self.sender.has_lost();
-        let is_limited = has_units && !self.is_held;
+        let window = self.window_units();
+        let is_used = window.is_some_and(|window| self.usage.is_filled(window));
+        let is_limited = is_used && self.has_units();
         if self.paths.reported(path, echo, is_limited, now) == Verdict::Hopeless {
             self.abandon(path, CloseReason::PathOverloaded, now);
         }

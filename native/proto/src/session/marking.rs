@@ -11,8 +11,10 @@ use rand_core::Rng;
 use super::ecn::{Ecn, PathCounts};
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
-/// Challenges sent marked; if none of them is answered, the path may drop marked packets.
+/// If this many marked packets are unanswered …
 const TESTING_PACKETS: u64 = 6;
+/// … for this long, the path may drop marked packets. Several leave within a round trip.
+const TESTING_TIME: Nanos = 3 * NANOS_PER_SECOND / 2;
 /// Packets of a trial: canaries and, in between, ECT(0).
 const TRIAL_PACKETS: usize = 6;
 /// They leave at random, each in its own interval of this many packets.
@@ -72,6 +74,8 @@ pub struct Marking {
     is_repeated: bool,
     /// The mark of the packet sent last.
     codepoint: Ecn,
+    /// When the first packet left.
+    first_sent: Option<Nanos>,
     /// Packets sent …
     sent: u64,
     /// … with a mark.
@@ -98,6 +102,7 @@ impl Marking {
             trial: None,
             is_repeated: false,
             codepoint: Ecn::Ect0,
+            first_sent: None,
             sent: 0,
             marked: 0,
             unmarked_max: 0,
@@ -142,7 +147,7 @@ impl Marking {
         now: Nanos,
     ) {
         match self.state {
-            State::Testing if !is_validated && self.marked >= TESTING_PACKETS => self.fail(now),
+            State::Testing if !is_validated && self.is_unanswered(now) => self.fail(now),
             State::Capable => self.schedule(number, lost, random),
             State::Failed(since)
                 if self.trial.is_none() && now.saturating_sub(since) >= RETRY_AFTER =>
@@ -158,8 +163,14 @@ impl Marking {
             Some(mark) => mark,
             None => usual,
         };
+        self.first_sent.get_or_insert(now);
         self.sent += 1;
         self.marked += u64::from(self.codepoint != Ecn::NotEct);
+    }
+
+    fn is_unanswered(&self, now: Nanos) -> bool {
+        let is_old = self.first_sent.is_some_and(|at| now.saturating_sub(at) >= TESTING_TIME);
+        is_old && self.marked >= TESTING_PACKETS
     }
 
     /// Begins the next trial of canaries in its turn.
@@ -384,14 +395,18 @@ mod tests {
     #[test]
     fn a_path_that_answers_nothing_marked_is_tried_without_marks() {
         let mut marking = Marking::new(true);
-        let sent: Vec<Ecn> = (0..TESTING_PACKETS + 3)
-            .map(|number| {
-                marking.packet_sent(number, (false, 0), &mut random(), 0);
-                marking.codepoint()
-            })
-            .collect();
-        assert_eq!(sent.iter().filter(|mark| **mark == Ecn::Ect0).count() as u64, TESTING_PACKETS);
-        assert_eq!(sent.last(), Some(&Ecn::NotEct));
+        let mut mark = |number, now| {
+            marking.packet_sent(number, (false, 0), &mut random(), now);
+            marking.codepoint()
+        };
+        // A long path is slow to answer: many packets leave before.
+        assert!((0..100).all(|number| mark(number, number) == Ecn::Ect0));
+        assert_eq!(mark(100, TESTING_TIME), Ecn::NotEct);
+        let mut few = Marking::new(true);
+        for number in 0..TESTING_PACKETS {
+            few.packet_sent(number, (false, 0), &mut random(), number * TESTING_TIME);
+            assert_eq!(few.codepoint(), Ecn::Ect0);
+        }
         marking.counts_received(counts(2, 0, 0, 0), (2, 0), 0);
         assert_eq!((marking.is_trusted(), marking.peer().received), (false, 2));
     }

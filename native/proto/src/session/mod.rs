@@ -49,6 +49,7 @@ mod stream;
 mod subflows;
 mod units;
 mod unproven;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -126,6 +127,8 @@ pub struct Session {
     control: Control,
     paths: Paths,
     units: UnitSearch,
+    /// Units in flight of late, if there is a congestion controller.
+    usage: usage::Usage,
     /// Paces all outgoing packets, across paths.
     pacer: pacing::Pacer,
     /// The path of the last datagram written.
@@ -202,6 +205,7 @@ impl Session {
             control: Control::new(steering.congestion.as_ref().map(|(_, domain)| domain)),
             paths: Paths::new(&config, units.units(), steering, keys.token_seed, now),
             units,
+            usage: usage::Usage::default(),
             pacer: Pace::of(&config).pacer(now),
             departed: PathId(0),
             last_received: now,
@@ -372,7 +376,12 @@ impl Session {
             return false;
         }
         let open = self.paths.open(now);
-        !open.is_empty() && self.transmit_unit(open, memory, now, out)
+        let is_sent = !open.is_empty() && self.transmit_unit(open, memory, now, out);
+        if is_sent && self.window_units().is_some() {
+            let rtt = self.paths.srtt().unwrap_or(0);
+            self.usage.note(self.units_in_flight(), rtt, now);
+        }
+        is_sent
     }
 
     /// How to send the datagram that was appended last.
@@ -481,9 +490,13 @@ impl Session {
     /// Whether as many units are in flight as the congestion controller allows: the next one leaves
     /// after a report, which a probe asks for if necessary.
     fn is_window_full(&self) -> bool {
+        self.window_units().is_some_and(|most| self.units_in_flight() >= most)
+    }
+
+    /// Units that the congestion controller allows in flight, if there is one.
+    fn window_units(&self) -> Option<u64> {
         let delay = control::ack_delay(self.paths.srtt(), self.control.ack_delay_min());
-        let most = self.paths.congestion().units_in_flight_max(delay);
-        most.is_some_and(|most| self.units_in_flight() >= most)
+        self.paths.congestion().units_in_flight_max(delay)
     }
 
     /// Units sent after the newest packet that the peer has reported on their path.

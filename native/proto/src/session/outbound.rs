@@ -105,13 +105,18 @@ impl Session {
     fn tail_probe_on(&self, path: PathId) -> Option<Nanos> {
         self.sender.oldest_on(path)?;
         let known = &self.paths[path];
-        Some(known.probes.next_at(known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
+        let is_tail = self.is_stalled || !self.has_units();
+        Some(known.probes.next_at(known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL), is_tail))
+    }
+
+    /// Whether there are units to send.
+    pub(super) fn has_units(&self) -> bool {
+        self.sender.has_new() || self.sender.has_lost()
     }
 
     /// The earliest of [`Self::tail_probe_on`].
     pub(super) fn tail_probe_at(&self) -> Option<Nanos> {
-        let has_units = self.sender.has_new() || self.sender.has_lost();
-        let is_quiet = self.is_stalled || !has_units || self.is_window_full();
+        let is_quiet = self.is_stalled || !self.has_units() || self.is_window_full();
         let is_waiting =
             self.state == State::Established && self.config.detection == Detection::Reports;
         let paths = (0..self.paths.count()).map(PathId);

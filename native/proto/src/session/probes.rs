@@ -57,11 +57,14 @@ impl Probes {
         *self = Self { sent: 0, asked: 0, begun: now, since: now };
     }
 
-    /// When the next probe is due if nothing is heard before.
+    /// When the next probe is due if nothing is heard before. `is_tail`: no unit follows that would
+    /// show the losses before it.
     #[must_use]
-    pub fn next_at(&self, srtt: Nanos) -> Nanos {
+    pub fn next_at(&self, srtt: Nanos, is_tail: bool) -> Nanos {
         let asked_at = self.asked_at(srtt);
-        if self.sent == 0 {
+        if !is_tail && self.since < asked_at {
+            asked_at
+        } else if self.sent == 0 {
             self.begun.saturating_add((srtt / FIRST_SHARE).max(EARLY_MIN))
         } else if self.since < asked_at {
             let behind = self.since.saturating_sub(self.begun);
@@ -102,7 +105,7 @@ mod tests {
         let mut probes = Probes::default();
         probes.restart(1_000);
         let next = |probes: &mut Probes| {
-            let now = probes.next_at(srtt);
+            let now = probes.next_at(srtt, true);
             ((now - 1_000) / 1000, probes.sent(srtt, now))
         };
         let found: Vec<_> = (0..6).map(|_| next(&mut probes)).collect();
@@ -113,6 +116,18 @@ mod tests {
         let expected = (0..9).map(|index| 36_000 + index * 2_000).zip(kinds);
         assert_eq!(found, expected.collect::<Vec<_>>());
         probes.restart(80_000_000);
-        assert_eq!(probes.next_at(1_000) - 80_000_000, EARLY_MIN);
+        assert_eq!(probes.next_at(1_000, true) - 80_000_000, EARLY_MIN);
+    }
+
+    #[test]
+    fn before_more_units_only_an_answer_is_asked_for() {
+        let srtt = 32_000_000;
+        let mut probes = Probes::default();
+        probes.restart(0);
+        let found = [(); 2].map(|()| {
+            let now = probes.next_at(srtt, false);
+            (now / 1_000_000, probes.sent(srtt, now))
+        });
+        assert_eq!(found, [(36, Probe::Asking), (38, Probe::Asking)]);
     }
 }

@@ -91,7 +91,7 @@ impl LeanFlows {
                 rate_bytes_per_second: domain.line_bytes_per_second,
                 base_rtt: times.base_rtt,
                 timeout: times.base_rtt + times.drain,
-                start: None,
+                start: sealane_proto::congestion::Start::Unknown,
             };
             let controller = cell.congestion.start(&start, is_far, setup.start);
             let paths = Paths::new(cell.balance, times.base_rtt, &mut random);

@@ -206,8 +206,11 @@ impl Pair {
 impl Sessions {
     fn new(cell: &Cell, algorithm: Algorithm, setup: SessionsSetup) -> Self {
         let domain = cell.domain(0);
-        let steering =
-            Steering { congestion: Some((algorithm, domain)), marks: setup.marks, start: None };
+        let steering = Steering {
+            congestion: Some((algorithm, domain)),
+            marks: setup.marks,
+            ..Steering::default()
+        };
         let config = SessionConfig {
             connection_id_local: 1,
             connection_id_peer: 1,

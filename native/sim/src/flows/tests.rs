@@ -134,10 +134,13 @@ fn uno(rules: Rules) -> Cell {
 #[test]
 fn near_and_far_flows_share_a_port_fairly_with_a_short_queue() {
     for rules in [Rules::RELEASED, Rules::DEFAULT] {
-        let (jain, near_by_far, queue, _) = shares(uno(rules));
-        assert!(jain >= 0.95, "{jain} with {rules:?}");
-        assert!((0.7..1.33).contains(&near_by_far), "{near_by_far} with {rules:?}");
-        assert!(queue < 50_000, "{queue} bytes with {rules:?}");
+        let found = [1, 2, 3].map(|seed| shares(Cell { seed, ..uno(rules) }));
+        let ratios = found.map(|(_, near_by_far, ..)| near_by_far);
+        assert!((0.7..1.33).contains(&mean(&ratios)), "{ratios:?} with {rules:?}");
+        for (jain, _, queue, _) in found {
+            assert!(jain >= 0.95, "{jain} with {rules:?}");
+            assert!(queue < 50_000, "{queue} bytes with {rules:?}");
+        }
     }
 }
 

@@ -18,7 +18,11 @@ fn steering(algorithm: Algorithm) -> Steering {
         far_rtt: 25 * MILLISECOND,
         packet_bytes: 0,
     };
-    Steering { congestion: Some((algorithm, domain)), marks: Marks::PhantomQueues, start: None }
+    Steering {
+        congestion: Some((algorithm, domain)),
+        marks: Marks::PhantomQueues,
+        ..Steering::default()
+    }
 }
 
 /// A link that marks by a phantom queue of a tenth of a second.

@@ -15,7 +15,13 @@ fn setup(base_rtt: Nanos) -> Setup {
         far_rtt: 20 * MILLISECOND,
         packet_bytes: 4096,
     };
-    Setup { domain, rate_bytes_per_second: u64::MAX, base_rtt, timeout: 2 * base_rtt, start: None }
+    Setup {
+        domain,
+        rate_bytes_per_second: u64::MAX,
+        base_rtt,
+        timeout: 2 * base_rtt,
+        start: sealane_proto::congestion::Start::Unknown,
+    }
 }
 
 /// Drives a flow over a path of this rate without a queue for some round trips.

@@ -1,0 +1,1 @@
+"""Near and far traffic over real sockets in the lab: sessions by controller, TCP and QUIC."""

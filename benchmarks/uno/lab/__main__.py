@@ -1,0 +1,114 @@
+"""`python -m benchmarks.uno.lab`: near and far traffic over real sockets.
+
+Sessions of daemons as shipped, with each congestion controller, beside TCP CUBIC, TCP BBR and QUIC,
+each alone in the same network (docs/understand/congestion.md, "On real sockets"). Results are saved
+as they are measured; run the command again to continue. Runs that other load on the machine has
+disturbed are marked, and measured again by the next command. Prints a table, saves JSON and draws a
+plot. Needs root (namespaces) and Cargo (to build the QUIC peer).
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.digests import digest
+from benchmarks.kept import Records
+from benchmarks.sessions import packets
+from benchmarks.sessions.lab import daemons, tcp_peer
+from benchmarks.uno.lab import cells, flow_peer, measure
+from benchmarks.uno.lab.cells import QUICK, SCHEMES, TRAFFIC, Scheme, Traffic
+from benchmarks.uno.plots import draw
+from benchmarks.uno.report import table
+from rich.console import Console
+from rich.progress import Progress
+
+TITLE: Final = "Near and far messages on real sockets, 50 Mbit/s, 10 and 160 ms"
+COLUMNS: Final = 170
+RUNS: Final = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command-line parser."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.uno.lab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("--quick", action="store_true", help="one traffic, once, by two schemes: a minute")
+    add("--runs", type=int, default=RUNS, help=f"runs of each traffic (default {RUNS})")
+    add("--minutes", type=float, default=20.0, help="minutes after which no run starts")
+    names = [scheme.name for scheme in SCHEMES]
+    add("--scheme", nargs="+", choices=names, default=names, help="schemes (default: all)")
+    known = [traffic.name for traffic in TRAFFIC]
+    add("--traffic", nargs="+", choices=known, default=known, help="traffic (default: all)")
+    add("--output", type=Path, default=Path("sealane-uno/lab"), help="directory for results")
+    add("--images", type=Path, help="also save the plot here")
+    return found
+
+
+Wanted = dict[tuple[Scheme, bool], list[tuple[Traffic, int]]]
+"""Runs by scheme, and by whether a link dies."""
+
+
+async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
+    until = time.monotonic() + 60 * minutes
+    with Progress() as progress:
+        task = progress.add_task("runs", total=sum(map(len, missing.values())))
+        for (scheme, _), wanted in missing.items():
+            if time.monotonic() > until:
+                return
+            async for found in measure.measure(scheme, wanted, until=until):
+                records.put(found["key"], found)
+                progress.advance(task)
+
+
+def main() -> int:
+    """Run what is missing; print, save and draw all results."""
+    arguments = parser().parse_args()
+    packets.build()
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    records = Records(
+        output / f"runs{'-quick' if arguments.quick else ''}.jsonl",
+        made_by=digest((cells, daemons, flow_peer, measure, tcp_peer)),
+    )
+    schemes = [scheme for scheme in SCHEMES if scheme.name in arguments.scheme]
+    traffics = [traffic for traffic in TRAFFIC if traffic.name in arguments.traffic]
+    if arguments.quick:
+        schemes, traffics, arguments.runs = [SCHEMES[0], SCHEMES[-3]], list(QUICK), 1
+    keys: list[str] = []
+    missing: Wanted = {}
+    for scheme in schemes:
+        for traffic in traffics:
+            for number in range(arguments.runs):
+                key = json.dumps([scheme.name, traffic.name, number])
+                keys.append(key)
+                known = records.get(key)
+                if known is None or known["void"]:
+                    group = missing.setdefault((scheme, traffic.dead_link), [])
+                    group.append((traffic, number))
+    asyncio.run(_measure(missing, records, arguments.minutes))
+    found = [record for key in keys if (record := records.get(key)) is not None]
+    found.sort(key=lambda record: [traffic.name for traffic in traffics].index(record["workload"]))
+    console = Console(width=COLUMNS)
+    if found:
+        console.print(table(TITLE, found))
+        (output / "results.json").write_text(json.dumps({"cells": found}, indent=1) + "\n")
+        for directory in filter(None, (output, arguments.images)):
+            draw(directory / "uno-lab.png", "lab", TITLE, found)
+    void: list[dict[str, Any]] = [record for record in found if record["void"]]
+    for record in void:
+        console.print(f"{record['scheme']}, {record['workload']}: void: {record['void'][0]}")
+    if left := len(keys) - len(found) + len(void):
+        console.print(f"{left} of {len(keys)} runs void or not measured: run again to continue")
+    console.print(f"saved in {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
