@@ -22,6 +22,8 @@ BUFFER_BYTES: Final = 356_000
 SENDERS: Final = 4
 """At each site."""
 RECEIVER: Final = "sink"
+PREPARED_SECONDS: Final = 25.0
+"""Time from the start of the schedule of outages to that of traffic with a link that dies."""
 FAR: Final = tuple(f"far-{number}" for number in range(SENDERS))
 NEAR: Final = tuple(f"near-{number}" for number in range(SENDERS))
 NETWORK: Final = "net"
@@ -79,7 +81,7 @@ class Traffic:
     probes: int = 0
     """Short messages that a near host sends meanwhile, one after the other."""
     dead_link: bool = False
-    """One of the links between the sites goes down after 200 ms."""
+    """One of the links between the sites goes down 200 ms after the start."""
 
     @property
     def seconds_max(self) -> float:
@@ -127,7 +129,9 @@ def network(scheme: Scheme, *, dead_link: bool, seed: int) -> Topology:
                     "paths": LINKS,
                     **port,
                     "access": {"rate_bits_per_second": LINE, "delay_micros": access, **port},
-                    "outages": [{"path": 0, "start_seconds": 0.2, "end_seconds": 3600.0}]
+                    "outages": [
+                        {"path": 0, "start_seconds": PREPARED_SECONDS + 0.2, "end_seconds": 3600.0}
+                    ]
                     if dead_link
                     else [],
                 },

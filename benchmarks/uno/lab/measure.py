@@ -25,6 +25,7 @@ from benchmarks.uno.lab.cells import (
     MTU,
     NEAR,
     NETWORK,
+    PREPARED_SECONDS,
     PROBE_BYTES,
     RECEIVER,
     Scheme,
@@ -42,7 +43,7 @@ SAMPLE_SECONDS: Final = 0.02
 """Interval at which the receiver's queue is read."""
 PATIENCE_SECONDS: Final = 60.0
 """Time that a message may take beyond its limit until the run fails."""
-SETTLE_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 20.0
 SETTLE_STEP_SECONDS: Final = 0.5
 SETTLED_IDLE: Final = 0.7
 SESSION_PEER: Final = (sys.executable, "-m", "benchmarks.uno.lab.flow_peer")
@@ -107,9 +108,11 @@ class Network:
         mine = flows(traffic)
         pool = ThreadPoolExecutor(len(mine))
         peers: list[Peer] = []
+        await self.lab.start_schedule()
+        prepared = time.monotonic() + PREPARED_SECONDS
         try:
             senders = await asyncio.to_thread(self._start, mine, peers)
-            return await self._send(traffic, mine, senders, pool)
+            return await self._send(traffic, list(zip(mine, senders, strict=True)), pool, prepared)
         finally:
             for peer in peers:
                 peer.kill()
@@ -165,9 +168,9 @@ class Network:
     async def _send(
         self,
         traffic: Traffic,
-        mine: Sequence[Flow],
-        senders: Sequence[Peer],
+        pairs: Sequence[tuple[Flow, Peer]],
         pool: ThreadPoolExecutor,
+        prepared: float,
     ) -> Found:
         found = Found()
         limit = traffic.seconds_max
@@ -182,9 +185,9 @@ class Network:
 
         # All daemons of the network share this machine's cores: let them finish their plans.
         await _settled()
-        await self.lab.start_schedule()
+        if traffic.dead_link:
+            await asyncio.sleep(max(0.0, prepared - time.monotonic()))
         before = processor_ticks()
-        pairs = zip(mine, senders, strict=True)
         waiting = {loop.run_in_executor(pool, ask, *pair): pair[0] for pair in pairs}
         pending = set(waiting)
         end = time.monotonic() + limit + PATIENCE_SECONDS

@@ -42,8 +42,8 @@ const DOUBLING_KEEPS: f64 = 0.75;
 /// Increase, as a share of the bytes that arrived, once a far round trip has passed without a mark.
 /// With more than this, several far flows fill the buffer before the first mark is reported.
 const FAST_INCREASE: f64 = 1.0 / 64.0;
-/// It grows with each far round trip without a mark, from the third on …
-const FAST_STEPS_FROM: Nanos = 2;
+/// It grows with each far round trip without a mark, from the fifth on …
+const FAST_STEPS_FROM: Nanos = 4;
 /// … up to this many times.
 const FAST_STEPS_MAX: Nanos = 8;
 /// Round trips of it that the next mark undoes: a mark is reported one round trip late, and made
