@@ -641,3 +641,22 @@ def test_a_session_ends_when_nobody_extends_its_permit() -> None:
 def test_a_session_whose_permit_never_held_is_never_established() -> None:
     with pair(permits=(Permit(), None), establish=False) as (left, _):
         assert left.wait_state("closed") == "session.trust.ended"
+
+
+def test_nothing_that_was_submitted_after_a_drain_is_taken() -> None:
+    # Workers that are busy look at the request now and then only.
+    for _ in range(20):
+        with pair() as (left, right):
+            length = REGION // 4
+            for end in (left, right):
+                end.ring.post_receive(offset=0, length=length, user_data=1)
+            right.ring.post_send(offset=length, length=length, user_data=2)
+            # No receive is posted for the second one, so the drain lasts.
+            left.ring.post_send(offset=length, length=8, user_data=3)
+            left.ring.post_send(offset=length, length=8, user_data=4)
+            while right.endpoint.statistics()["packets_sent"] < 50:
+                pass
+            left.endpoint.drain()
+            left.ring.post_send(offset=length, length=8, user_data=5)
+            found = {done.user_data: done.status for done in left.completions(3)}
+            assert found[5] == "draining", found

@@ -22,6 +22,8 @@ impl Worker {
             Ok(has_more) => self.progress.has_more |= has_more,
             Err(fault) => return self.end_for(fault),
         }
+        // What the job submitted after the request is refused, also if it came between two looks.
+        self.begin_drain();
         self.post_waiting(Direction::Receive);
         self.post_waiting(Direction::Send);
         for stream in self.progress.operations.streams() {

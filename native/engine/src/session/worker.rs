@@ -225,12 +225,17 @@ impl Worker {
         }
     }
 
-    /// Carries out the daemon's requests.
-    fn obey(&mut self) {
+    /// Begins the drain that the daemon has requested, if it has.
+    pub(super) fn begin_drain(&mut self) {
         if !self.progress.is_draining && self.report.is_to_drain.load(Ordering::Acquire) {
             self.progress.is_draining = true;
             self.session.drain(now());
         }
+    }
+
+    /// Carries out the daemon's requests.
+    fn obey(&mut self) {
+        self.begin_drain();
         let asked = self.report.end.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reason) = asked {
             let code = close_code(&reason, self.progress.is_draining);
