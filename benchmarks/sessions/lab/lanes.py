@@ -72,6 +72,12 @@ def processor_ticks() -> tuple[int, int]:
     return ticks[3] + ticks[4], sum(ticks[:8])
 
 
+def idle_since(before: tuple[int, int]) -> float:
+    """Return the idle share of processor time since an earlier `processor_ticks`."""
+    after = processor_ticks()
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
 def plan_for(cell: Cell) -> Plan:
     """Return the planner's plan for the true loss."""
     return plan(cell.path, Objective.P99)
@@ -171,8 +177,7 @@ class Lanes:
             if late:
                 raise TimeoutError(f"{job}: no answer from {way}")
             answers[way] = [answer.result() for answer in waiting]
-            after = processor_ticks()
-            idle = min(idle, (after[0] - before[0]) / max(after[1] - before[1], 1))
+            idle = min(idle, idle_since(before))
         return answers, idle
 
 

@@ -40,9 +40,9 @@ class End:
             raise ConnectionError(str(error)) from error
 
 
-def _serve(session: sync.Session, message_bytes: int) -> None:
-    """Receive until the session ends."""
-    slots = [session.empty(message_bytes, "uint8") for _ in range(SLOTS)]
+def serve(session: sync.Session, message_bytes: int, count: int) -> None:
+    """Receive until the session ends, with `count` receives posted at a time."""
+    slots = [session.empty(message_bytes, "uint8") for _ in range(count)]
     with contextlib.suppress(SessionError):
         posted = deque((session.post_receive(slot), slot) for slot in slots)
         while True:
@@ -59,7 +59,7 @@ def receive(part: dict[str, Any]) -> None:
             with client.listen_session(
                 str(number), region_bytes=part["region_bytes"], peer_nodes=[NEAR]
             ) as session:
-                _serve(session, part["message_bytes"])
+                serve(session, part["message_bytes"], SLOTS)
 
     with sync.connect(part["socket"]) as client:
         threads = [

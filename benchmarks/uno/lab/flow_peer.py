@@ -10,10 +10,10 @@ import json
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from benchmarks.sessions.lab.session_peer import serve
 from benchmarks.sessions.lab.tcp_peer import LENGTH_BYTES, connected
 from benchmarks.sessions.lab.tcp_peer import receive as receive_tcp
 
@@ -68,17 +68,6 @@ def _session(part: dict[str, Any]) -> Iterator[Send]:
         yield send
 
 
-def _serve(session: sync.Session, most: int) -> None:
-    """Receive until the session ends."""
-    slots = [session.empty(most, "uint8") for _ in range(SLOTS)]
-    with contextlib.suppress(SessionError):
-        posted = deque((session.post_receive(slot), slot) for slot in slots)
-        while True:
-            operation, slot = posted.popleft()
-            operation.wait()
-            posted.append((session.post_receive(slot), slot))
-
-
 def receive(part: dict[str, Any]) -> None:
     """Take the sessions with these names, or any number of TCP connections, until killed."""
     if "names" not in part:
@@ -90,7 +79,7 @@ def receive(part: dict[str, Any]) -> None:
             contextlib.suppress(Error),
             client.listen_session(name, region_bytes=part["region_bytes"]) as session,
         ):
-            _serve(session, max(part["lengths"]))
+            serve(session, max(part["lengths"]), SLOTS)
 
     with sync.connect(part["socket"]) as client:
         threads = [threading.Thread(target=listen, args=(client, name)) for name in part["names"]]

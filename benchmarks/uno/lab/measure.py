@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from benchmarks.sessions.lab.daemons import Host, fabrics
-from benchmarks.sessions.lab.lanes import IDLE_MIN, processor_ticks
+from benchmarks.sessions.lab.lanes import IDLE_MIN, idle_since, processor_ticks
 from benchmarks.sessions.packets import PROGRAM, Peer
 from benchmarks.uno.cells import jain, times
 from benchmarks.uno.lab.cells import (
@@ -201,8 +201,7 @@ class Network:
                 found.unfinished += told["unfinished"]
             if time.monotonic() > end:
                 raise TimeoutError(f"{traffic.name}: no answer from {len(pending)} senders")
-        after = processor_ticks()
-        found.idle = (after[0] - before[0]) / max(after[1] - before[1], 1)
+        found.idle = idle_since(before)
         return found
 
 
@@ -212,8 +211,7 @@ async def _settled() -> None:
     while time.monotonic() < end:
         before = processor_ticks()
         await asyncio.sleep(SETTLE_STEP_SECONDS)
-        after = processor_ticks()
-        if after[0] - before[0] > SETTLED_IDLE * (after[1] - before[1]):
+        if idle_since(before) > SETTLED_IDLE:
             return
 
 
