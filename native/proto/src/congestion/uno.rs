@@ -169,11 +169,7 @@ impl Uno {
     /// Creates a flow that has sent nothing.
     #[must_use]
     pub fn new(setup: &Setup, rules: Rules, now: Nanos) -> Self {
-        let (window, doubling_below) = if rules.small_start {
-            Window::small(setup, 1.0)
-        } else {
-            (Window::new(setup, 1.0), 0.0)
-        };
+        let (window, doubling_below) = Window::first(setup, rules.small_start);
         Self {
             domain: setup.domain,
             rules,

@@ -29,11 +29,15 @@ impl Window {
         window
     }
 
-    /// A first window, and the window below which it is to be doubled each round trip. On an unknown
-    /// path it is no less than what is on the way within a data centre, which a port's buffer can
+    /// A first window of at most one product, and the window below which it is to be doubled each
+    /// round trip: a whole product, or, if it is small, what the setup says. On an unknown path a
+    /// small one is no less than what is on the way within a data centre, which a port's buffer can
     /// take, and doubles without bound; one that is remembered only adds to that.
-    pub fn small(setup: &Setup, products_max: f64) -> (Self, f64) {
-        let mut window = Self::new(setup, products_max);
+    pub fn first(setup: &Setup, is_small: bool) -> (Self, f64) {
+        let mut window = Self::new(setup, 1.0);
+        if !is_small {
+            return (window, 0.0);
+        }
         let small = window.small_bytes();
         let doubling_below = match setup.start {
             Start::Remembered { window_bytes, age } if window_bytes as f64 > small => {

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
-use sealane_proto::congestion::Setup;
+use sealane_proto::congestion::{Setup, Start};
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet};
 use sealane_proto::link::{LinkConfig, NANOS_PER_SECOND, Nanos};
 
@@ -91,7 +91,7 @@ impl LeanFlows {
                 rate_bytes_per_second: domain.line_bytes_per_second,
                 base_rtt: times.base_rtt,
                 timeout: times.base_rtt + times.drain,
-                start: sealane_proto::congestion::Start::Unknown,
+                start: Start::Unknown,
             };
             let controller = cell.congestion.start(&start, is_far, setup.start);
             let paths = Paths::new(cell.balance, times.base_rtt, &mut random);

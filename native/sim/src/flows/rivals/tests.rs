@@ -1,6 +1,6 @@
 //! The rivals behave as their specifications say.
 
-use sealane_proto::congestion::{Domain, Report, whole};
+use sealane_proto::congestion::{Domain, Report, Start, whole};
 
 use super::bbr::State;
 use super::cubic::{KEPT, SCALE};
@@ -20,7 +20,7 @@ fn setup(base_rtt: Nanos) -> Setup {
         rate_bytes_per_second: u64::MAX,
         base_rtt,
         timeout: 2 * base_rtt,
-        start: sealane_proto::congestion::Start::Unknown,
+        start: Start::Unknown,
     }
 }
 
