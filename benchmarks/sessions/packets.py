@@ -22,6 +22,8 @@ OVERHEAD_BYTES: Final = 59 + 28
 UNIT_GRAIN_BYTES: Final = 64
 """Whole cache lines, and so whole AES blocks: saves 22 ns of AEAD per packet over 1413 bytes."""
 WAYS: Final = ("session", "tls", "quic")
+PACED_WAYS: Final = ("session", "tls")
+"""quinn has no pacing rate to set."""
 TIMEOUT_SECONDS: Final = 300
 
 
@@ -39,6 +41,8 @@ class Sample:
     """The part used by the jobs of both ends; 0 for streams, which do all work in the job."""
     statistics: dict[str, int]
     """Statistics of the sending session."""
+    pace: int = 0
+    """Bit/s to which the sender was limited; 0: as fast as possible."""
 
     @property
     def processor_per_gb(self) -> float:
@@ -140,8 +144,10 @@ def _begin(peers: list[Peer]) -> None:
         peer.tell(address)
 
 
-def _stream(way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int) -> list[Peer]:
-    rest = (str(size), str(mtu))
+def _stream(
+    way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int, pace: int
+) -> list[Peer]:
+    rest = (str(size), str(mtu), str(pace // 8))
     receiver = Peer(ends[1], 1, str(PROGRAM), way, "receive", f"{ADDRESSES[1]}:0", *rest)
     sender = Peer(ends[0], 0, str(PROGRAM), way, "send", receiver.ask(), *rest)
     return [sender, receiver]
@@ -165,14 +171,18 @@ async def profile(*, mtu: int, size: int, rate: int) -> dict[str, float]:
     return found
 
 
-async def transfer(way: str, *, mtu: int, size: int, rate: int) -> Sample:
-    """Move `size` bytes in one direction and return the figures of both ends."""
+async def transfer(way: str, *, mtu: int, size: int, rate: int = 0, pace: int = 0) -> Sample:
+    """Move `size` bytes in one direction and return the figures of both ends.
+
+    `rate`: a session's rate, bit/s. `pace`, for `PACED_WAYS`: limits any sender to that many bit/s
+    instead.
+    """
     async with veth(mtu) as ends:
         if way == "session":
-            peers = _ends(ends, mtu=mtu, size=size, rate=rate)
+            peers = _ends(ends, mtu=mtu, size=size, rate=pace or rate)
             _begin(peers)
         else:
-            peers = _stream(way, ends, mtu=mtu, size=size)
+            peers = _stream(way, ends, mtu=mtu, size=size, pace=pace)
         try:
             sent, received = [json.loads(await asyncio.to_thread(peer.ask)) for peer in peers]
             for peer in peers:
@@ -191,4 +201,5 @@ async def transfer(way: str, *, mtu: int, size: int, rate: int) -> Sample:
         processor_receiver=received["processor_seconds"],
         processor_job=sum(end.get("job_seconds", 0.0) for end in (sent, received)),
         statistics=sent.get("statistics", {}),
+        pace=pace,
     )

@@ -6,6 +6,9 @@ that of both processes, including the kernel; if the machine has other load, com
 round. Prints a table, saves every sample as JSON and draws a plot. If `perf` is installed, one more
 transfer at each MTU shows what a session's time is spent on. Needs root (namespaces) and Cargo (to
 build the peers).
+
+At each `--pace`, sessions and TLS are compared again, limited to that rate: sessions by their own
+pacing, TLS by the kernel's (SO_MAX_PACING_RATE).
 """
 
 import argparse
@@ -18,6 +21,7 @@ from typing import Final
 from benchmarks.sessions import packets, report
 from rich.console import Console
 
+PACED_SECONDS: Final = 3
 SUMMARY: Final = "cost per packet compared with TLS over TCP and QUIC"
 
 
@@ -28,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=5, help="rounds; the table shows medians (default 5)")
     add("--bytes", type=int, default=1 << 30, help="bytes per transfer (default 1 GiB)")
     add("--rate", type=int, default=40_000_000_000, help="session's rate, bit/s (default 40 G)")
+    add(
+        "--pace",
+        type=int,
+        nargs="+",
+        default=[100_000_000, 1_000_000_000],
+        help="paces at which session and TLS are also compared, bit/s (default 100 M, 1 G)",
+    )
     add("--output", type=Path, default=Path("sealane-sessions"), help="directory for results")
 
 
@@ -45,6 +56,18 @@ async def _measure(arguments: argparse.Namespace) -> list[packets.Sample]:
     return samples
 
 
+async def _paced(arguments: argparse.Namespace) -> list[packets.Sample]:
+    """Measure at each pace for `PACED_SECONDS`, in turn; MTU 1500."""
+    samples = []
+    for number in range(arguments.rounds):
+        for pace in arguments.pace:
+            size = min(arguments.bytes, pace // 8 * PACED_SECONDS)
+            for way in packets.PACED_WAYS[:: 1 if number % 2 else -1]:
+                sample = await packets.transfer(way, mtu=1500, size=size, pace=pace)
+                samples.append(sample)
+    return samples
+
+
 async def _profiles(arguments: argparse.Namespace) -> dict[int, dict[str, float]]:
     size, rate = arguments.bytes, arguments.rate
     return {mtu: await packets.profile(mtu=mtu, size=size, rate=rate) for mtu in arguments.mtu}
@@ -54,9 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print tables, save results."""
     packets.build()
     samples = asyncio.run(_measure(arguments))
+    paced = asyncio.run(_paced(arguments))
     profiles = asyncio.run(_profiles(arguments))
     console = Console(width=150)
     console.print(report.table(samples))
+    console.print(report.paced_table(paced))
     console.print(report.profile_table(samples, profiles))
     arguments.output.mkdir(parents=True, exist_ok=True)
     document = {
@@ -65,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         "rate_bits_per_second": arguments.rate,
         "profiles": profiles,
         "samples": [sample.to_dict() for sample in samples],
+        "paced": [sample.to_dict() for sample in paced],
     }
     (arguments.output / "packets.json").write_text(json.dumps(document, indent=1) + "\n")
     report.plot(arguments.output / "packets.png", samples)

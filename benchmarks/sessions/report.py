@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import matplotlib as mpl
-from benchmarks.sessions.packets import WAYS, Sample
+from benchmarks.sessions.packets import PACED_WAYS, WAYS, Sample
 from rich import box
 from rich.table import Table
 
@@ -70,6 +70,35 @@ def table(samples: Sequence[Sample]) -> Table:
                 f"{statistics.median(s.bytes / s.seconds / 1e9 for s in mine):.2f}",
                 f"{statistics.median(s.packets_per_core_second / 1e3 for s in mine):,.0f}",
                 _beside(samples, way, mtu),
+            )
+    return found
+
+
+def paced_table(samples: Sequence[Sample]) -> Table:
+    """Return a table of medians at each pace; "cost / TLS" is paired within a round."""
+    found = Table(
+        title="The same at a given pace, MTU 1500", box=box.SIMPLE_HEAD, title_justify="left"
+    )
+    headings = ("pace, Mbit/s", "transport", "processor s/GB (range)", "sender s/GB")
+    for heading in (*headings, "receiver s/GB", "Mbit/s", "cost / TLS"):
+        found.add_column(heading, justify="left" if heading == "transport" else "right")
+    for pace in sorted({sample.pace for sample in samples}):
+        here = [sample for sample in samples if sample.pace == pace]
+        tls = [sample for sample in here if sample.way == "tls"]
+        for way in PACED_WAYS:
+            mine = [sample for sample in here if sample.way == way]
+            ratios = (
+                one.processor_per_gb / other.processor_per_gb
+                for one, other in zip(mine, tls, strict=True)
+            )
+            found.add_row(
+                f"{pace / 1e6:.0f}",
+                NAMES[way],
+                _spread([sample.processor_per_gb for sample in mine]),
+                f"{statistics.median(s.processor_sender / s.bytes * 1e9 for s in mine):.2f}",
+                f"{statistics.median(s.processor_receiver / s.bytes * 1e9 for s in mine):.2f}",
+                f"{statistics.median(s.bytes * 8 / s.seconds / 1e6 for s in mine):.0f}",
+                f"{statistics.median(ratios):.2f}",
             )
     return found
 

@@ -1,6 +1,7 @@
 //! Bulk transfer over TLS 1.3 on TCP and over QUIC, to compare sealed sessions with: one direction, one
-//! stream. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`; with `messages` as the
-//! protocol, it sends messages over QUIC one after the other, and BYTES is 0.
+//! stream. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU [PACE]]`; with `messages`
+//! as the protocol, it sends messages over QUIC one after the other, and BYTES is 0. PACE is in bytes
+//! per second, for TLS only.
 //!
 //! The receiver listens and prints its address. At the end, each end prints a line of JSON: bytes, seconds
 //! and processor seconds of its process since the first payload byte.
@@ -104,14 +105,15 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
-        bail!("(tls|quic|messages) (receive|send) ADDRESS BYTES [MTU]");
+        bail!("(tls|quic|messages) (receive|send) ADDRESS BYTES [MTU [PACE]]");
     };
     let address = address.parse().context("ADDRESS")?;
     let bytes = bytes.parse().context("BYTES")?;
     let mtu = rest.first().map_or(Ok(1500), |mtu| mtu.parse()).context("MTU")?;
+    let pace = rest.get(1).map_or(Ok(0), |pace| pace.parse()).context("PACE")?;
     match (protocol.as_str(), role.as_str()) {
         ("tls", "receive") => tls::receive(address, bytes),
-        ("tls", "send") => tls::send(address, bytes),
+        ("tls", "send") => tls::send(address, bytes, pace),
         ("quic", "receive") => quic::receive(address, bytes, mtu),
         ("quic", "send") => quic::send(address, bytes, mtu),
         // Each job has its own message length.

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -35,15 +36,20 @@ pub fn receive(address: SocketAddr, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Connects, writes `bytes` and waits for the answer.
-pub fn send(address: SocketAddr, bytes: u64) -> Result<()> {
+/// Connects, writes `bytes` and waits for the answer. The kernel paces to `pace` bytes per second of
+/// payload, unless it is 0.
+pub fn send(address: SocketAddr, bytes: u64, pace: u64) -> Result<()> {
     let config = ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate))
         .with_no_client_auth();
     let connection = ClientConnection::new(Arc::new(config), "peer".try_into()?)?;
-    let mut stream = StreamOwned::new(connection, TcpStream::connect(address)?);
+    let socket = TcpStream::connect(address)?;
+    if pace > 0 {
+        limit(&socket, pace)?;
+    }
+    let mut stream = StreamOwned::new(connection, socket);
     // Complete the handshake first, so that it isn't measured.
     stream.flush()?;
     let block = vec![0x5a; BLOCK_BYTES];
@@ -57,5 +63,23 @@ pub fn send(address: SocketAddr, bytes: u64) -> Result<()> {
     stream.flush()?;
     stream.read_exact(&mut [0])?;
     meter.finish(bytes);
+    Ok(())
+}
+
+/// Sets the kernel's pacing rate (SO_MAX_PACING_RATE, socket(7)).
+fn limit(socket: &TcpStream, bytes_per_second: u64) -> Result<()> {
+    // SAFETY: the kernel reads the eight bytes of `bytes_per_second` and keeps no reference.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes_per_second).cast(),
+            size_of::<u64>() as libc::socklen_t,
+        )
+    };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
     Ok(())
 }
