@@ -85,6 +85,8 @@ pub struct Control {
     /// Shortest delay of an acknowledgement.
     ack_delay_min: Nanos,
     ack_due: Option<Nanos>,
+    /// When the last acknowledgement was written.
+    acknowledged_at: Option<Nanos>,
     ack_repeats: u8,
     /// A SLICE round in progress: the next message and unit to report.
     round: Option<(u64, u32)>,
@@ -111,6 +113,7 @@ impl Control {
         Self {
             ack_delay_min: congestion.map_or(ACK_DELAY_MIN, most),
             ack_due: None,
+            acknowledged_at: None,
             ack_repeats: 0,
             round: None,
             credit: Repeat::default(),
@@ -132,9 +135,11 @@ impl Control {
         self.ack_delay_min
     }
 
-    /// Schedules a delayed acknowledgement.
+    /// Schedules an acknowledgement that may wait: a delay after the last one. After a longer pause
+    /// it leaves with the batch that asked for it, and costs no wake-up of its own.
     pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
-        let due = now.saturating_add(ack_delay(rtt.smoothed(), self.ack_delay_min));
+        let delay = ack_delay(rtt.smoothed(), self.ack_delay_min);
+        let due = self.acknowledged_at.map_or(now, |at| at.saturating_add(delay).max(now));
         self.ack_due = Some(self.ack_due.map_or(due, |earlier| earlier.min(due)));
     }
 
@@ -290,6 +295,7 @@ impl Control {
         if self.round.is_none() && self.ack_due.is_some_and(|due| due <= now) {
             self.round = Some((halves.receiver.completed_end(), 0));
             self.ack_due = None;
+            self.acknowledged_at = Some(now);
             if self.ack_repeats > 0 {
                 // First a quarter of a round trip, then a whole one, to get past a short loss
                 // burst.
@@ -447,4 +453,25 @@ pub struct Halves<'a> {
     pub srtt: Nanos,
     /// Retransmission time-out.
     pub timeout: Nanos,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acknowledgement_leaves_with_its_batch_unless_one_has_just_left() {
+        let mut rtt = RoundTrip::default();
+        rtt.sample(16_000_000, 0);
+        let mut control = Control::new(None);
+        let mut due = |acknowledged_at, now| {
+            (control.acknowledged_at, control.ack_due) = (acknowledged_at, None);
+            control.acknowledge_later(&rtt, now);
+            control.ack_due
+        };
+        assert_eq!(due(None, 5), Some(5));
+        assert_eq!(due(Some(5), 300_000), Some(1_000_005));
+        assert_eq!(due(Some(5), 1_000_004), Some(1_000_005));
+        assert_eq!(due(Some(5), 30_000_000), Some(30_000_000));
+    }
 }

@@ -112,6 +112,15 @@ fn reordering_within_the_known_skew_costs_nothing() {
 }
 
 #[test]
+fn acknowledgements_leave_each_sixteenth_of_a_round_trip_however_many_packets_arrive() {
+    let outcome = check(&sized(9, 5_000_000, 1));
+    let round_trips = longest(&outcome) / RTT + 1;
+    let sent = outcome.receiver.control_packets_sent;
+    assert!(sent <= 16 * round_trips + 8, "{sent} in {round_trips} round trips");
+    assert!(outcome.receiver.packets_received > 3000);
+}
+
+#[test]
 fn lost_acknowledgements_delay_little_and_the_last_one_too() {
     let mut scenario = sized(9, 10_000, 300);
     scenario.backward.loss = Loss::Independent(10 * PERCENT);
