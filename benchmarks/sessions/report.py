@@ -30,10 +30,16 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _beside(samples: Sequence[Sample], way: str, mtu: int) -> str:
-    """Return processor time of `way` over the session's, paired within a round."""
-    pairs = zip(_of(samples, way, mtu), _of(samples, "session", mtu), strict=True)
-    return f"{statistics.median(o.processor_per_gb / s.processor_per_gb for o, s in pairs):.2f}"
+def _part(samples: Sequence[Sample], part: str) -> str:
+    """Return the median processor time of one part of the ends, in seconds per GB."""
+    values = (getattr(sample, f"processor_{part}") / sample.bytes * 1e9 for sample in samples)
+    return f"{statistics.median(values):.2f}"
+
+
+def _relative(these: Sequence[Sample], those: Sequence[Sample]) -> str:
+    """Return processor time of `these` over that of `those`, paired within a round."""
+    pairs = zip(these, those, strict=True)
+    return f"{statistics.median(a.processor_per_gb / b.processor_per_gb for a, b in pairs):.2f}"
 
 
 def table(samples: Sequence[Sample]) -> Table:
@@ -64,12 +70,12 @@ def table(samples: Sequence[Sample]) -> Table:
                 NAMES[way],
                 str(mtu),
                 _spread([sample.processor_per_gb for sample in mine]),
-                f"{statistics.median(s.processor_sender / s.bytes * 1e9 for s in mine):.2f}",
-                f"{statistics.median(s.processor_receiver / s.bytes * 1e9 for s in mine):.2f}",
-                f"{statistics.median(s.processor_job / s.bytes * 1e9 for s in mine):.2f}",
+                _part(mine, "sender"),
+                _part(mine, "receiver"),
+                _part(mine, "job"),
                 f"{statistics.median(s.bytes / s.seconds / 1e9 for s in mine):.2f}",
                 f"{statistics.median(s.packets_per_core_second / 1e3 for s in mine):,.0f}",
-                _beside(samples, way, mtu),
+                _relative(mine, _of(samples, "session", mtu)),
             )
     return found
 
@@ -87,18 +93,14 @@ def paced_table(samples: Sequence[Sample]) -> Table:
         tls = [sample for sample in here if sample.way == "tls"]
         for way in PACED_WAYS:
             mine = [sample for sample in here if sample.way == way]
-            ratios = (
-                one.processor_per_gb / other.processor_per_gb
-                for one, other in zip(mine, tls, strict=True)
-            )
             found.add_row(
                 f"{pace / 1e6:.0f}",
                 NAMES[way],
                 _spread([sample.processor_per_gb for sample in mine]),
-                f"{statistics.median(s.processor_sender / s.bytes * 1e9 for s in mine):.2f}",
-                f"{statistics.median(s.processor_receiver / s.bytes * 1e9 for s in mine):.2f}",
+                _part(mine, "sender"),
+                _part(mine, "receiver"),
                 f"{statistics.median(s.bytes * 8 / s.seconds / 1e6 for s in mine):.0f}",
-                f"{statistics.median(ratios):.2f}",
+                _relative(mine, tls),
             )
     return found
 
