@@ -4,8 +4,13 @@ It relies on two counters that can't be rolled back (sealane.daemon.device.ancho
 start epoch is the value of an increment that no other start gets. So no arena is used twice,
 whatever the store says. **Heads**: each head of this broker in the store has the value of its
 counter at that time. A store without the last anchored head was rolled back, and this broker
-refuses it. Records become durable before their counter is incremented, so after a crash the store
-is at most one ahead.
+refuses it.
+
+The order of events for a head: the counter equals the last head's number; the next head is
+committed; the counter is incremented. After a crash, or an increment that failed, the store is one
+ahead, and the counter catches up before another head is written. So no two heads have one number:
+a store put back to the first of them would pass as current. A caller that is cancelled doesn't
+interrupt this.
 """
 
 import asyncio
@@ -43,6 +48,8 @@ class Instance:
         self._name = name
         self._heads = heads
         self._head = head
+        # A head whose commit hasn't been answered, or had an unknown outcome.
+        self._attempted: HeadRecord | None = None
         self._covered = 0
         self._lock = asyncio.Lock()
 
@@ -93,14 +100,11 @@ class Instance:
 
         VerificationError `broker.store.rolled_back`: the last head is missing.
         """
-        async with self._lock:
-            await self._anchor()
+        await asyncio.shield(self._cover(None))
 
     async def cover(self, revision: int) -> None:
         """Return once a rollback to before the commit of that revision would be detected."""
-        async with self._lock:
-            if self._covered < revision:
-                await self._anchor()
+        await asyncio.shield(self._cover(revision))
 
     async def keep_anchored(self, *, seconds: float) -> None:
         """Every `seconds`, anchor new commits and check the last head; never returns.
@@ -120,25 +124,47 @@ class Instance:
     async def inspect(self) -> None:
         """Check records and the last head; anchor a new head if anything was committed since."""
         await self._registry.store.inspect()
+        await asyncio.shield(self._inspect_head())
+
+    async def _inspect_head(self) -> None:
         async with self._lock:
             stored = await self._registry.heads.get(self._name)
             if stored is None or self._head is None or stored.revision != self._head.revision:
-                raise self._rolled_back()
+                self._adopt(stored)
             if await self._registry.store.revision() > self._covered:
                 await self._anchor()
 
+    async def _cover(self, revision: int | None) -> None:
+        async with self._lock:
+            if revision is None or self._covered < revision:
+                await self._anchor()
+
     async def _anchor(self) -> None:
-        number = await _value(self._heads) + 1
-        record = HeadRecord(number=number, start_epoch=self.arena.start_epoch)
+        if self._head is None:
+            value = await _value(self._heads)
+        else:
+            instance = self.arena.broker_instance
+            value = await _caught_up(self._heads, instance, "head", self._head.record.number)
+        number = value + 1
+        self._attempted = HeadRecord(number=number, start_epoch=self.arena.start_epoch)
         table = self._registry.heads
         revision = await self._registry.commit(
-            [table.unchanged(self._name, self._head)], table.sealed(self._name, record)
+            [table.unchanged(self._name, self._head)], table.sealed(self._name, self._attempted)
         )
         if revision is None:
-            raise self._rolled_back()
-        self._head = Stored(record, revision, self._name)
+            self._adopt(await table.get(self._name))
+            await self._anchor()
+            return
+        self._head = Stored(self._attempted, revision, self._name)
+        self._attempted = None
         await _increment(self._heads, to=number)
         self._covered = revision
+
+    def _adopt(self, stored: Stored[HeadRecord] | None) -> None:
+        """Accept a changed head if it is the one whose commit had an unknown outcome."""
+        if stored is None or self._attempted is None or stored.record != self._attempted:
+            raise self._rolled_back()
+        self._head, self._attempted = stored, None
 
     def _rolled_back(self) -> VerificationError:
         number = 0 if self._head is None else self._head.record.number

@@ -1,6 +1,9 @@
 """Start epochs and heads: no arena is reused, and a detected rollback is refused."""
 
 import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import START_EPOCH_MAX
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import Compare
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import Error, LeaseError, UnavailableError, VerificationError
 
@@ -99,15 +103,19 @@ async def test_crash_between_a_record_and_its_count_is_no_roll_back(disk: Disk) 
     for counter in (disk.starts, disk.heads):
         value = counter.value
         counter.increment = _die  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(PowerCutError):
             await disk.start()
         assert counter.value == value
         del counter.increment  # type: ignore[method-assign]
         await disk.start()
 
 
+class PowerCutError(Exception):
+    """The broker's machine lost its power."""
+
+
 def _die() -> int:
-    raise KeyboardInterrupt
+    raise PowerCutError
 
 
 async def test_counter_of_another_machine_is_refused(disk: Disk) -> None:
@@ -180,6 +188,102 @@ async def test_head_follows_commits_and_nothing_else(disk: Disk) -> None:
     await asyncio.gather(*(instance.cover(revision) for _ in range(10)))
     assert disk.heads.value == counted + 2
     await registry.close()
+
+
+async def test_caller_that_is_cancelled_does_not_interrupt_a_head(disk: Disk) -> None:
+    heads = SlowCount()
+    store = SqliteStore(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=heads)
+    for call in (instance.anchor, instance.inspect, partial(instance.cover, 1 << 40)):
+        await registry.tenant_key(f"t{heads.value}")
+        counted = heads.value
+        heads.may_end.clear()
+        async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
+            caller = tasks.create_task(call())
+            await asyncio.to_thread(heads.has_begun.wait, PATIENCE_SECONDS)
+            caller.cancel()
+            await asyncio.wait({caller})
+            assert caller.cancelled()
+            tasks.create_task(instance.anchor())
+            await asyncio.sleep(0.01)
+            heads.may_end.set()
+        assert heads.value == counted + 2
+    await instance.inspect()
+    await registry.close()
+    disk.heads = heads
+    await disk.start()
+
+
+class SlowCount(Count):
+    """A counter whose increments end only while `may_end` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
+
+    def increment(self) -> int:
+        self.has_begun.set()
+        assert self.may_end.wait(PATIENCE_SECONDS)
+        self.has_begun.clear()
+        return super().increment()
+
+
+async def test_head_that_was_not_counted_is_never_written_again(disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    disk.heads.increment = _full  # type: ignore[method-assign]
+    await registry.tenant_key("before")
+    with pytest.raises(UnavailableError):
+        await instance.inspect()
+    del disk.heads.increment  # type: ignore[method-assign]
+    # The adversary keeps the store as it is with a head that isn't counted yet.
+    await store.query("PRAGMA wal_checkpoint(TRUNCATE)")
+    kept = disk.path.read_bytes()
+    await registry.tenant_key("after")
+    await instance.cover(await store.revision())
+    await registry.close()
+    disk.path.write_bytes(kept)
+    assert await disk.refused() == "broker.store.rolled_back"
+
+
+def _full() -> int:
+    raise UnavailableError("counter.failed", "no space")
+
+
+async def test_head_whose_commit_had_an_unknown_outcome_is_no_roll_back(disk: Disk) -> None:
+    store = Forgetful(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    for call in (instance.inspect, instance.anchor):
+        await registry.tenant_key(f"t{disk.heads.value}")
+        store.is_forgetful = True
+        with pytest.raises(UnavailableError):
+            await instance.anchor()
+        store.is_forgetful = False
+        await call()
+    counted = disk.heads.value
+    await instance.inspect()
+    assert disk.heads.value == counted
+    await registry.close()
+    await store.close()
+    await disk.start()
+
+
+class Forgetful(SqliteStore):
+    """A store that makes commits and loses the answers."""
+
+    is_forgetful = False
+
+    async def commit(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> int | None:
+        revision = await super().commit(compares, puts, deletes)
+        if self.is_forgetful:
+            raise UnavailableError("broker.store.outcome_unknown", "the answer is lost")
+        return revision
 
 
 async def test_counter_that_another_process_uses_stops_the_start(disk: Disk) -> None:
