@@ -176,6 +176,10 @@ uno-short: build ## the same with one seed and short flows: what CI runs (a minu
 bench-sessions-lab: build ## messages over long links compared with TCP and QUIC (root; 10 minutes, resumable)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions lab $(ARGS)
 
+.PHONY: bench-sessions-field
+bench-sessions-field: build ## the same with bursts, jitter, outages and more (root; hours, resumable); ARGS=--quick takes 5 minutes
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions field $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	rm -rf build/lib build/lib.* # setuptools would pack modules of earlier builds that are gone

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sessions packets | simulate | allreduce | lab`: session benchmarks."""
+"""`python -m benchmarks.sessions WHAT`: what sessions do and what they cost."""
 
 import argparse
 import importlib
@@ -10,6 +10,7 @@ COMMANDS: Final = {
     "simulate": "benchmarks.sessions.simulate.command",
     "allreduce": "benchmarks.sessions.allreduce_command",
     "lab": "benchmarks.sessions.lab.command",
+    "field": "benchmarks.sessions.field.command",
 }
 
 

@@ -21,6 +21,7 @@ class Summary:
     mean: float
     mean_interval: Interval
     p50: float
+    p90: float | None
     p99: float | None
     p99_interval: Interval | None
     p999: float | None
@@ -47,6 +48,7 @@ def summarize(samples: NDArray[np.float64], *, seed: int) -> Summary:
         mean=float(samples.mean()),
         mean_interval=_interval(drawn.mean(axis=1)),
         p50=float(np.median(samples)),
+        p90=tail(0.9)[0],
         p99=p99,
         p99_interval=p99_interval,
         p999=p999,

@@ -182,15 +182,24 @@ class DeviceBooks:
                 f"volume {volume.record.volume_id} is on device {device_id}: delete the volumes "
                 "of the device first",
             )
-        revision, owner = await self._change(
-            device_id,
-            lambda record: {
-                "is_forgotten": True,
-                "wrapped_secret": b"",
-                "fencing_epoch": record.fencing_epoch + 1,
-                "opening": None,
-            },
-        )
+        stored = await self._registry.devices.get(str(device_id))
+        if (
+            stored
+            and stored.record.is_forgotten
+            and await anchor_records(self._registry, device_id)
+        ):
+            # An earlier call ended before the anchor was dropped.
+            revision, owner = stored.revision, stored.record.owner
+        else:
+            revision, owner = await self._change(
+                device_id,
+                lambda record: {
+                    "is_forgotten": True,
+                    "wrapped_secret": b"",
+                    "fencing_epoch": record.fencing_epoch + 1,
+                    "opening": None,
+                },
+            )
         await self._drop_anchor(device_id)
         await self._cover(revision)
         await self._note("device.forget", device_id=str(device_id), node=owner)

@@ -134,12 +134,13 @@ class AnchoredCatalogue:
         del self._listed[volume_id]
 
     async def settle(self) -> Sequence[uuid.UUID]:
-        """Return the volumes that are off the anchored list: their stores can be deleted."""
+        """Return the volumes that are off the anchored list: their stores can be deleted.
+
+        Each is returned again until it is forgotten.
+        """
         if self._unsettled:
             await self._anchor(self._listed)
-        settled = [*self._unsettled]
-        self._unsettled.clear()
-        return settled
+        return [*self._unsettled]
 
     async def forget(self, volume_id: uuid.UUID) -> None:
         """Forget an unfinished volume whose store was deleted, and its own anchor record."""
@@ -148,6 +149,7 @@ class AnchoredCatalogue:
         if self._open_anchors.current(name) is not None:
             await self._open_anchors.forget(name)
         await asyncio.to_thread(self._catalogue.forget, volume_id)
+        self._unsettled.discard(volume_id)
 
     @property
     def _open_anchors(self) -> DeviceAnchors:

@@ -170,8 +170,11 @@ class Catalogue:
             ) from error
 
     def _rename(self, volume_id: uuid.UUID, old: str, new: str) -> None:
+        """Rename, durably; may be repeated after an error."""
+        source, target = self._path(volume_id, old), self._path(volume_id, new)
         try:
-            self._path(volume_id, old).replace(self._path(volume_id, new))
+            if source.exists() or not target.exists():
+                source.replace(target)
             self._sync()
         except OSError as error:
             raise UnavailableError(

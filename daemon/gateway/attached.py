@@ -1,6 +1,7 @@
 """Record of an attached volume that the gateway's services share."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.gateway.back_ends import VolumeBackEnd
@@ -22,6 +23,8 @@ class Attached:
     unflushed: Unflushed
     is_read_only: bool = False
     is_withdrawn: bool = False
+    following: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the newest descriptor is applied: each key epoch is entered once."""
 
     @property
     def export(self) -> Export:

@@ -121,6 +121,10 @@ class Supply:
 
     async def _follow(self, volume_id: str, attached: Attached) -> None:
         """Apply the current descriptor of a volume."""
+        async with attached.following:
+            await self._apply(volume_id, attached)
+
+    async def _apply(self, volume_id: str, attached: Attached) -> None:
         descriptor = None
         try:
             descriptor = await self._broker.descriptor(volume_id)

@@ -242,9 +242,14 @@ class VolumeService:
                 )
             descriptor = await self._own(volume_id)
             await self._fillings.stop(volume_id)
-            await self._leases.drop(volume_id)
-            await self._back_ends.delete(descriptor)
-            await self._broker.unregister(volume_id)
+            try:
+                await self._leases.drop(volume_id)
+                await self._back_ends.delete(descriptor)
+                await self._broker.unregister(volume_id)
+            except Error:
+                # It still exists, and a filling continues.
+                self._fillings.start(descriptor)
+                raise
 
     async def resize(self, volume_id: str, *, size_bytes: int) -> broker_pb2.VolumeDescriptor:
         """Make a volume larger. A repeated call continues one that was interrupted.

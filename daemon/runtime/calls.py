@@ -8,13 +8,13 @@ A stream is rechecked while it lasts.
 
 import asyncio
 import datetime as dt
-import functools
 import hashlib
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -27,6 +27,7 @@ from sealane.crypto.attestation.ear import AttestationResult, verify_result
 from sealane.crypto.call_proof import request_digest
 from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
 from sealane.crypto.roles import NODE_ROLES, Role
+from sealane.daemon.runtime.call_completion import COMPLETED, CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeys
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
@@ -246,7 +247,7 @@ def _property(properties: Mapping[str, Any], name: str) -> bytes:
     return bytes(values[0]) if values else b""
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _parse(pem: bytes) -> x509.Certificate:
     # Parsing is cached; signature, time and role are checked at every call.
     try:
@@ -267,7 +268,7 @@ def _token_of(context: Context) -> tuple[str, bytes]:
     return token, verifier
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _parse_der(der: bytes) -> x509.Certificate:
     try:
         return x509.load_der_x509_certificate(der)
@@ -289,7 +290,7 @@ def check_result(
     return verified_result(token, verifier)
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def verified_result(token: str, verifier: bytes) -> AttestationResult:
     """Return an attestation result signed by the key in `verifier`, an unchecked certificate (DER).
 
@@ -332,6 +333,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> None:
         self._metrics = metrics
         self._authorizer = authorizer
+        self.completion = CallCompletion()
 
     async def intercept_service(
         self,
@@ -364,13 +366,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _unary(
         self, method: str, correlation: str, behavior: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[_Received, Context], Awaitable[Any]]:
+        perform = behavior
+        if method in COMPLETED:
+
+            async def perform(message: Any, context: Context) -> Any:
+                return await self.completion.run(method, partial(behavior, message, context))
+
         async def answer(received: _Received, context: Context) -> Any:
             started = time.perf_counter()
             with structlog.contextvars.bound_contextvars(correlation_id=correlation, method=method):
                 try:
                     if self._authorizer is not None:
                         await self._authorizer.authorize(method, context, received.digest)
-                    response = await behavior(received.message, context)
+                    response = await perform(received.message, context)
                 except grpc.aio.AbortError:
                     self._count(method, "ABORTED")
                     raise

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import grpc
 
+from sealane.daemon.runtime.call_completion import CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user_and_root, relay
@@ -83,6 +85,10 @@ HANDSHAKE_SECONDS: Final = 10.0
 """Time limit for the TLS handshake, and for the first frame of HTTP/2."""
 
 
+_completions: Final[WeakKeyDictionary[grpc.aio.Server, CallCompletion]] = WeakKeyDictionary()
+"""Of servers whose calls go through a `CallInterceptor`."""
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Split an address:port that the configuration has already checked."""
     host, _, port = address.rpartition(":")
@@ -102,9 +108,9 @@ def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grp
     quota = None
     if authorizer is not None:
         quota = STRANGERS if isinstance(authorizer, TlsOnly) else CERTIFIED
-    server = grpc.aio.server(
-        interceptors=[CallInterceptor(metrics, authorizer)], options=server_options(quota)
-    )
+    calls = CallInterceptor(metrics, authorizer)
+    server = grpc.aio.server(interceptors=[calls], options=server_options(quota))
+    _completions[server] = calls.completion
     if isinstance(authorizer, Authorizer):
         calls_pb2_grpc.add_CallKeysServicer_to_server(
             CallKeysServicer(authorizer.call_keys, authorizer.caller), server
@@ -232,6 +238,8 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS + CANCEL_SECONDS):
                 await server.stop(DRAIN_SECONDS)
+        if (completion := _completions.get(server)) is not None:
+            await completion.close()
 
 
 def _why_not(listen: str) -> str:

@@ -83,8 +83,7 @@ class StorageService:
         descriptor = self._own_descriptor(signed, is_restored=False)
         if descriptor.tenant != caller.tenant:
             raise self._not_found(descriptor.volume_id)
-        # A cancelled call must not leave behind a store that isn't recorded.
-        await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
+        await self._create(descriptor, signed.SerializeToString())
 
     def _own_descriptor(
         self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
@@ -154,8 +153,7 @@ class StorageService:
         """
         descriptor = self._own_descriptor(signed, is_restored=False)
         self._own(caller, descriptor.volume_id)
-        # A cancelled call must not leave behind a store larger than its descriptor.
-        await asyncio.shield(self._resize(caller, descriptor, signed.SerializeToString()))
+        await self._resize(caller, descriptor, signed.SerializeToString())
 
     async def _resize(
         self, caller: Subject, descriptor: broker_pb2.VolumeDescriptor, signed: bytes
@@ -199,7 +197,7 @@ class StorageService:
             # Forget it first, so that event poller and metrics don't access it meanwhile.
             del self._descriptors[volume_id]
             await self._target.close_volume(uuid.UUID(volume_id))
-            await self._settle()
+            await self._settle(uuid.UUID(volume_id))
             self.events.report(volume_id, "deleted")
 
     async def abandon(self, loss: Error) -> None:
@@ -253,11 +251,18 @@ class StorageService:
             await self._target.close_volume(volume_id)
             raise
 
-    async def _settle(self) -> None:
-        """Remove the stores of volumes that were removed from the catalogue."""
+    async def _settle(self, deleted: uuid.UUID | None = None) -> None:
+        """Remove the stores of volumes that were removed from the catalogue.
+
+        Only the failure of the one that is being `deleted` is raised; others are tried again later.
+        """
         if self._catalogue is not None:
             for volume_id in await self._catalogue.settle():
-                await self._discard(self._catalogue, volume_id)
+                if volume_id == deleted:
+                    await self._discard(self._catalogue, volume_id)
+                    continue
+                with self._reported(volume_id, "kept"):
+                    await self._discard(self._catalogue, volume_id)
 
     async def _discard(self, catalogue: AnchoredCatalogue, volume_id: uuid.UUID) -> None:
         await self._target.discard_store(volume_id)
@@ -274,25 +279,27 @@ class StorageService:
     async def _restore_all(self, catalogue: AnchoredCatalogue) -> None:
         found = await catalogue.scan()
         for volume_id in found.unfinished:
-            await self._discard(catalogue, volume_id)
-            self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
+            catalogue.leave(volume_id)
+            with self._reported(volume_id, "kept"):
+                await self._discard(catalogue, volume_id)
+                self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
         for name, why in found.strays:
             get_logger().warning("stray_file", name=name, detail=why)
         for volume_id, content in found.volumes:
-            with self._reported(volume_id):
+            with self._reported(volume_id, "skipped"):
                 self._opening[str(volume_id)] = self._restorable(volume_id, content)
         for descriptor in [*self._opening.values()]:
-            with self._reported(uuid.UUID(descriptor.volume_id)):
+            with self._reported(uuid.UUID(descriptor.volume_id), "skipped"):
                 await self._restore(descriptor)
             del self._opening[descriptor.volume_id]
 
     @contextlib.contextmanager
-    def _reported(self, volume_id: uuid.UUID) -> Iterator[None]:
-        """Publish an event for a volume that can't be opened, with the reason."""
+    def _reported(self, volume_id: uuid.UUID, kind: str) -> Iterator[None]:
+        """Publish an event for a volume that can't be opened or discarded, with the reason."""
         try:
             yield
         except Error as error:
-            self.events.report(str(volume_id), "skipped", reason=error.reason, detail=str(error))
+            self.events.report(str(volume_id), kind, reason=error.reason, detail=str(error))
 
     def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
         """Verify the descriptor of a volume of an earlier process."""

@@ -14,6 +14,7 @@ from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
 from sealane.crypto.kem import X25519KemKey
+from sealane.daemon.broker import device_books
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.devices import (
     DEVICES_PER_NODE_MAX,
@@ -468,6 +469,24 @@ async def test_wait_for_an_owner_is_not_shortened_by_believing_anew(world: World
     await refused(UnavailableError, "device.busy", world.open(OTHER))
     world.now += FENCE
     assert (await world.open(OTHER)).is_initial
+
+
+async def test_forgetting_that_was_interrupted_can_be_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise UnavailableError("broker.store.timeout", "no answer")
+
+    await world.attest(S)
+    epoch = await world.initialised()
+    await world.advance(epoch, change(1, 2))
+    with monkeypatch.context() as broken:
+        broken.setattr(device_books, "drop_anchor", fail)
+        await refused(UnavailableError, "broker.store.timeout", world.books.forget(D))
+    assert await world.registry.anchors.page(limit=1) != ([], False)
+    await world.books.forget(D)
+    assert await world.registry.anchors.page(limit=1) == ([], False)
+    await refused(UsageError, "device.not_found", world.books.forget(D))
 
 
 async def test_forgotten_device_is_refused_and_its_secret_gone(world: World) -> None:

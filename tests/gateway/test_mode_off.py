@@ -108,6 +108,24 @@ async def test_deleting_a_volume_ends_its_filling(world: World) -> None:
     assert await world.volumes.list(page_size=0, page_token="") == ([], "")
 
 
+async def test_volume_that_could_not_be_deleted_is_filled_after_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise UnavailableError("store.remove", "the drive is gone")
+
+    world.gateway.fill_limit = 0
+    volume_id = await _create_off(world)
+    await _until(lambda: bool(world.gateway.fillings))
+    with monkeypatch.context() as broken:
+        broken.setattr(world.storage, "delete", fail)
+        with pytest.raises(UnavailableError):
+            await world.volumes.delete(volume_id)
+    world.gateway.fill_limit = 1 << 40
+    await _available(world, volume_id)
+    await world.volumes.delete(volume_id)
+
+
 async def test_volume_of_mode_off_on_a_third_party_keeps_no_table_there(world: World) -> None:
     volume_id = await _create_off(world, third_party="disks")
     shown = await _available(world, volume_id)

@@ -44,6 +44,7 @@ class EpochBroker:
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         self.questions += 1
+        await asyncio.sleep(0)
         if not self.tenant:
             raise UsageError("volume.not_found", "there is no such volume")
         return broker_pb2.VolumeDescriptor(
@@ -57,6 +58,7 @@ class EpochBroker:
     async def key(self, _: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
         if key_epoch > self.newest:
             raise UsageError("volume.key_epoch", "there is no such key epoch")
+        await asyncio.sleep(0)
         self.handed_out.append(bytearray([key_epoch]) * 32)
         return self.handed_out[-1]
 
@@ -89,6 +91,8 @@ class Port:
     is_closed: bool = False
 
     def add_key(self, key_epoch: int, key: bytearray) -> None:
+        if key_epoch in self.keys:
+            raise ValueError(f"key epoch {key_epoch} was added before")
         self.keys[key_epoch] = bytes(key)
 
     def fail(self, reason: str, detail: str) -> None:
@@ -177,6 +181,22 @@ async def test_a_new_key_epoch_is_followed_with_a_lease_of_its_own(world: World)
     # The rest of the old epoch's lease was returned; keys are wiped where they passed.
     assert world.broker.returned == [LEASE_COUNTERS]
     assert not any(any(key) for key in world.broker.handed_out)
+
+
+async def test_a_key_epoch_that_two_notice_at_once_is_entered_once(world: World) -> None:
+    client = cast("BrokerClient", world.broker)
+    runs = Supply(
+        world.attached,
+        tenant=lambda: "t",
+        broker=client,
+        leases=LeaseCache(client),
+        events=world.events,
+    )
+    world.broker.newest = 2
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*(runs.follow(VOLUME) for _ in range(2)))
+    assert sorted(world.port.keys) == [1, 2]
+    assert world.attached[VOLUME].descriptor.key_epoch == 2
 
 
 async def test_a_refill_that_comes_too_late_for_its_epoch_follows_the_epoch(

@@ -329,9 +329,10 @@ async def test_volume_whose_anchor_is_in_doubt_goes_once_that_is_known(machine: 
         with pytest.raises(UnavailableError, match=r"anchor\.timeout"):
             await catalogue.settle()
         assert machine.store(B).exists()
-    assert await catalogue.settle() == [B]
-    assert await catalogue.settle() == []
+    for _ in range(2):
+        assert await catalogue.settle() == [B]
     await machine.discard(catalogue, B)
+    assert await catalogue.settle() == []
     await machine.open()
     assert machine.has_volumes == {A}
 

@@ -131,6 +131,29 @@ async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Sit
     assert volume_files(site.directory) == set()
 
 
+async def test_half_removed_volume_that_stays_stops_neither_target_nor_other_volumes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Target, volume_id: uuid.UUID) -> None:
+        raise UnavailableError("store.remove", "the drive is gone")
+
+    async with site.process() as service:
+        kept, served = [await site.create(service) for _ in range(2)]
+    site.path(kept, "volume").rename(site.path(kept, "volume.unfinished"))
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(Target, "discard_store", fail)
+        async with site.process() as service:
+            assert site.said("kept") == [(kept, "store.remove")]
+            assert site.said("restored") == [(served, "")]
+            other = await site.create(service)
+            # Its own failure is told to whoever deletes a volume.
+            with pytest.raises(UnavailableError):
+                await service.delete(CALLER, other)
+            broken.undo()
+            await service.delete(CALLER, served)
+            assert volume_files(site.directory) == set()
+
+
 async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: Target, volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         site.path(str(volume_id), "sectors").touch()

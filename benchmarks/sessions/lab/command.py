@@ -11,32 +11,14 @@ JSON and draws a plot. Needs root (namespaces) and Cargo (to build the QUIC peer
 import argparse
 import asyncio
 import json
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.digests import digest
-from benchmarks.kept import Records
 from benchmarks.sessions import packets
-from benchmarks.sessions.lab import daemons, lanes, report, session_peer, tcp_peer
-from benchmarks.sessions.lab.cells import (
-    CONDITIONS,
-    FULL,
-    LINKS,
-    QUICK,
-    TRIAL,
-    Cell,
-    Condition,
-    Effort,
-    Links,
-    cells,
-)
+from benchmarks.sessions.lab import grid, report
+from benchmarks.sessions.lab.cells import CONDITIONS, FULL, LINKS, QUICK, cells
 from rich.console import Console
-from rich.progress import Progress
-
-from sealane.errors import UnavailableError
 
 SUMMARY: Final = "completion times of messages over long links, compared with TCP and QUIC"
 
@@ -57,64 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", type=Path, help="also save the plot here, for the documentation")
 
 
-async def choose_rate(links: Links) -> int:
-    """Try the rates in turn; return the first that the machine sustains without disturbance."""
-    for rate in links.rates:
-        found = cells(links, links.conditions[0], rate)
-        trial = max(found, key=lambda cell: (cell.connection == "warm", cell.bytes))
-        trials = lanes.measure([trial], TRIAL, until=math.inf, attempts=1)
-        voids = [measured.void async for measured in trials]
-        if not any(voids):
-            return rate
-        print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(*voids)}")
-    raise UnavailableError("lab.capacity", f"this machine is too busy for the {links.name} links")
-
-
-def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[str, int]:
-    """Return the rate by kind of link: as requested, as in earlier results, or as sustained."""
-    return {
-        links.name: asked or store.rate(links) or asyncio.run(choose_rate(links))
-        for links in wanted
-    }
-
-
-class Store:
-    """Results of this build and effort; void cells are kept but will be measured again."""
-
-    def __init__(self, path: Path, effort: Effort) -> None:
-        made_by = f"{digest([daemons, lanes, session_peer, tcp_peer])} {effort.count}"
-        self._records = Records(path, made_by=made_by)
-
-    def get(self, cell: Cell) -> dict[str, Any] | None:
-        """Return the result of a cell, if there is one."""
-        return self._records.get(json.dumps(cell.key))
-
-    def rate(self, links: Links) -> int | None:
-        """Return the rate of earlier results, which a continued run has to use."""
-        known = self._records.all()
-        rates = [int(found["rate"]) for found in known if found["links"] == links.name]
-        return rates[-1] if rates else None
-
-    def put(self, found: dict[str, Any]) -> None:
-        """Save a result."""
-        self._records.put(json.dumps([found[name] for name in report.KEY]), found)
-
-
-async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: float) -> None:
-    missing = [cell for cell in wanted if (found := store.get(cell)) is None or found["void"]]
-    with Progress() as progress:
-        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
-        groups: dict[tuple[Links, Condition], list[Cell]] = {}
-        for cell in missing:
-            groups.setdefault((cell.links, cell.condition), []).append(cell)
-        for mine in groups.values():
-            if time.monotonic() > until:
-                break
-            async for measured in lanes.measure(mine, effort, until=until):
-                store.put(lanes.to_dict(measured))
-                progress.advance(task)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure missing cells; print, save and draw all results."""
     packets.build()
@@ -122,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     effort = QUICK if arguments.quick else FULL
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
-    store = Store(output / "cells.jsonl", effort)
+    store = grid.Store(output / "cells.jsonl", effort)
     kinds = [links for links in LINKS if not arguments.links or links.name in arguments.links]
-    rates = _rates(kinds, store, arguments.rate)
+    rates = grid.rates(kinds, store, arguments.rate)
     wanted = [
         cell
         for links in kinds
@@ -132,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.loss or condition.name in arguments.loss
         for cell in cells(links, condition, rates[links.name])
     ]
-    asyncio.run(_measure(wanted, store, effort, until))
+    asyncio.run(grid.measure_missing(wanted, store, effort, until))
     results = [report.Result.of(cell, found) for cell in wanted if (found := store.get(cell))]
     console = Console(width=170)
     if results:

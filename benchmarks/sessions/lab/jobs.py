@@ -1,6 +1,6 @@
 """Jobs of the lab's senders: one line of input per job, one line of JSON per answer.
 
-A sender reads `BYTES COUNT SECONDS first|warm|cold`, sends up to COUNT messages one after the other
+A sender reads `BYTES COUNT SECONDS first|warm|cold WARM_UP`, sends up to COUNT messages one after the other
 for up to SECONDS, and prints how long each took and how many it gave up. First messages are those
 on a new connection, warm ones those on one that is already in use; each cold message opens a
 connection, and that time counts.
@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 C = TypeVar("C")
 
-WARM_UP: Final = 5
-"""Messages sent on a new connection before any is counted."""
+WARM_UP_MAX: Final = 5
+WARM_UP_BYTES: Final = 1 << 26
 SECONDS_MAX: Final = 20.0
 """Time limit of a step of a message; after that the message is given up and the job ends."""
 
@@ -43,13 +43,20 @@ class Job:
 
     def line(self) -> str:
         """Return the line that a sender reads."""
-        return f"{self.bytes} {self.count} {self.seconds} {self.connection}"
+        return f"{self.bytes} {self.count} {self.seconds} {self.connection} {self.warm_up}"
+
+    @property
+    def warm_up(self) -> int:
+        """Messages sent on a warm connection before any is counted."""
+        if self.connection != "warm":
+            return 0
+        return max(1, min(WARM_UP_MAX, WARM_UP_BYTES // self.bytes))
 
 
 def jobs() -> Iterator[Job]:
     """Yield jobs from standard input until it ends."""
     for line in sys.stdin:
-        size, count, seconds, connection = line.split()
+        size, count, seconds, connection, _ = line.split()
         yield Job(
             bytes=int(size),
             count=int(count),
@@ -81,7 +88,7 @@ def do(
             repeat(alone)
         else:
             with connect() as connection:
-                for _ in range(WARM_UP if job.connection == "warm" else 0):
+                for _ in range(job.warm_up):
                     exchange(connection)
                 repeat(lambda: exchange(connection))
     except (TimeoutError, ConnectionError) as error:

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from benchmarks.sessions.lab import session_peer
 from benchmarks.sessions.lab.cells import (
-    FULL_RATE,
     MTU,
     UNIT_BYTES,
     WAYS,
@@ -41,6 +40,10 @@ IDLE_MIN: Final = 0.2
 and the result reflects the scheduler."""
 ATTEMPTS: Final = 3
 """Maximum number of runs of a cell."""
+REGION_BYTES: Final = 128 << 20
+"""The most that receives take at a time if there are more than two."""
+QUIC: Final = {"quic": "messages", "quic-bbr": "messages-bbr"}
+"""Sending commands of the program, by transport."""
 PATIENCE_SECONDS: Final = 150.0
 """Time that a job may take beyond its limit, for its first and last messages."""
 
@@ -63,6 +66,9 @@ class Measured:
     load_average: float
     added_delay_p99: float
     """p99 of the delay added by the emulator on the worst link, in seconds."""
+    processor_seconds: dict[str, float]
+    """Processor time of both ends, by transport: of sessions that of jobs and fabrics, of others
+    that of their processes, in which the kernel's work for them counts, too."""
 
 
 def processor_ticks() -> tuple[int, int]:
@@ -76,6 +82,22 @@ def idle_since(before: tuple[int, int]) -> float:
     """Return the idle share of processor time since an earlier `processor_ticks`."""
     after = processor_ticks()
     return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Return the user and system time of running processes together (proc_pid_stat(5))."""
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(found[11]) + int(found[12]) for found in fields) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What the transports answered to a job, one after the other."""
+
+    answers: dict[str, list[Answer]]
+    processor_seconds: dict[str, float]
+    idle: float
+    """Share of idle processor time during the turn of the busiest transport."""
 
 
 def plan_for(cell: Cell) -> Plan:
@@ -93,11 +115,13 @@ def _ends(lane: str, lab: Lab) -> tuple[Host, Host]:
 
 def _jobs(near: Host, far: Host, daemons: tuple[Daemon, Daemon], cell: Cell) -> list[Peer]:
     """Start the sending and the receiving job of a lane's fabrics."""
-    message_bytes = max(size * cell.rate // FULL_RATE for size in cell.links.sizes)
+    message_bytes = max(size * cell.rate // cell.links.full_rate for size in cell.links.sizes)
+    slots = max(2, min(session_peer.SLOTS, REGION_BYTES // message_bytes))
     part = {
         "message_bytes": message_bytes,
+        "slots": slots,
         # Arrays begin at whole pages.
-        "region_bytes": session_peer.SLOTS * (message_bytes + mmap.PAGESIZE),
+        "region_bytes": slots * (message_bytes + mmap.PAGESIZE),
         "peer_address": daemons[1].addresses["fabric_control"],
         "rate_bits_per_second": cell.rate,
     }
@@ -114,10 +138,9 @@ def _peers(way: str, lane: str, lab: Lab, rate: int) -> list[Peer]:
     ends = _ends(lane, lab)
     (left, right), far = [end.namespace for end in ends], ends[1].address
     command: tuple[str, ...]
-    if way == "quic":
-        command = (str(PROGRAM), "messages")
-        receiver = Peer(right, None, *command, "receive", f"{far}:0", "0", str(MTU))
-        sender = Peer(left, None, *command, "send", receiver.ask(), "0", str(MTU))
+    if (messages := QUIC.get(way)) is not None:
+        receiver = Peer(right, None, str(PROGRAM), "messages", "receive", f"{far}:0", "0", str(MTU))
+        sender = Peer(left, None, str(PROGRAM), messages, "send", receiver.ask(), "0", str(MTU))
         return [sender, receiver]
     command = (sys.executable, "-m", "benchmarks.sessions.lab.tcp_peer")
     receiver = Peer(right, None, *command, "receive", f"{far}:0")
@@ -133,6 +156,7 @@ class Lanes:
         self._lanes = cell.links.lanes
         self._senders: list[tuple[str, Peer]] = []
         self._peers: list[Peer] = []
+        self._pids: dict[str, list[int]] = {way: [] for way in WAYS}
         self._pool = ThreadPoolExecutor(self._lanes * len(WAYS))
 
     def start(self, daemons: Sequence[tuple[Daemon, Daemon]]) -> None:
@@ -142,10 +166,12 @@ class Lanes:
             if way == "session":
                 near, far = _ends(lane, self._lab)
                 peers = _jobs(near, far, daemons[number], self._cell)
+                self._pids[way] += [daemon.pid for daemon in daemons[number]]
             else:
                 peers = _peers(way, lane, self._lab, self._cell.rate)
             self._senders.append((way, peers[0]))
             self._peers += peers
+            self._pids[way] += [peer.pid for peer in peers]
 
     def close(self) -> None:
         """Kill all processes."""
@@ -153,10 +179,8 @@ class Lanes:
             peer.kill()
         self._pool.shutdown()
 
-    async def send(self, job: Job) -> tuple[dict[str, list[Answer]], float]:
+    async def send(self, job: Job) -> Turns:
         """Run a job on all lanes, one transport after the other.
-
-        Return the answers by transport, and the idle share of processor time during the busiest.
 
         If transports ran at the same time, those in user space would wait for a core while the
         kernel's wouldn't.
@@ -168,17 +192,19 @@ class Lanes:
             return Answer(**json.loads(peer.ask()))
 
         answers: dict[str, list[Answer]] = {}
+        spent: dict[str, float] = {}
         idle = 1.0
         for way in WAYS:
-            before = processor_ticks()
+            before, spent_before = processor_ticks(), processor_seconds(self._pids[way])
             peers = [peer for name, peer in self._senders if name == way]
             waiting = [loop.run_in_executor(self._pool, ask, peer) for peer in peers]
             _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
             if late:
                 raise TimeoutError(f"{job}: no answer from {way}")
             answers[way] = [answer.result() for answer in waiting]
+            spent[way] = processor_seconds(self._pids[way]) - spent_before
             idle = min(idle, idle_since(before))
-        return answers, idle
+        return Turns(answers=answers, processor_seconds=spent, idle=idle)
 
 
 @contextlib.asynccontextmanager
@@ -223,24 +249,24 @@ async def measure(
                 if time.monotonic() > until:
                     return
                 before = await lab.report()
-                answers, idle = await lanes.send(job)
+                turns = await lanes.send(job)
                 report = run_report(network, before, await lab.report())
                 void = list(report.void)
-                if idle < IDLE_MIN:
-                    void.append(f"only {idle:.0%} of processor time was idle")
+                if turns.idle < IDLE_MIN:
+                    void.append(f"only {turns.idle:.0%} of processor time was idle")
                 if not void:
                     break
+            answers = turns.answers
             yield Measured(
                 cell=cell,
-                times={way: [t for a in found for t in a.times] for way, found in answers.items()},
-                unfinished={
-                    way: sum(a.unfinished for a in found) for way, found in answers.items()
-                },
+                times={way: [t for a in mine for t in a.times] for way, mine in answers.items()},
+                unfinished={way: sum(a.unfinished for a in mine) for way, mine in answers.items()},
                 scheme=code_of(found.row(cell.bytes).scheme),
                 void=void,
-                idle=idle,
+                idle=turns.idle,
                 load_average=os.getloadavg()[0],
                 added_delay_p99=max(way.slip_p99_micros for way in report.ways) / 1e6,
+                processor_seconds=turns.processor_seconds,
             )
 
 
@@ -259,6 +285,7 @@ def to_dict(measured: Measured) -> dict[str, Any]:
         "idle": measured.idle,
         "load_average": measured.load_average,
         "added_delay_p99": measured.added_delay_p99,
+        "processor_seconds": measured.processor_seconds,
         "unfinished": measured.unfinished,
         "times": measured.times,
     }

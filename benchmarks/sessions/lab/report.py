@@ -18,7 +18,6 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-KEY: Final = ("links", "condition", "full_bytes", "connection", "rate")
 OTHERS: Final = tuple(way for way in WAYS if way != "session")
 
 

@@ -21,6 +21,7 @@ from sealane.client.messages import Auto
 from sealane.errors import Error, SessionError
 
 SLOTS: Final = 8
+"""The most receives that are posted at a time."""
 LISTENERS: Final = 4
 
 
@@ -59,7 +60,7 @@ def receive(part: dict[str, Any]) -> None:
             with client.listen_session(
                 str(number), region_bytes=part["region_bytes"], peer_nodes=[NEAR]
             ) as session:
-                serve(session, part["message_bytes"], SLOTS)
+                serve(session, part["message_bytes"], part["slots"])
 
     with sync.connect(part["socket"]) as client:
         threads = [

@@ -105,7 +105,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
-        bail!("(tls|quic|messages) (receive|send) ADDRESS BYTES [MTU [PACE]]");
+        bail!("(tls|quic|messages|messages-bbr) (receive|send) ADDRESS BYTES [MTU [PACE]]");
     };
     let address = address.parse().context("ADDRESS")?;
     let bytes = bytes.parse().context("BYTES")?;
@@ -118,7 +118,8 @@ fn main() -> Result<()> {
         ("quic", "send") => quic::send(address, bytes, mtu),
         // Each job has its own message length.
         ("messages", "receive") => messages::receive(address, mtu),
-        ("messages", "send") => messages::send(address, mtu),
+        ("messages", "send") => messages::send(address, mtu, false),
+        ("messages-bbr", "send") => messages::send(address, mtu, true),
         _ => bail!("unknown: {protocol} {role}"),
     }
 }

@@ -12,8 +12,6 @@ use quinn::{Connection, Endpoint};
 
 use crate::quic::{client, run, server};
 
-/// Messages sent on a new connection before any is counted.
-const WARM_UP: u32 = 5;
 /// Time limit of a message; after that it is given up and the job ends.
 const TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -67,7 +65,9 @@ async fn timed(
 /// Returns completion times and the number of messages given up.
 async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Vec<f64>, u32)> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [bytes, count, seconds, temperature] = words[..] else { anyhow::bail!("a job: {line}") };
+    let [bytes, count, seconds, temperature, warm_up] = words[..] else {
+        anyhow::bail!("a job: {line}")
+    };
     let message = vec![0; bytes.parse()?];
     let count: usize = count.parse()?;
     let mut times = Vec::with_capacity(count);
@@ -77,10 +77,8 @@ async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Ve
         let connection = (!is_cold).then_some(&standing);
         tokio::time::timeout(TIME_MAX, timed(endpoint, address, connection, &message)).await
     };
-    if temperature == "warm" {
-        for _ in 0..WARM_UP {
-            let Ok(Ok(_)) = one().await else { return Ok((times, 1)) };
-        }
+    for _ in 0..warm_up.parse()? {
+        let Ok(Ok(_)) = one().await else { return Ok((times, 1)) };
     }
     let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
     while times.len() < count && Instant::now() < end {
@@ -91,10 +89,10 @@ async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Ve
     Ok((times, 0))
 }
 
-/// Runs the jobs on standard input.
-pub fn send(address: SocketAddr, mtu: u16) -> Result<()> {
+/// Runs the jobs on standard input, with BBR or with CUBIC.
+pub fn send(address: SocketAddr, mtu: u16, with_bbr: bool) -> Result<()> {
     run(async move {
-        let endpoint = client(address, mtu)?;
+        let endpoint = client(address, mtu, with_bbr)?;
         for line in std::io::stdin().lock().lines() {
             let (times, unfinished) = job(&endpoint, address, &line.context("a job")?).await?;
             println!(r#"{{"times": {times:?}, "unfinished": {unfinished}}}"#);

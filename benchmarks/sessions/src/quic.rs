@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use quinn::congestion::BbrConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Endpoint, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt};
 
@@ -14,8 +15,11 @@ const WINDOW_BYTES: u32 = 64 << 20;
 /// Bytes of the IPv4 and UDP headers.
 const HEADER_BYTES: u16 = 28;
 
-fn transport(mtu: u16) -> Arc<TransportConfig> {
+fn transport(mtu: u16, with_bbr: bool) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
+    if with_bbr {
+        config.congestion_controller_factory(Arc::new(BbrConfig::default()));
+    }
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(mtu - HEADER_BYTES);
     config
@@ -40,19 +44,19 @@ pub fn server(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
         .with_no_client_auth()
         .with_single_cert(vec![chain], key.into())?;
     let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
-    config.transport_config(transport(mtu));
+    config.transport_config(transport(mtu, false));
     Ok(Endpoint::server(config, address)?)
 }
 
-/// Returns an endpoint that connects to addresses of this one's family.
-pub fn client(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
+/// Returns an endpoint that connects to addresses of this one's family, with BBR or with CUBIC.
+pub fn client(address: SocketAddr, mtu: u16, with_bbr: bool) -> Result<Endpoint> {
     let tls = rustls::ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate))
         .with_no_client_auth();
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
-    config.transport_config(transport(mtu));
+    config.transport_config(transport(mtu, with_bbr));
     let mut endpoint = Endpoint::client((address.ip_any(), 0).into())?;
     endpoint.set_default_client_config(config);
     Ok(endpoint)
@@ -86,7 +90,7 @@ pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
 /// Connects, writes `bytes` and waits until the peer has closed.
 pub fn send(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
     run(async move {
-        let endpoint = client(address, mtu)?;
+        let endpoint = client(address, mtu, false)?;
         let connection = endpoint.connect(address, "peer")?.await?;
         let mut stream = connection.open_uni().await?;
         let block = vec![0x5a; BLOCK_BYTES];

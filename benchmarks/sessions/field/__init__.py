@@ -1,0 +1,1 @@
+"""Sessions of daemons beside TCP and QUIC on links as they are in the field."""
