@@ -57,6 +57,8 @@ class AnchoredCatalogue:
         self._begun: dict[uuid.UUID, bytes] = {}
         # Not served and not on this list, but possibly still on the anchor's.
         self._unsettled: set[uuid.UUID] = set()
+        # The anchor may have this list or the one that it was last asked to keep.
+        self._is_in_doubt = False
         self._openings = 0
         self._number = 0
 
@@ -138,7 +140,7 @@ class AnchoredCatalogue:
 
         Each is returned again until it is forgotten.
         """
-        if self._unsettled:
+        if self._unsettled or self._is_in_doubt:
             await self._anchor(self._listed)
         return [*self._unsettled]
 
@@ -160,7 +162,9 @@ class AnchoredCatalogue:
     async def _anchor(self, listing: Listing) -> None:
         self._number += 1
         blob = _blob(self._file.device_id, self._openings, listing)
+        self._is_in_doubt = True
         await self._open_anchors.advance(CATALOGUE, self._number, blob, at_once=True)
+        self._is_in_doubt = False
 
     def _states(self) -> list[_State]:
         """Return the states that may be anchored, the one in the files first."""

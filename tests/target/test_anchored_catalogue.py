@@ -337,6 +337,30 @@ async def test_volume_whose_anchor_is_in_doubt_goes_once_that_is_known(machine: 
     assert machine.has_volumes == {A}
 
 
+async def test_list_whose_anchoring_was_not_answered_is_anchored_before_the_next_change(
+    machine: Machine,
+) -> None:
+    catalogue = await machine.open(is_believed=True)
+    for volume_id in (A, B):
+        await machine.create(catalogue, volume_id)
+    advance = machine.anchor.advance
+
+    async def unanswered(changes: Sequence[Change]) -> None:
+        await advance(changes)
+        raise UnavailableError("peer.unreachable", "gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine.anchor, "advance", unanswered)
+        patch.setattr(catalogue._open_anchors, "_timeout_seconds", 0.05)
+        with pytest.raises(UnavailableError, match=r"anchor\.timeout"):
+            await catalogue.replace(A, b"next")
+    assert await catalogue.settle() == []
+    await catalogue.begin_removal(B)
+    # Power fails before the list without B is anchored: nothing was removed.
+    await machine.open()
+    assert machine.has_volumes == {A, B}
+
+
 async def test_anchor_of_a_volume_goes_with_it(machine: Machine) -> None:
     catalogue = await machine.open(is_believed=True)
     await machine.create(catalogue, A)
