@@ -89,11 +89,14 @@ async def keep_planned(
     caution: float = 0.0,
     objective: str = Objective.AUTO.value,
     are_marks_queues: bool = True,
+    waits_for_data: bool = False,
     interval_seconds: float = INTERVAL_SECONDS,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
+    A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
+    with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
     Losses caused by congestion change nothing; `are_marks_queues`: marked packets show it, as they
     do unless phantom queues mark them. `caution`: as for `plan`. `measured` gets each
@@ -119,7 +122,9 @@ async def keep_planned(
                 Planner, path, Objective(objective), caution=caution, check=check
             )
             counters = _Counters(are_marks_queues=are_marks_queues)
-            keeping = tasks.create_task(_keep(session, make, counters, interval_seconds, measured))
+            keeping = tasks.create_task(
+                _keep(session, make, counters, (interval_seconds, waits_for_data), measured)
+            )
             await session.wait_closed()
             keeping.cancel()
     finally:
@@ -135,19 +140,27 @@ async def _keep(
     session: Planned,
     make: Callable[[], Planner],
     counters: _Counters,
-    interval_seconds: float,
+    pace: tuple[float, bool],
     measured: Callable[[PathLoss, float], None],
 ) -> None:
+    interval_seconds, waits_for_data = pace
+    while waits_for_data and session.statistics()["data_packets_sent"] == 0:  # noqa: ASYNC110
+        await asyncio.sleep(interval_seconds)
     planner = await asyncio.to_thread(make)
     _install(session, planner)
+    planned_at = 0
     while True:
         await asyncio.sleep(interval_seconds)
-        found, queueing = counters.read(session.statistics())
+        statistics = session.statistics()
+        found, queueing = counters.read(statistics)
         planner.estimator.observe(found, queue_delay_round_trips=queueing)
         estimate = planner.estimator.estimate
         loss = estimate.loss
         measured(PathLoss(rate=loss.rate, burst_packets=loss.burst_packets), estimate.packets)
-        if await asyncio.to_thread(planner.update, counters.round_trip_seconds) is not None:
+        sent = statistics["data_packets_sent"]
+        has_sent, planned_at = sent > planned_at, sent
+        round_trip = counters.round_trip_seconds
+        if has_sent and await asyncio.to_thread(planner.update, round_trip) is not None:
             _install(session, planner)
         else:
             session.outlook = Outlook(plan=planner.plan, estimate=estimate)

@@ -25,9 +25,17 @@ class FakeSession:
         self.installed: list[list[tuple[int, int, int, int]]] = []
         self._looks = looks
         self._closed = asyncio.Event()
-        self._added = added
+        self._added = {"data_packets_sent": added.get("packets_sent", 0)} | added
         self._counters = dict.fromkeys(
-            ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops"), 0
+            (
+                "packets_sent",
+                "data_packets_sent",
+                "lost_packets",
+                "lost_runs",
+                "ce_echoed",
+                "send_drops",
+            ),
+            0,
         )
 
     def statistics(self) -> dict[str, int]:
@@ -55,6 +63,7 @@ async def planned(
     objective: str = "mean",
     caution: float = 0.0,
     are_marks_queues: bool = True,
+    waits_for_data: bool = False,
     **added: int,
 ) -> FakeSession:
     session = FakeSession(looks, **added)
@@ -66,6 +75,7 @@ async def planned(
         caution=caution,
         objective=objective,
         are_marks_queues=are_marks_queues,
+        waits_for_data=waits_for_data,
         interval_seconds=INTERVAL,
     )
     return session
@@ -110,6 +120,16 @@ async def test_losses_that_nothing_explains_make_another_plan() -> None:
     assert session.outlook is not None
     assert session.outlook.estimate.rate_low < 0.02 < session.outlook.estimate.rate_high
     assert session.outlook.estimate.loss.burst_packets == 2.0
+
+
+async def test_an_end_that_sends_no_data_plans_nothing() -> None:
+    control = {"packets_sent": 10_000, "lost_packets": 200, "lost_runs": 100}
+    receiver = await planned(1e-2, **control, data_packets_sent=0, waits_for_data=True)
+    assert receiver.installed == []
+    sender = await planned(1e-2, **control, waits_for_data=True)
+    assert sender.installed
+    # Nor does an end whose path has changed while it sends nothing.
+    assert len((await planned(1e-6, **control, data_packets_sent=0)).installed) == 1
 
 
 async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:

@@ -537,14 +537,15 @@ async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) ->
     assert answer.session.close_reason == "session.peer_closed.requested"
 
 
-async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
-    async with connected(*fabrics):
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            for fabric in fabrics:
-                (session,) = fabric.service.sessions()
-                while session.outlook is None:  # noqa: ASYNC110 - the plan has no event
-                    await asyncio.sleep(0.01)
-                assert session.outlook.plan.path.rate_bits_per_second == RATE
+async def test_both_ends_have_a_plan_soon_after_they_have_sent(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (near, far), asyncio.timeout(PATIENCE_SECONDS):
+        await transfer(near, far)
+        await transfer(far, near)
+        for fabric in fabrics:
+            (session,) = fabric.service.sessions()
+            while session.outlook is None:  # noqa: ASYNC110 - the plan has no event
+                await asyncio.sleep(0.01)
+            assert session.outlook.plan.path.rate_bits_per_second == RATE
 
 
 async def test_a_session_begins_with_what_another_one_measured(
@@ -554,13 +555,15 @@ async def test_a_session_begins_with_what_another_one_measured(
     service, name = fabrics[0].service, fabrics[1].service._own().spiffe_id
     path = PathKey.of(name, ["127.0.0.1:1"])
     async with asyncio.timeout(PATIENCE_SECONDS):
-        async with connected(*fabrics):
+        async with connected(*fabrics) as (near, far):
+            await transfer(near, far)
             while service.plans.losses.get(path) is None:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         (first,) = service.sessions()
         await first.wait_closed()
         service.plans.losses.note(path, PathLoss(rate=1e-4), 1)
-        async with connected(*fabrics, name="second"):
+        async with connected(*fabrics, name="second") as (near, far):
+            await transfer(near, far)
             (second,) = (each for each in service.sessions() if each is not first)
             while second.outlook is None:  # noqa: ASYNC110 - the plan has no event
                 await asyncio.sleep(0.01)

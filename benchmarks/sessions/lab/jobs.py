@@ -1,9 +1,9 @@
 """Jobs of the lab's senders: one line of input per job, one line of JSON per answer.
 
-A sender reads `BYTES COUNT SECONDS first|warm|cold WARM_UP`, sends up to COUNT messages one after the other
-for up to SECONDS, and prints how long each took and how many it gave up. First messages are those
-on a new connection, warm ones those on one that is already in use; each cold message opens a
-connection, and that time counts.
+A sender reads `BYTES COUNT SECONDS first|warm|cold WARM_UP`, sends up to COUNT messages one after
+the other for up to SECONDS, and prints how long each took and how many it gave up. First messages
+are those on a new connection, warm ones those on one that has carried WARM_UP messages; each cold
+message opens a connection, and that time counts.
 """
 
 import json
