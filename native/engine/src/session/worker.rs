@@ -33,12 +33,7 @@ const RECEIVES_PER_TURN: usize = 16;
 const DATAGRAMS_PER_TURN: usize = 256;
 /// Datagrams between two reads of the clock: some microseconds.
 const DATAGRAMS_PER_LOOK: usize = 8;
-/// A receiver that got this many bytes in a turn, half a list, receives in bulk: it keeps sleeping,
-/// so that the next turn is larger, …
-const GATHER_BYTES: usize = 32 << 10;
-/// … for at most this time, like an adapter's interrupt moderation, well below the shortest delay
-/// of an acknowledgement. At 100 Gbit/s it is a seventh of the socket's buffer.
-const GATHER_NANOS: Nanos = 50_000;
+
 /// The job's region, and the bitmap of what has landed in it.
 #[derive(Debug)]
 pub(super) struct JobMemory {
@@ -116,13 +111,6 @@ pub(super) struct Progress {
     /// Bytes of datagrams received in the last turn.
     received_bytes: usize,
     pub(super) is_over: bool,
-}
-
-impl Progress {
-    /// Whether to keep sleeping even if more may have arrived.
-    fn gathers(&self) -> bool {
-        self.received_bytes >= GATHER_BYTES && !self.has_more
-    }
 }
 
 impl Worker {
@@ -284,8 +272,11 @@ impl Worker {
     }
 
     fn wait(&mut self) {
-        let gathers = self.progress.gathers();
-        let timeout = self.timeout(if gathers { GATHER_NANOS } else { Nanos::MAX });
+        let received_bytes = self.progress.received_bytes as u64;
+        let moderation =
+            self.session.moderation(received_bytes).filter(|_| !self.progress.has_more);
+        let gathers = moderation.is_some();
+        let timeout = self.timeout(moderation.unwrap_or(Nanos::MAX));
         self.progress.has_more = false;
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watch(self.stop.as_fd())];
@@ -349,20 +340,5 @@ impl Drop for Worker {
             self.memory.ring.publish_closed(reason);
             self.report.set(State::Closed { reason: reason.into() });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_receiver_sleeps_on_after_bulk_only_and_only_when_it_has_taken_all() {
-        let after = |received_bytes, has_more| {
-            Progress { has_more, received_bytes, ..Progress::default() }.gathers()
-        };
-        assert!(after(44 * 1472, false));
-        assert!(!after(1472, false), "a single packet does not delay others");
-        assert!(!after(44 * 1472, true), "there is work left");
     }
 }

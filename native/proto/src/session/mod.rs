@@ -26,6 +26,7 @@ mod inbound;
 mod landing;
 mod layout;
 mod marking;
+mod moderation;
 mod narrow;
 mod order;
 mod outbound;

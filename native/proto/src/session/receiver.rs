@@ -106,6 +106,8 @@ pub struct Receiver {
     payload: PayloadMode,
     base: u64,
     window: VecDeque<Incoming>,
+    /// The message of the unit that landed last.
+    current: u64,
     /// Messages aborted here, until the peer knows.
     notices: BTreeSet<u64>,
     notices_made: u64,
@@ -127,6 +129,7 @@ impl Receiver {
             payload,
             base: 0,
             window: VecDeque::new(),
+            current: 0,
             notices: BTreeSet::new(),
             notices_made: 0,
             scratch_bytes: 0,
@@ -159,6 +162,20 @@ impl Receiver {
     #[must_use]
     pub fn completed_end(&self) -> u64 {
         self.base
+    }
+
+    /// Bytes that the message of the unit that landed last still lacks, parity included; 0 once it
+    /// is complete, and for streams, which can end at any unit.
+    #[must_use]
+    pub fn bytes_missing(&self) -> u64 {
+        let index = self.current.checked_sub(self.base).map(|index| index as usize);
+        match index.and_then(|index| self.window.get(index)).map(|incoming| &incoming.state) {
+            Some(State::Landing(landing)) if !landing.description.is_stream => {
+                let layout = &landing.description.layout;
+                u64::from(layout.coded_units() - landing.arrived.set_count()) * layout.unit_bytes()
+            }
+            _ => 0,
+        }
     }
 
     /// Data units computed from parity so far.
@@ -370,6 +387,7 @@ impl Receiver {
         if landing.arrived.get(coded) {
             return if layout.is_coded() { Outcome::Surplus } else { Outcome::Duplicate };
         }
+        self.current = number;
         match layout.place(coded) {
             Place::Data(unit) => {
                 landing.arrived.set(coded);

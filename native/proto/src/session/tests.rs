@@ -104,6 +104,25 @@ fn a_unit_that_contradicts_the_first_of_its_message_touches_nothing() {
 }
 
 #[test]
+fn what_a_message_lacks_falls_to_nothing_and_is_unknown_of_a_stream() {
+    let mut events = Events::default();
+    let mut whole = receiver();
+    let lengths = [256, 256, 256, 232];
+    let lacking: Vec<u64> = (0..4)
+        .map(|coded| {
+            let unit = Unit { coded, ..GOOD };
+            let payload = &[0; 256][..lengths[coded as usize]];
+            whole.unit_received(unit, payload, &mut Sink, &mut events);
+            whole.bytes_missing()
+        })
+        .collect();
+    assert_eq!(lacking, [3 * 256, 2 * 256, 256, 0]);
+    let mut stream = receiver();
+    stream.unit_received(Unit { is_stream: true, ..GOOD }, &[0; 256], &mut Sink, &mut events);
+    assert_eq!(stream.bytes_missing(), 0);
+}
+
+#[test]
 fn parity_beyond_the_scratch_is_dropped_unclaimed() {
     let mut events = Events::default();
     let unit_bytes = 64_000;
