@@ -4,7 +4,6 @@ Needs numpy, so the fabric imports it with its first session.
 """
 
 import asyncio
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +14,14 @@ from sealane.daemon.fabric.known_paths import PathLoss
 from sealane.planning.model import Loss, Path
 from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner import LossEstimate, Objective, PathCounters, Plan, Planner
+from sealane.planning.planner import (
+    LossEstimate,
+    LossEstimator,
+    Objective,
+    PathCounters,
+    Plan,
+    Planner,
+)
 
 INTERVAL_SECONDS = 1.0
 """Interval at which counters are read."""
@@ -118,9 +124,12 @@ async def keep_planned(
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            make = functools.partial(
-                Planner, path, Objective(objective), caution=caution, check=check
-            )
+
+            def make(estimator: LossEstimator) -> Planner:
+                return Planner(
+                    path, Objective(objective), caution=caution, estimator=estimator, check=check
+                )
+
             counters = _Counters(are_marks_queues=are_marks_queues)
             keeping = tasks.create_task(
                 _keep(session, make, counters, (interval_seconds, waits_for_data), measured)
@@ -138,27 +147,29 @@ class _GivenUpError(Exception):
 
 async def _keep(
     session: Planned,
-    make: Callable[[], Planner],
+    make: Callable[[LossEstimator], Planner],
     counters: _Counters,
     pace: tuple[float, bool],
     measured: Callable[[PathLoss, float], None],
 ) -> None:
     interval_seconds, waits_for_data = pace
-    while waits_for_data and session.statistics()["data_packets_sent"] == 0:  # noqa: ASYNC110
-        await asyncio.sleep(interval_seconds)
-    planner = await asyncio.to_thread(make)
-    _install(session, planner)
-    planned_at = 0
+    estimator = LossEstimator()
+    planner: Planner | None = None
+    sent = 0
     while True:
+        if planner is None and (sent or not waits_for_data):
+            planner = await asyncio.to_thread(make, estimator)
+            _install(session, planner)
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()
         found, queueing = counters.read(statistics)
-        planner.estimator.observe(found, queue_delay_round_trips=queueing)
-        estimate = planner.estimator.estimate
+        estimator.observe(found, queue_delay_round_trips=queueing)
+        estimate = estimator.estimate
         loss = estimate.loss
         measured(PathLoss(rate=loss.rate, burst_packets=loss.burst_packets), estimate.packets)
-        sent = statistics["data_packets_sent"]
-        has_sent, planned_at = sent > planned_at, sent
+        has_sent, sent = statistics["data_packets_sent"] > sent, statistics["data_packets_sent"]
+        if planner is None:
+            continue
         round_trip = counters.round_trip_seconds
         if has_sent and await asyncio.to_thread(planner.update, round_trip) is not None:
             _install(session, planner)

@@ -222,13 +222,15 @@ class Planner:
         parity_budget: float = PARITY_BUDGET,
         *,
         caution: float = 0.0,
+        estimator: LossEstimator | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the first plan; `caution`, `check` and errors as in `plan`.
 
-        `caution` falls as packets arrive: to the upper end of the estimate's interval.
+        `estimator` may have observed the path already. `caution` falls as packets arrive: to the
+        upper end of the estimate's interval.
         """
-        self.estimator = LossEstimator()
+        self.estimator = estimator or LossEstimator()
         self._check = check
         self.plan = plan(path, objective, parity_budget, caution=caution, check=check)
 

@@ -42,6 +42,6 @@ LINKS: Final = tuple(
     for round_trip in ROUND_TRIPS
 )
 FULL: Final = Effort(count=1002, share=1.0)
-QUICK: Final = Effort(count=100, share=0.1)
+QUICK: Final = Effort(count=100, share=0.15)
 QUICK_CONDITIONS: Final = ("1e-3", "1e-2", "5 % of ACKs lost")
 QUICK_BYTES_MAX: Final = MIB

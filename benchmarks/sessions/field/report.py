@@ -183,11 +183,8 @@ def plot(path: Path, results: Sequence[Result]) -> None:
     """Draw the session's time relative to the best rival's: conditions by links and messages."""
     columns = sorted({(r.cell.links.round_trip, r.cell.connection, r.cell.bytes) for r in results})
     conditions = list(dict.fromkeys(r.cell.condition.name for r in results))
-    figure, panels = plt.subplots(
-        2, 1, figsize=(3 + 0.62 * len(columns), 4 + 0.7 * len(conditions)), squeeze=False
-    )
-    kinds = ((middle, "p50"), (tail, "p99 (p90 where messages don't suffice)"))
-    for axes, (of, name) in zip(panels[:, 0], kinds, strict=True):
+    grids = {}
+    for of, name in ((middle, "p50"), (tail, "p99 (p90 where messages don't suffice)")):
         grid = np.full((len(conditions), len(columns)), np.nan)
         for result in results:
             cell = result.cell
@@ -198,6 +195,14 @@ def plot(path: Path, results: Sequence[Result]) -> None:
             ratio = result.beside_best(of)
             if ratio is not None and not result.void:
                 grid[place] = ratio
+        if not np.isnan(grid).all():
+            grids[name] = grid
+    if not grids:
+        return
+    size = (4 + 0.62 * len(columns), 1 + len(grids) * (1.2 + 0.35 * len(conditions)))
+    figure, panels = plt.subplots(len(grids), 1, figsize=size, squeeze=False)
+    figure.suptitle("Session's completion time / the best rival's", fontsize=10)
+    for axes, (name, grid) in zip(panels[:, 0], grids.items(), strict=True):
         axes.imshow(grid, cmap="RdYlGn_r", norm=LogNorm(0.25, 4), aspect="auto")
         for (row, column), ratio in np.ndenumerate(grid):
             if not np.isnan(ratio):
@@ -208,7 +213,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
             [f"{trip * 1e3:g} ms\n{kind}\n{size_text(size)}" for trip, kind, size in columns],
             fontsize=6,
         )
-        axes.set_title(f"Session's completion time / the best rival's: {name}", fontsize=9)
+        axes.set_title(name, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
