@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 
 use sealane_proto::session::{CloseReason, CompletionStatus, Event};
 
+use crate::clock::now;
+
 use super::endings::{REASON_RESOURCES, reason_of};
 use super::endpoint::{EndpointError, Memories};
 use super::layout::STATE_ESTABLISHED;
@@ -23,6 +25,8 @@ impl Worker {
                         self.end(REASON_RESOURCES.into(), CloseReason::Requested);
                         continue;
                     }
+                    // Whoever learns of it finds the round trip that was measured.
+                    self.publish_statistics(now());
                     self.memory.ring.publish_state(STATE_ESTABLISHED);
                     self.report.set(State::Established);
                 }

@@ -69,14 +69,7 @@ impl Worker {
         let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {
-            self.progress.published = time;
-            let values = values(&self.session.statistics(), &self.counters());
-            self.memory.ring.publish_statistics(&values);
-            *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
-            let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
-            let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
-            paths.clear();
-            paths.extend(PathReport::of(addresses, &self.session));
+            self.publish_statistics(time);
         }
         self.progress.must_ring |= self.memory.ring.take_chunk_wake();
         if std::mem::take(&mut self.progress.must_ring)
@@ -84,6 +77,17 @@ impl Worker {
         {
             bell.ring();
         }
+    }
+
+    pub(super) fn publish_statistics(&mut self, time: Nanos) {
+        self.progress.published = time;
+        let values = values(&self.session.statistics(), &self.counters());
+        self.memory.ring.publish_statistics(&values);
+        *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+        let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
+        paths.clear();
+        paths.extend(PathReport::of(addresses, &self.session));
     }
 
     fn counters(&self) -> WorkerStatistics {
