@@ -1,6 +1,6 @@
 """Tables, JSON rows and plot of the field: a session beside the best of its rivals in each cell."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,8 @@ WORSE: Final = 1.05
 """A session's time beyond this multiple of the best rival's is worse."""
 IDEAL: Final = 1.3
 """Wanted multiple of the ideal completion time."""
+TAIL: Final = ("p99", "p90")
+"""The quantile that is compared, and the one where messages don't suffice for it."""
 LISTED: Final = 20
 GB: Final = 1e9
 
@@ -80,17 +82,19 @@ class Result:
             for way, summary in self.summaries.items()
         ]
 
-    def beside_best(self, of: Callable[[Summary], float | None]) -> float | None:
-        """Return the session's time relative to the best rival's; None: not both are known."""
-        times = {way: of(summary) for way, summary in self.summaries.items()}
-        rivals = [found for way in RIVALS if (found := times.get(way)) is not None]
-        ours = times.get("session")
-        return None if ours is None or not rivals else ours / min(rivals)
+    def beside_best(self, *quantiles: str) -> float | None:
+        """Return the session's time relative to the best rival's.
 
-
-def middle(summary: Summary) -> float:
-    """Return the p50."""
-    return summary.p50
+        Of the first of these `quantiles` that the session and a rival have; None: of none.
+        """
+        ours = self.summaries.get("session")
+        for name in quantiles if ours else ():
+            mine = getattr(ours, name)
+            rivals = [getattr(self.summaries[way], name) for way in RIVALS if way in self.summaries]
+            known = [found for found in rivals if found is not None]
+            if mine is not None and known:
+                return float(mine / min(known))
+        return None
 
 
 def tail(summary: Summary) -> float | None:
@@ -141,24 +145,13 @@ def summary(results: Sequence[Result]) -> Table:
     )
     for heading in ("", "p50", "p99 or p90"):
         found.add_column(heading, justify="left" if not heading else "right")
-    both = [(r, r.beside_best(middle), r.beside_best(tail)) for r in results if not r.void]
+    both = [(r, r.beside_best("p50"), r.beside_best(*TAIL)) for r in results if not r.void]
     found.add_row("cells within the goal", *(_share([b[i] for b in both]) for i in (1, 2)))
-    ideal = [
-        [of(r.summaries["session"]) for r, *_ in both if "session" in r.summaries]
-        for of in (middle, tail)
-    ]
-    floor = [r.cell.ideal for r, *_ in both if "session" in r.summaries]
+    ours = [(r.summaries["session"], r.cell.ideal) for r, *_ in both if "session" in r.summaries]
     found.add_row(
         f"cells within {IDEAL:g} of the ideal",
-        *(
-            _share(
-                [
-                    None if t is None else t / f / IDEAL * WORSE
-                    for t, f in zip(ts, floor, strict=True)
-                ]
-            )
-            for ts in ideal
-        ),
+        _share([mine.p50 / ideal for mine, ideal in ours], IDEAL),
+        _share([late / ideal for mine, ideal in ours if (late := tail(mine))], IDEAL),
     )
     worst = sorted(both, key=lambda b: max(b[1] or 0, b[2] or 0), reverse=True)
     for result, *pair in worst[:LISTED]:
@@ -169,9 +162,9 @@ def summary(results: Sequence[Result]) -> Table:
     return found
 
 
-def _share(ratios: Sequence[float | None]) -> str:
+def _share(ratios: Sequence[float | None], most: float = WORSE) -> str:
     known = [ratio for ratio in ratios if ratio is not None]
-    return f"{sum(ratio <= WORSE for ratio in known)} of {len(known)}"
+    return f"{sum(ratio <= most for ratio in known)} of {len(known)}"
 
 
 def _name(result: Result) -> str:
@@ -184,7 +177,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
     columns = sorted({(r.cell.links.round_trip, r.cell.connection, r.cell.bytes) for r in results})
     conditions = list(dict.fromkeys(r.cell.condition.name for r in results))
     grids = {}
-    for of, name in ((middle, "p50"), (tail, "p99 (p90 where messages don't suffice)")):
+    for quantiles, name in ((("p50",), "p50"), (TAIL, "p99, or p90 where messages don't suffice")):
         grid = np.full((len(conditions), len(columns)), np.nan)
         for result in results:
             cell = result.cell
@@ -192,7 +185,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
                 conditions.index(cell.condition.name),
                 columns.index((cell.links.round_trip, cell.connection, cell.bytes)),
             )
-            ratio = result.beside_best(of)
+            ratio = result.beside_best(*quantiles)
             if ratio is not None and not result.void:
                 grid[place] = ratio
         if not np.isnan(grid).all():
