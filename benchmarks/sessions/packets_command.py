@@ -3,7 +3,7 @@
 Bulk transfer in one direction between two network namespaces, over a veth pair with all offloads.
 Each end is a process with its own core; each round measures every transport once. Processor time is
 that of both processes, including the kernel; if the machine has other load, compare only within a
-round. Prints a table, saves every sample as JSON and draws a plot. If `perf` is installed, one more
+round. Prints tables, saves every sample as JSON and draws plots. If `perf` is installed, one more
 transfer at each MTU shows what a session's time is spent on. Needs root (namespaces) and Cargo (to
 build the peers).
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pace",
         type=int,
         nargs="+",
-        default=[100_000_000, 1_000_000_000],
-        help="paces at which session and TLS are also compared, bit/s (default 100 M, 1 G)",
+        default=[100_000_000, 300_000_000, 1_000_000_000],
+        help="paces at which session and TLS are also compared, bit/s (default 100, 300 M, 1 G)",
     )
     add("--output", type=Path, default=Path("sealane-sessions"), help="directory for results")
 
@@ -94,4 +94,5 @@ def run(arguments: argparse.Namespace) -> int:
     }
     (arguments.output / "packets.json").write_text(json.dumps(document, indent=1) + "\n")
     report.plot(arguments.output / "packets.png", samples)
+    report.plot_paces(arguments.output / "paces.png", paced)
     return 0

@@ -144,3 +144,25 @@ def plot(path: Path, samples: Sequence[Sample]) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def plot_paces(path: Path, samples: Sequence[Sample]) -> None:
+    """Draw processor seconds per GB against the pace: medians as lines, samples as points."""
+    paces = sorted({sample.pace for sample in samples})
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for index, way in enumerate(PACED_WAYS):
+        mine = [sample for sample in samples if sample.way == way]
+        costs = [[s.processor_per_gb for s in mine if s.pace == pace] for pace in paces]
+        rates = [pace / 1e6 for pace in paces]
+        axes.plot(rates, [statistics.median(c) for c in costs], f"C{index}o-", label=NAMES[way])
+        for rate, found in zip(rates, costs, strict=True):
+            axes.plot([rate] * len(found), found, "k.", markersize=3)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("pace, Mbit/s")
+    axes.set_ylabel("processor seconds per GB, both ends")
+    axes.set_title("MTU 1500; TLS is paced by the kernel", fontsize=9)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
