@@ -8,9 +8,10 @@ refuses it.
 
 The order of events for a head: the counter equals the last head's number; the next head is
 committed; the counter is incremented. After a crash, or an increment that failed, the store is one
-ahead, and the counter catches up before another head is written. So no two heads have one number:
-a store put back to the first of them would pass as current. A caller that is cancelled doesn't
-interrupt this.
+ahead, and the counter catches up before another head is written. A caller that is cancelled doesn't
+interrupt this. So no two heads of a start have one number: a store put back to the first of them
+would pass as current. If a commit's outcome is unknown, the store shows it; a store that shows the
+old head may have been put back, so only the next start, with an epoch of its own, writes another.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class Instance:
         self._name = name
         self._heads = heads
         self._head = head
-        # A head whose commit hasn't been answered, or had an unknown outcome.
+        # A head whose commit has, or had, an unknown outcome.
         self._attempted: HeadRecord | None = None
         self._covered = 0
         self._lock = asyncio.Lock()
@@ -140,29 +141,42 @@ class Instance:
                 await self._anchor()
 
     async def _anchor(self) -> None:
+        table = self._registry.heads
+        if self._attempted is not None:
+            self._adopt(await table.get(self._name))
         if self._head is None:
             value = await _value(self._heads)
         else:
             instance = self.arena.broker_instance
             value = await _caught_up(self._heads, instance, "head", self._head.record.number)
-        number = value + 1
-        self._attempted = HeadRecord(number=number, start_epoch=self.arena.start_epoch)
-        table = self._registry.heads
-        revision = await self._registry.commit(
-            [table.unchanged(self._name, self._head)], table.sealed(self._name, self._attempted)
-        )
-        if revision is None:
-            self._adopt(await table.get(self._name))
-            await self._anchor()
-            return
-        self._head = Stored(self._attempted, revision, self._name)
+        record = HeadRecord(number=value + 1, start_epoch=self.arena.start_epoch)
+        self._attempted = record
+        try:
+            revision = await self._registry.commit(
+                [table.unchanged(self._name, self._head)], table.sealed(self._name, record)
+            )
+        except UnavailableError as error:
+            if error.reason != "broker.store.outcome_unknown":
+                self._attempted = None
+            raise
         self._attempted = None
-        await _increment(self._heads, to=number)
+        if revision is None:
+            raise self._rolled_back()
+        self._head = Stored(record, revision, self._name)
+        await _increment(self._heads, to=record.number)
         self._covered = revision
 
     def _adopt(self, stored: Stored[HeadRecord] | None) -> None:
         """Accept a changed head if it is the one whose commit had an unknown outcome."""
-        if stored is None or self._attempted is None or stored.record != self._attempted:
+        if self._attempted is None or stored is None:
+            raise self._rolled_back()
+        if self._head is not None and stored.revision == self._head.revision:
+            raise UnavailableError(
+                "broker.store.fenced",
+                f"the store lost head {self._attempted.number} of broker instance "
+                f"{self.arena.broker_instance}, or may still get it: restart the broker",
+            )
+        if stored.record != self._attempted:
             raise self._rolled_back()
         self._head, self._attempted = stored, None
 

@@ -3,8 +3,8 @@
 gRPC cancels a handler at whatever it is waiting for when its caller cancels, disconnects or reaches
 its deadline. What such a call had begun would stay half done: committed but not recorded, removed
 from a list but not from a disk, locked and never released. So methods that change something run in
-a task of their own. Their number is bounded where they begin, because a caller that leaves makes
-room for its next call.
+a task of their own. Their number is bounded for each caller where they begin, because a caller that
+leaves makes room for its next call.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error
 from sealane.transport.tasks import TaskOwner
 
-RUNNING_MAX: Final = 256
-"""Calls of one server that run to their end at a time; others wait before they begin."""
+RUNNING_MAX: Final = 64
+"""Calls of one caller that run to their end at a time; others of it wait before they begin."""
 
 _VOLUMES: Final = (
     "CreateVolume",
@@ -76,26 +76,36 @@ class CallCompletion:
     """The calls of one server that run to their end."""
 
     def __init__(self) -> None:
-        self._room = asyncio.Semaphore(RUNNING_MAX)
+        # Of certified callers, whose number is bounded; all local ones share one.
+        self._rooms: dict[str, asyncio.Semaphore] = {}
+        self._running: set[asyncio.Future[Any]] = set()
         self._tasks = TaskOwner()
 
-    async def run(self, method: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def run(self, method: str, work: Callable[[], Awaitable[Any]], *, caller: str) -> Any:
         """Return what `work` returns; once it has begun, a cancelled caller doesn't end it."""
-        await self._room.acquire()
+        room = self._rooms.setdefault(caller, asyncio.Semaphore(RUNNING_MAX))
+        await room.acquire()
         outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._tasks.start(self._carry_out(work, outcome), name=method)
+        self._running.add(outcome)
+        outcome.add_done_callback(self._running.discard)
+        self._tasks.start(self._carry_out(room, work, outcome), name=method)
         try:
             return await asyncio.shield(outcome)
         except asyncio.CancelledError:
             outcome.add_done_callback(partial(_ended_unheard, method))
             raise
 
-    async def close(self) -> None:
-        """Cancel what is left when the server has stopped."""
+    async def close(self, *, drain_seconds: float) -> None:
+        """When the server has stopped, wait so long for what is left, then cancel it."""
+        if self._running:
+            await asyncio.wait([*self._running], timeout=drain_seconds)
         await self._tasks.close()
 
     async def _carry_out(
-        self, work: Callable[[], Awaitable[Any]], outcome: asyncio.Future[Any]
+        self,
+        room: asyncio.Semaphore,
+        work: Callable[[], Awaitable[Any]],
+        outcome: asyncio.Future[Any],
     ) -> None:
         try:
             result = await work()
@@ -107,7 +117,7 @@ class CallCompletion:
         else:
             outcome.set_result(result)
         finally:
-            self._room.release()
+            room.release()
 
 
 def _ended_unheard(method: str, outcome: asyncio.Future[Any]) -> None:

@@ -370,7 +370,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if method in COMPLETED:
 
             async def perform(message: Any, context: Context) -> Any:
-                return await self.completion.run(method, partial(behavior, message, context))
+                work = partial(behavior, message, context)
+                return await self.completion.run(method, work, caller=self._caller(context))
 
         async def answer(received: _Received, context: Context) -> Any:
             started = time.perf_counter()
@@ -392,6 +393,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return response
 
         return answer
+
+    def _caller(self, context: Context) -> str:
+        """Return who calls; "" on the Unix socket."""
+        if isinstance(self._authorizer, Authorizer):
+            return self._authorizer.caller(context).spiffe_id
+        return ""
 
     def _stream(
         self,

@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,11 +236,15 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
         yield
     finally:
         # gRPC would wait without end for a caller that takes nothing of what it was sent.
+        ends = time.monotonic() + DRAIN_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS + CANCEL_SECONDS):
                 await server.stop(DRAIN_SECONDS)
         if (completion := _completions.get(server)) is not None:
-            await completion.close()
+            left = max(ends - time.monotonic(), 0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left + CANCEL_SECONDS):
+                    await completion.close(drain_seconds=left)
 
 
 def _why_not(listen: str) -> str:

@@ -309,14 +309,20 @@ class Target(Provider):
         await self._volume(volume_id).resize(sector_count, self._listener)
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
-        """Remove the store of a volume that isn't open, if it exists."""
+        """Remove the store of a volume that isn't open, if it exists.
+
+        UnavailableError `store.remove`; errors of the device's anchor.
+        """
         path = self._path(volume_id)
         if path is None or volume_nqn(volume_id) in self._volumes:
             return
         if self._drives is not None:
             await asyncio.to_thread(self._drives.release, volume_id)
         for gone in (path, path.with_suffix(JOBS_SUFFIX)):
-            await asyncio.to_thread(gone.unlink, missing_ok=True)
+            try:
+                await asyncio.to_thread(gone.unlink, missing_ok=True)
+            except OSError as error:
+                raise UnavailableError("store.remove", f"{gone}: {error.strerror}") from error
         if self._directory is not None:
             await self._keep_reserve(self._directory)
         if self._device is not None:

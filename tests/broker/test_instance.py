@@ -269,10 +269,48 @@ async def test_head_whose_commit_had_an_unknown_outcome_is_no_roll_back(disk: Di
     await disk.start()
 
 
+async def test_head_that_a_store_may_have_lost_is_written_by_the_next_start_only(
+    disk: Disk,
+) -> None:
+    store = Forgetful(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    await registry.tenant_key("t")
+    store.is_forgetful, store.is_idle = True, True
+    with pytest.raises(UnavailableError):
+        await instance.anchor()
+    store.is_forgetful, store.is_idle = False, False
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(UnavailableError) as caught:
+            await instance.keep_anchored(seconds=0)
+    assert caught.value.reason == "broker.store.fenced"
+    await registry.close()
+    await store.close()
+    await disk.start()
+
+
+async def test_head_of_an_unknown_outcome_must_be_the_one_that_was_attempted(disk: Disk) -> None:
+    store = Forgetful(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    head = await registry.heads.get("00003")
+    assert head is not None
+    store.is_forgetful, store.is_idle = True, True
+    with pytest.raises(UnavailableError):
+        await instance.anchor()
+    store.is_forgetful, store.is_idle = False, False
+    await registry.commit(puts=registry.heads.sealed("00003", head.record))
+    for call in (instance.inspect(), instance.anchor()):
+        with pytest.raises(VerificationError) as caught:
+            await call
+        assert caught.value.reason == "broker.store.rolled_back"
+    await registry.close()
+
+
 class Forgetful(SqliteStore):
     """A store that makes commits and loses the answers."""
 
     is_forgetful = False
+    is_idle = False
+    """Whether it doesn't even make them."""
 
     async def commit(
         self,
@@ -280,7 +318,7 @@ class Forgetful(SqliteStore):
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
     ) -> int | None:
-        revision = await super().commit(compares, puts, deletes)
+        revision = None if self.is_idle else await super().commit(compares, puts, deletes)
         if self.is_forgetful:
             raise UnavailableError("broker.store.outcome_unknown", "the answer is lost")
         return revision

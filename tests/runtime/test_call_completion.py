@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import empty_pb2
 
 from patience import PATIENCE_SECONDS
-from sealane.daemon.runtime import call_completion
+from sealane.daemon.runtime import call_completion, servers
 from sealane.daemon.runtime.call_completion import COMPLETED
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import new_server, running
@@ -143,7 +143,20 @@ async def test_callers_that_leave_make_no_room_for_more(
     assert registry.changed == registry.begun >= 3
 
 
-async def test_what_is_left_when_a_server_stops_is_cancelled(tmp_path: Path) -> None:
+async def test_server_that_stops_waits_for_what_callers_have_left_behind(tmp_path: Path) -> None:
+    registry = Registry()
+    async with _served(tmp_path, registry) as stub:
+        call = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())
+        await registry.has_begun.wait()
+        call.cancel()
+        asyncio.get_running_loop().call_later(0.1, registry.may_go_on.set)
+    assert registry.changed == 1
+
+
+async def test_what_is_left_then_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "DRAIN_SECONDS", 0.1)
     registry = Registry()
     async with _served(tmp_path, registry) as stub:
         call = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())

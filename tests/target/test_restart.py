@@ -154,6 +154,20 @@ async def test_half_removed_volume_that_stays_stops_neither_target_nor_other_vol
             assert volume_files(site.directory) == set()
 
 
+async def test_file_that_cannot_be_removed_keeps_its_volume_only(site: Site) -> None:
+    async with site.process() as service:
+        kept, served = [await site.create(service) for _ in range(2)]
+    site.path(kept, "volume").rename(site.path(kept, "volume.unfinished"))
+    site.path(kept, "sectors").unlink()
+    site.path(kept, "sectors").mkdir()
+    async with site.process() as service:
+        assert site.said("kept") == [(kept, "store.remove")]
+        assert site.said("restored") == [(served, "")]
+        site.path(kept, "sectors").rmdir()
+        await service.delete(CALLER, served)
+    assert volume_files(site.directory) == set()
+
+
 async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: Target, volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         site.path(str(volume_id), "sectors").touch()

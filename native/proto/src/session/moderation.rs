@@ -16,8 +16,9 @@ const BULK_NANOS: Nanos = 50_000;
 const ROUND_TRIP_PART: Nanos = 64;
 /// … but no longer than this, …
 const FAR_NANOS_MAX: Nanos = 500_000;
-/// … nor for more than this many bytes at the session's rate, a quarter of the socket's buffer, …
-const FAR_BYTES_MAX: u64 = 1 << 20;
+/// … nor for more than this many bytes at the session's rate, half of what the smallest socket
+/// buffer holds (Linux's default `rmem_max`), …
+const FAR_BYTES_MAX: u64 = 64 << 10;
 /// … and only while the message lacks this many units, …
 const UNITS_MISSING: u64 = 8;
 /// … and this many times what the last look brought.
@@ -29,9 +30,10 @@ impl Session {
     #[must_use]
     pub fn moderation(&self, received_bytes: u64) -> Option<Nanos> {
         let unit_bytes = u64::from(self.config.unit_bytes);
-        let missing_units = self.receiver.bytes_missing() / unit_bytes;
+        let missing_units = self.receiver.units_missing();
         let rate = self.config.rate_bytes_per_second;
-        moderation((received_bytes, unit_bytes), missing_units, self.paths.srtt(), rate)
+        let shortest = self.paths.iter().filter_map(|(_, path)| path.rtt.smoothed()).min();
+        moderation((received_bytes, unit_bytes), missing_units, shortest, rate)
     }
 }
 
@@ -76,10 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_meanwhile_fits_into_a_quarter_of_the_buffer() {
-        let rate = 100 * GBIT;
+    fn what_arrives_meanwhile_fits_into_the_smallest_buffer() {
+        let rate = 8 * GBIT;
         let far = moderation((UNIT, UNIT), 1000, FAR, rate);
         assert_eq!(far, Some(FAR_BYTES_MAX * NANOS_PER_SECOND / rate));
-        assert_eq!(moderation((40 * UNIT, UNIT), 1000, FAR, 4 * rate), Some(BULK_NANOS));
+        assert_eq!(moderation((40 * UNIT, UNIT), 1000, FAR, 20 * rate), Some(BULK_NANOS));
     }
 }

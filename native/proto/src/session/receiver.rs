@@ -164,15 +164,22 @@ impl Receiver {
         self.base
     }
 
-    /// Bytes that the message of the unit that landed last still lacks, parity included; 0 once it
-    /// is complete, and for streams, which can end at any unit.
+    /// How many more units must arrive at least before the message of the unit that landed last is
+    /// complete; 0 for streams, which can end at any unit.
     #[must_use]
-    pub fn bytes_missing(&self) -> u64 {
+    pub fn units_missing(&self) -> u64 {
         let index = self.current.checked_sub(self.base).map(|index| index as usize);
         match index.and_then(|index| self.window.get(index)).map(|incoming| &incoming.state) {
             Some(State::Landing(landing)) if !landing.description.is_stream => {
                 let layout = &landing.description.layout;
-                u64::from(layout.coded_units() - landing.arrived.set_count()) * layout.unit_bytes()
+                let missing = layout.coded_units() - landing.arrived.set_count();
+                if !layout.is_coded() {
+                    return u64::from(missing);
+                }
+                // An incomplete block lacks m units more than it needs, and one at the least.
+                let (k, m) = (u32::from(layout.k()), u32::from(layout.m()));
+                let incomplete = layout.data_units().div_ceil(k).min(missing.div_ceil(m + 1));
+                u64::from(missing.saturating_sub(m * incomplete))
             }
             _ => 0,
         }

@@ -113,13 +113,16 @@ fn what_a_message_lacks_falls_to_nothing_and_is_unknown_of_a_stream() {
             let unit = Unit { coded, ..GOOD };
             let payload = &[0; 256][..lengths[coded as usize]];
             whole.unit_received(unit, payload, &mut Sink, &mut events);
-            whole.bytes_missing()
+            whole.units_missing()
         })
         .collect();
-    assert_eq!(lacking, [3 * 256, 2 * 256, 256, 0]);
+    assert_eq!(lacking, [3, 2, 1, 0]);
     let mut stream = receiver();
     stream.unit_received(Unit { is_stream: true, ..GOOD }, &[0; 256], &mut Sink, &mut events);
-    assert_eq!(stream.bytes_missing(), 0);
+    assert_eq!(stream.units_missing(), 0);
+    let mut coded = receiver();
+    coded.unit_received(Unit { k: 4, m: 2, ..GOOD }, &[0; 256], &mut Sink, &mut events);
+    assert_eq!(coded.units_missing(), 3, "parity can take the place of any of them");
 }
 
 #[test]
