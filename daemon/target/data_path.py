@@ -322,7 +322,9 @@ class Target(Provider):
             try:
                 await asyncio.to_thread(gone.unlink, missing_ok=True)
             except OSError as error:
-                raise UnavailableError("store.remove", f"{gone}: {error.strerror}") from error
+                raise UnavailableError(
+                    "store.remove", f"can't remove the files of volume {volume_id}: {error}"
+                ) from error
         if self._directory is not None:
             await self._keep_reserve(self._directory)
         if self._device is not None:
