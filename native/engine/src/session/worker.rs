@@ -113,6 +113,13 @@ pub(super) struct Progress {
     pub(super) is_over: bool,
 }
 
+impl Progress {
+    /// How long to keep sleeping even if more may have arrived, if at all.
+    fn sleeps_on(&self, moderation: Option<Nanos>) -> Option<Nanos> {
+        moderation.filter(|_| !self.has_more)
+    }
+}
+
 impl Worker {
     /// Runs until the session is over and the peer has been notified.
     pub(super) fn run(mut self) {
@@ -272,9 +279,8 @@ impl Worker {
     }
 
     fn wait(&mut self) {
-        let received_bytes = self.progress.received_bytes as u64;
-        let moderation =
-            self.session.moderation(received_bytes).filter(|_| !self.progress.has_more);
+        let moderation = self.session.moderation(self.progress.received_bytes as u64);
+        let moderation = self.progress.sleeps_on(moderation);
         let gathers = moderation.is_some();
         let timeout = self.timeout(moderation.unwrap_or(Nanos::MAX));
         self.progress.has_more = false;
@@ -340,5 +346,17 @@ impl Drop for Worker {
             self.memory.ring.publish_closed(reason);
             self.report.set(State::Closed { reason: reason.into() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_sleeps_on_only_when_it_has_taken_all() {
+        let after = |has_more| Progress { has_more, ..Progress::default() }.sleeps_on(Some(50_000));
+        assert_eq!(after(false), Some(50_000));
+        assert_eq!(after(true), None, "there is work left");
     }
 }
