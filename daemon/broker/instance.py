@@ -8,10 +8,11 @@ refuses it.
 
 The order of events for a head: the counter equals the last head's number; the next head is
 committed; the counter is incremented. After a crash, or an increment that failed, the store is one
-ahead, and the counter catches up before another head is written. A caller that is cancelled doesn't
-interrupt this. So no two heads of a start have one number: a store put back to the first of them
-would pass as current. If a commit's outcome is unknown, the store shows it; a store that shows the
-old head may have been put back, so only the next start, with an epoch of its own, writes another.
+ahead, and the counter catches up before another head is written. A cancelled caller doesn't
+interrupt this. Therefore each number belongs to one head of a start; if two heads shared one, a
+store rolled back to the first would pass as current. After a commit with an unknown outcome the
+head is read: if it is still the old one, the store may have been rolled back, and the broker ends.
+Its next start has an epoch of its own.
 """
 
 import asyncio

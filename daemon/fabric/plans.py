@@ -4,6 +4,7 @@ Needs numpy, so the fabric imports it with its first session.
 """
 
 import asyncio
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -124,15 +125,18 @@ async def keep_planned(
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-
-            def make(estimator: LossEstimator) -> Planner:
-                return Planner(
-                    path, Objective(objective), caution=caution, estimator=estimator, check=check
-                )
-
-            counters = _Counters(are_marks_queues=are_marks_queues)
+            make = functools.partial(
+                Planner, path, Objective(objective), caution=caution, check=check
+            )
             keeping = tasks.create_task(
-                _keep(session, make, counters, (interval_seconds, waits_for_data), measured)
+                _keep(
+                    session,
+                    make,
+                    counters=_Counters(are_marks_queues=are_marks_queues),
+                    interval_seconds=interval_seconds,
+                    waits_for_data=waits_for_data,
+                    measured=measured,
+                )
             )
             await session.wait_closed()
             keeping.cancel()
@@ -147,18 +151,19 @@ class _GivenUpError(Exception):
 
 async def _keep(
     session: Planned,
-    make: Callable[[LossEstimator], Planner],
+    make: Callable[..., Planner],
+    *,
     counters: _Counters,
-    pace: tuple[float, bool],
+    interval_seconds: float,
+    waits_for_data: bool,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
-    interval_seconds, waits_for_data = pace
     estimator = LossEstimator()
     planner: Planner | None = None
     sent = 0
     while True:
         if planner is None and (sent or not waits_for_data):
-            planner = await asyncio.to_thread(make, estimator)
+            planner = await asyncio.to_thread(make, estimator=estimator)
             _install(session, planner)
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()

@@ -14,59 +14,42 @@ from typing import Any, Final
 
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error
-from sealane.transport.tasks import TaskOwner
 
 RUNNING_MAX: Final = 64
 """Calls of one caller that run to their end at a time; others of it wait before they begin."""
 
-_VOLUMES: Final = (
-    "CreateVolume",
-    "DeleteVolume",
-    "AttachVolume",
-    "DetachVolume",
-    "ShareVolume",
-    "UnshareVolume",
-    "StartVolumeJob",
-    "ChangeVolumeJob",
-    "ResizeVolume",
-    "CloneVolume",
-)
-_STORAGE: Final = (
-    "CreateNamespace",
-    "DeleteNamespace",
-    "ResizeNamespace",
-    "StartJob",
-    "ChangeJob",
-)
-_BROKER: Final = (
-    "RegisterVolume",
-    "UnregisterVolume",
-    "FinishFilling",
-    "BeginResize",
-    "FinishResize",
-    "SetVolumeShare",
-    "RemoveVolumeShare",
-    "ReturnLease",
-)
-_DEVICES: Final = ("OpenDevice", "ConfirmDevice", "AdvanceAnchor", "CloseDevice", "ReportFindings")
-_OTHERS: Final = (
-    "DeviceRegistry/InitializeDevice",
-    "DeviceRegistry/MoveDevice",
-    "DeviceRegistry/ForgetDevice",
-    "Operator/RotateVolumeKey",
-    "Policies/ApplyPolicy",
-    "Membership/RevokeNode",
-    "Membership/RestoreNode",
-)
+_METHODS: Final = {
+    "Volumes": (
+        "CreateVolume",
+        "DeleteVolume",
+        "AttachVolume",
+        "DetachVolume",
+        "ShareVolume",
+        "UnshareVolume",
+        "StartVolumeJob",
+        "ChangeVolumeJob",
+        "ResizeVolume",
+        "CloneVolume",
+    ),
+    "Storage": ("CreateNamespace", "DeleteNamespace", "ResizeNamespace", "StartJob", "ChangeJob"),
+    "Broker": (
+        "RegisterVolume",
+        "UnregisterVolume",
+        "FinishFilling",
+        "BeginResize",
+        "FinishResize",
+        "SetVolumeShare",
+        "RemoveVolumeShare",
+        "ReturnLease",
+    ),
+    "Devices": ("OpenDevice", "ConfirmDevice", "AdvanceAnchor", "CloseDevice", "ReportFindings"),
+    "DeviceRegistry": ("InitializeDevice", "MoveDevice", "ForgetDevice"),
+    "Operator": ("RotateVolumeKey",),
+    "Policies": ("ApplyPolicy",),
+    "Membership": ("RevokeNode", "RestoreNode"),
+}
 COMPLETED: Final = frozenset(
-    f"/sealane.v1.{name}"
-    for name in (
-        *(f"Volumes/{name}" for name in _VOLUMES),
-        *(f"Storage/{name}" for name in _STORAGE),
-        *(f"Broker/{name}" for name in _BROKER),
-        *(f"Devices/{name}" for name in _DEVICES),
-        *_OTHERS,
-    )
+    f"/sealane.v1.{service}/{name}" for service, names in _METHODS.items() for name in names
 )
 """Methods that change what outlives their caller. What belongs to a caller isn't among them: a
 session or a queue that nobody waits for any more must not come to be."""
@@ -78,50 +61,41 @@ class CallCompletion:
     def __init__(self) -> None:
         # Of certified callers, whose number is bounded; all local ones share one.
         self._rooms: dict[str, asyncio.Semaphore] = {}
-        self._running: set[asyncio.Future[Any]] = set()
-        self._tasks = TaskOwner()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, method: str, work: Callable[[], Awaitable[Any]], *, caller: str) -> Any:
         """Return what `work` returns; once it has begun, a cancelled caller doesn't end it."""
         room = self._rooms.setdefault(caller, asyncio.Semaphore(RUNNING_MAX))
         await room.acquire()
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._running.add(outcome)
-        outcome.add_done_callback(self._running.discard)
-        self._tasks.start(self._carry_out(room, work, outcome), name=method)
+        task = asyncio.ensure_future(_carry_out(room, work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         try:
-            return await asyncio.shield(outcome)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            outcome.add_done_callback(partial(_ended_unheard, method))
+            task.add_done_callback(partial(_ended_unheard, method))
             raise
 
     async def close(self, *, drain_seconds: float) -> None:
         """When the server has stopped, wait so long for what is left, then cancel it."""
-        if self._running:
-            await asyncio.wait([*self._running], timeout=drain_seconds)
-        await self._tasks.close()
-
-    async def _carry_out(
-        self,
-        room: asyncio.Semaphore,
-        work: Callable[[], Awaitable[Any]],
-        outcome: asyncio.Future[Any],
-    ) -> None:
-        try:
-            result = await work()
-        except asyncio.CancelledError:
-            outcome.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-        finally:
-            room.release()
+        if not self._running:
+            return
+        _, late = await asyncio.wait([*self._running], timeout=drain_seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
 
 
-def _ended_unheard(method: str, outcome: asyncio.Future[Any]) -> None:
-    error = None if outcome.cancelled() else outcome.exception()
+async def _carry_out(room: asyncio.Semaphore, work: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await work()
+    finally:
+        room.release()
+
+
+def _ended_unheard(method: str, task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
     log = get_logger()
     if error is None:
         log.info("call_ended_unheard", method=method)

@@ -124,18 +124,20 @@ class World:
     port: Port
     events: EventLog
 
-    @contextlib.asynccontextmanager
-    async def supplied(self) -> AsyncIterator[None]:
+    def supply(self) -> Supply:
         client = cast("BrokerClient", self.broker)
-        runs = Supply(
+        return Supply(
             self.attached,
             tenant=lambda: "t",
             broker=client,
             leases=LeaseCache(client),
             events=self.events,
         )
+
+    @contextlib.asynccontextmanager
+    async def supplied(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(runs.run())
+            task = tasks.create_task(self.supply().run())
             yield
             task.cancel()
 
@@ -184,14 +186,7 @@ async def test_a_new_key_epoch_is_followed_with_a_lease_of_its_own(world: World)
 
 
 async def test_a_key_epoch_that_two_notice_at_once_is_entered_once(world: World) -> None:
-    client = cast("BrokerClient", world.broker)
-    runs = Supply(
-        world.attached,
-        tenant=lambda: "t",
-        broker=client,
-        leases=LeaseCache(client),
-        events=world.events,
-    )
+    runs = world.supply()
     world.broker.newest = 2
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*(runs.follow(VOLUME) for _ in range(2)))

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -100,12 +101,16 @@ async def _served(
         yield devices_pb2_grpc.DeviceRegistryStub(channel)
 
 
+async def _leave(registry: Registry, call: Any) -> None:
+    """Cancel a call that the servicer has begun."""
+    await registry.has_begun.wait()
+    call.cancel()
+
+
 async def test_a_change_is_carried_out_although_its_caller_left(tmp_path: Path) -> None:
     registry = Registry()
     async with _served(tmp_path, registry) as stub:
-        call = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())
-        await registry.has_begun.wait()
-        call.cancel()
+        await _leave(registry, stub.ForgetDevice(devices_pb2.ForgetDeviceRequest()))
         # A second call shows that the server knows of the end of the first.
         registry.has_begun.clear()
         second = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())
@@ -119,9 +124,7 @@ async def test_a_change_is_carried_out_although_its_caller_left(tmp_path: Path) 
 async def test_a_read_ends_with_its_caller(tmp_path: Path) -> None:
     registry = Registry()
     async with _served(tmp_path, registry) as stub:
-        call = stub.GetDevice(devices_pb2.GetDeviceRequest())
-        await registry.has_begun.wait()
-        call.cancel()
+        await _leave(registry, stub.GetDevice(devices_pb2.GetDeviceRequest()))
         await registry.has_ended.wait()
 
 
@@ -146,9 +149,7 @@ async def test_callers_that_leave_make_no_room_for_more(
 async def test_server_that_stops_waits_for_what_callers_have_left_behind(tmp_path: Path) -> None:
     registry = Registry()
     async with _served(tmp_path, registry) as stub:
-        call = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())
-        await registry.has_begun.wait()
-        call.cancel()
+        await _leave(registry, stub.ForgetDevice(devices_pb2.ForgetDeviceRequest()))
         asyncio.get_running_loop().call_later(0.1, registry.may_go_on.set)
     assert registry.changed == 1
 
@@ -159,9 +160,7 @@ async def test_what_is_left_then_is_cancelled(
     monkeypatch.setattr(servers, "DRAIN_SECONDS", 0.1)
     registry = Registry()
     async with _served(tmp_path, registry) as stub:
-        call = stub.ForgetDevice(devices_pb2.ForgetDeviceRequest())
-        await registry.has_begun.wait()
-        call.cancel()
+        await _leave(registry, stub.ForgetDevice(devices_pb2.ForgetDeviceRequest()))
     assert registry.has_ended.is_set()
     assert registry.changed == 0
 

@@ -36,12 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this subcommand."""
     add = parser.add_argument
     add("--quick", action="store_true", help="a part of it with few messages: 5 minutes")
-    add("--minutes", type=float, default=30.0, help="minutes after which no cell starts (30)")
-    add("--links", nargs="+", choices=[k.name for k in LINKS], help="round trips (default all)")
     add("--condition", nargs="+", choices=[c.name for c in CONDITIONS], help="(default all)")
-    add("--rate", type=int, help="rate of the links in bit/s (default: as `lab`)")
-    add("--output", type=Path, default=Path("sealane-sessions/field"), help="results' directory")
-    add("--images", type=Path, help="also save the plot here, for the documentation")
+    grid.add_arguments(parser, LINKS, minutes=30.0, output="sealane-sessions/field")
 
 
 def _wanted(arguments: argparse.Namespace, rate: int) -> list[Cell]:
@@ -80,7 +76,5 @@ def run(arguments: argparse.Namespace) -> int:
         report.plot(output / "field.png", results)
         if arguments.images:
             report.plot(arguments.images / "session-field.png", results)
-    if left := len(wanted) - sum(not result.void for result in results):
-        console.print(f"{left} of {len(wanted)} cells void or not measured: run again to continue")
-    console.print(f"saved in {output}")
+    grid.say_rest(console, [result.void for result in results], len(wanted), output)
     return 0

@@ -27,16 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this subcommand."""
     add = parser.add_argument
     add("--quick", action="store_true", help="60 messages per cell and transport")
-    add("--minutes", type=float, default=9.0, help="minutes after which no cell starts (default 9)")
-    add("--links", nargs="+", choices=[k.name for k in LINKS], help="kinds of links (default all)")
     add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="losses (default all)")
-    add(
-        "--rate",
-        type=int,
-        help="rate of the links in bit/s (default: the last run's, or what this machine sustains)",
-    )
-    add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory for results")
-    add("--images", type=Path, help="also save the plot here, for the documentation")
+    grid.add_arguments(parser, LINKS, minutes=9.0, output="sealane-sessions/lab")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +60,5 @@ def run(arguments: argparse.Namespace) -> int:
         report.plot(output / "lab.png", results)
         if arguments.images:
             report.plot(arguments.images / "session-completion.png", results)
-    if left := len(wanted) - sum(not result.void for result in results):
-        console.print(f"{left} of {len(wanted)} cells void or not measured: run again to continue")
-    console.print(f"saved in {output}")
+    grid.say_rest(console, [result.void for result in results], len(wanted), output)
     return 0

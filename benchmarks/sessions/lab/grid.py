@@ -1,5 +1,6 @@
 """A grid of cells: choice of a rate that the machine sustains, kept results, continued runs."""
 
+import argparse
 import asyncio
 import json
 import math
@@ -12,12 +13,41 @@ from benchmarks.digests import digest
 from benchmarks.kept import Records
 from benchmarks.sessions.lab import daemons, lanes, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import KEY, TRIAL, Cell, Condition, Effort, Links, cells
+from rich.console import Console
 from rich.progress import Progress
 
 from sealane.errors import UnavailableError
 
 TRIAL_BYTES: Final = 1 << 23
 """Longer messages take too long for a trial."""
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, kinds: Sequence[Links], *, minutes: float, output: str
+) -> None:
+    """Add the options of a measurement of these kinds of links that can be continued."""
+    add = parser.add_argument
+    add(
+        "--minutes",
+        type=float,
+        default=minutes,
+        help=f"minutes after which no cell starts (default {minutes:g})",
+    )
+    add("--links", nargs="+", choices=[k.name for k in kinds], help="kinds of links (default all)")
+    add(
+        "--rate",
+        type=int,
+        help="rate of the links in bit/s (default: the last run's, or what this machine sustains)",
+    )
+    add("--output", type=Path, default=Path(output), help="directory for results")
+    add("--images", type=Path, help="also save the plot here, for the documentation")
+
+
+def say_rest(console: Console, voids: Sequence[Sequence[str]], wanted: int, output: Path) -> None:
+    """Print how many cells are missing, given why each result is void, and where results are."""
+    if left := wanted - sum(not void for void in voids):
+        console.print(f"{left} of {wanted} cells void or not measured: run again to continue")
+    console.print(f"saved in {output}")
 
 
 async def choose_rate(links: Links) -> int:
