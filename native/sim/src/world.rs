@@ -411,7 +411,7 @@ impl<'a> World<'a> {
                 (wire_bytes as usize) < self.out.len() + session.config().ip.header_bytes();
             debug_assert!(!is_short, "statistics count fewer bytes than were sent");
             self.trace.add(&[self.now, 2 + end as u64, wire_bytes]);
-            let Departure { path, ecn } = session.departure();
+            let Departure { path, ecn, .. } = session.departure();
             self.wires[end][path.index()].offer(&self.out, ecn, wire_bytes as u32, self.now);
         }
     }

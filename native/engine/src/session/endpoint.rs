@@ -66,9 +66,9 @@ pub struct StartConfig {
     /// Known skew of the path: a packet that arrives up to this much later than one sent after it
     /// isn't taken for lost.
     pub reordering_nanos: Nanos,
-    /// Whether this side opened the session. It knows the paths (perhaps relays) and accepts
-    /// packets only from `peer_addresses`; the other side follows its authentic packets until a
-    /// path is validated.
+    /// Whether this side opened the session. It knows the paths (perhaps relays): until a path is
+    /// validated, it accepts packets only from `peer_addresses`, and the other side follows its
+    /// authentic packets.
     pub is_initiator: bool,
     /// The session ends when this permit no longer holds. `None`: no permit limits it.
     pub permit: Option<Arc<Permit>>,

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CompletionStatus, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId,
-    PathSet, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    Arrival, CompletionStatus, Detection, Ecn, Event, Follow, IpVersion, Memory, PACKETS_PER_KEY,
+    PathId, PathSet, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
     SessionKeys, Source, Steering,
 };
 
@@ -98,10 +98,10 @@ impl End {
         let Self { session, lanes, memory, .. } = self;
         lanes.polled(PathSet::default().with(PathId(0)));
         while lanes.has_datagrams() {
-            let received = lanes.receive(|path, _, datagram, _| {
+            let received = lanes.receive(|(path, _), datagram, _| {
                 let arrival = Arrival { path, source: Source::Path, ecn: Ecn::Ect0 };
                 session.receive(datagram, arrival, memory, now);
-                false
+                Follow::Nowhere
             });
             received.expect("a path").expect("a socket");
         }

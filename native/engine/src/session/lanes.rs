@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use rustix::event::{PollFd, PollFlags};
-use sealane_proto::session::{Departure, PathId, PathSet};
+use sealane_proto::session::{Departure, Follow, PathId, PathSet, Source};
 
 use super::outbound::{Outbound, SendCounters};
 use crate::udp::{Received, Udp};
@@ -18,6 +18,8 @@ use crate::udp::{Received, Udp};
 struct Lane {
     udp: Udp,
     peer: SocketAddr,
+    /// Where the peer may have moved to.
+    candidate: Option<SocketAddr>,
     outbound: Outbound,
     has_datagrams: bool,
 }
@@ -36,8 +38,13 @@ pub(super) struct Lanes {
 impl Lanes {
     /// Creates a path for each socket and peer address.
     pub(super) fn new(paths: impl IntoIterator<Item = (Udp, SocketAddr)>) -> Self {
-        let lane =
-            |(udp, peer)| Lane { udp, peer, outbound: Outbound::default(), has_datagrams: false };
+        let lane = |(udp, peer)| Lane {
+            udp,
+            peer,
+            candidate: None,
+            outbound: Outbound::default(),
+            has_datagrams: false,
+        };
         Self { all: paths.into_iter().map(lane).collect(), next: 0, read: 0 }
     }
 
@@ -46,21 +53,27 @@ impl Lanes {
         self.all.iter().map(|lane| lane.peer)
     }
 
-    /// Receives once on the next path that has data; `None` if none has. `each` gets the path, its
-    /// peer address, the datagram and its metadata, and returns whether the path's packets must go
-    /// to this datagram's source from now on.
+    /// Receives once on the next path that has data; `None` if none has. `each` gets the datagram,
+    /// its path, source and metadata, and returns whether the path follows it.
     pub(super) fn receive(
         &mut self,
-        mut each: impl FnMut(PathId, SocketAddr, &mut [u8], &quinn_udp::RecvMeta) -> bool,
+        mut each: impl FnMut((PathId, Source), &mut [u8], &quinn_udp::RecvMeta) -> Follow,
     ) -> Option<io::Result<Received>> {
         let count = self.all.len();
         let mut behind = (1..=count).map(|step| (self.read + step) % count);
         let index = behind.find(|index| self.all[*index].has_datagrams)?;
         self.read = index;
-        let Lane { udp, peer, has_datagrams, .. } = &mut self.all[index];
+        let Lane { udp, peer, candidate, has_datagrams, .. } = &mut self.all[index];
         let received = udp.receive(|datagram, meta| {
-            if each(PathId(index as u8), *peer, datagram, meta) {
-                *peer = meta.addr;
+            let source = match meta.addr {
+                from if from == *peer => Source::Path,
+                from if Some(from) == *candidate => Source::Candidate,
+                _ => Source::Elsewhere,
+            };
+            match each((PathId(index as u8), source), datagram, meta) {
+                Follow::Nowhere => {}
+                Follow::Path => *peer = meta.addr,
+                Follow::Candidate => *candidate = Some(meta.addr),
             }
         });
         if received.as_ref().is_ok_and(|received| received.is_all) {
@@ -74,8 +87,16 @@ impl Lanes {
     pub(super) fn push(&mut self, fill: impl FnOnce(&mut Vec<u8>) -> Option<Departure>) -> bool {
         let written = self.all[self.next].outbound.buffer();
         let mut start = written.len();
-        let Some(Departure { path, ecn }) = fill(written) else { return false };
+        let Some(Departure { path, is_to_candidate, ecn }) = fill(written) else { return false };
         let index = path.index();
+        if is_to_candidate {
+            let datagram = written.split_off(start);
+            let Lane { udp, candidate, outbound, .. } = &mut self.all[index];
+            if let Some(to) = candidate {
+                outbound.send_apart(udp, *to, &datagram, ecn);
+            }
+            return true;
+        }
         if let Ok([at, chosen]) = self.all.get_disjoint_mut([self.next, index]) {
             // It is for another path: move the datagram to that path's batch.
             let (from, to) = (at.outbound.buffer(), chosen.outbound.buffer());
@@ -88,6 +109,17 @@ impl Lanes {
         outbound.add(udp, *peer, start, ecn);
         self.next = (index + 1) % self.all.len();
         true
+    }
+
+    /// Sends the packets of these paths to their candidates from now on.
+    pub(super) fn moved(&mut self, paths: PathSet) {
+        for (path, lane) in (0..).map(PathId).zip(&mut self.all) {
+            if paths.has(path)
+                && let Some(candidate) = lane.candidate.take()
+            {
+                lane.peer = candidate;
+            }
+        }
     }
 
     /// Whether the kernel did not accept a batch.
@@ -173,7 +205,8 @@ mod tests {
         let mut lanes = Lanes::new((0..3).map(|path| (loopback(), to(path))));
         let order = [0, 1, 2, 0, 0, 2, 2, 1, 0, 2, 1];
         for (number, path) in order.iter().enumerate() {
-            let departure = Departure { path: PathId(*path), ecn: Ecn::Ect0 };
+            let departure =
+                Departure { path: PathId(*path), is_to_candidate: false, ecn: Ecn::Ect0 };
             assert!(lanes.push(|bytes| {
                 bytes.extend([*path, number as u8].repeat(50));
                 Some(departure)
@@ -199,7 +232,7 @@ mod tests {
         let addresses: Vec<_> = sockets.iter().map(|udp| udp.local_address().unwrap()).collect();
         let nobody = "127.0.0.1:9".parse().unwrap();
         let mut lanes = Lanes::new(sockets.map(|udp| (udp, nobody)));
-        assert!(lanes.receive(|_, _, _, _| unreachable!("nothing was sent")).is_none());
+        assert!(lanes.receive(|_, _, _| unreachable!("nothing was sent")).is_none());
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for path in [0, 2] {
             sender.send_to(&[path as u8; 10], addresses[path]).unwrap();
@@ -207,15 +240,62 @@ mod tests {
         lanes.polled([0, 2].map(PathId).into_iter().fold(PathSet::default(), PathSet::with));
         let mut seen = Vec::new();
         while lanes.has_datagrams() {
-            let received = lanes.receive(|path, peer, datagram, _| {
-                assert_eq!((peer, datagram[0]), (nobody, path.0));
+            let received = lanes.receive(|(path, source), datagram, _| {
+                assert_eq!((source, datagram[0]), (Source::Elsewhere, path.0));
                 seen.push(path.0);
-                path.0 == 2
+                if path.0 == 2 { Follow::Path } else { Follow::Nowhere }
             });
             received.unwrap().unwrap();
         }
         assert_eq!(seen, [2, 0], "the one after the last read comes first");
         let from = sender.local_addr().unwrap();
         assert_eq!(lanes.peers().collect::<Vec<_>>(), [nobody, nobody, from]);
+    }
+
+    #[test]
+    fn only_packets_for_a_candidate_go_there_until_the_path_moves() {
+        let [before, after] = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let udp = loopback();
+        let here = udp.local_address().unwrap();
+        let mut lanes = Lanes::new([(udp, before.local_addr().unwrap())]);
+        let path = [PathId(0)].into_iter().fold(PathSet::default(), PathSet::with);
+        let receive = |lanes: &mut Lanes, from: &UdpSocket, follow| {
+            from.send_to(&[1; 10], here).unwrap();
+            let mut seen = Vec::new();
+            while seen.is_empty() {
+                lanes.polled(path);
+                let received = lanes.receive(|(_, source), _, _| {
+                    seen.push(source);
+                    follow
+                });
+                received.unwrap().unwrap();
+            }
+            seen
+        };
+        assert_eq!(receive(&mut lanes, &after, Follow::Candidate), [Source::Elsewhere]);
+        assert_eq!(receive(&mut lanes, &after, Follow::Nowhere), [Source::Candidate]);
+        assert_eq!(receive(&mut lanes, &before, Follow::Nowhere), [Source::Path]);
+        let send = |lanes: &mut Lanes, byte: u8, is_to_candidate| {
+            let departure = Departure { path: PathId(0), is_to_candidate, ecn: Ecn::Ect0 };
+            assert!(lanes.push(|bytes| {
+                bytes.extend([byte; 50]);
+                Some(departure)
+            }));
+        };
+        send(&mut lanes, 1, false);
+        send(&mut lanes, 2, true);
+        send(&mut lanes, 3, false);
+        lanes.flush(false);
+        lanes.moved(path);
+        send(&mut lanes, 4, false);
+        lanes.flush(false);
+        let read = |socket: &UdpSocket| {
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mut bytes = [0; 200];
+            [0, 1].map(|_| (socket.recv(&mut bytes).unwrap(), bytes[0]))
+        };
+        assert_eq!(read(&before), [(50, 1), (50, 3)]);
+        assert_eq!(read(&after), [(50, 2), (50, 4)]);
+        assert_eq!(receive(&mut lanes, &after, Follow::Nowhere), [Source::Path]);
     }
 }

@@ -104,6 +104,15 @@ impl Outbound {
         }
     }
 
+    /// Sends one datagram at once, to another address than the batch. If the kernel's buffer is
+    /// full, it is lost.
+    pub(super) fn send_apart(&mut self, udp: &Udp, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
+        let sent = udp.send(to, datagram, datagram.len(), codepoint(ecn));
+        self.counters.calls += u64::from(sent.is_ok());
+        self.counters.errors += u64::from(sent.is_err());
+        self.counters.dropped += u64::from(sent.is_err());
+    }
+
     /// Adds the datagram at the end of the buffer to the batch.
     fn take(&mut self, length: usize, ecn: Ecn) {
         if self.segments == 0 {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CloseReason, Ecn, Memory, PathId, PathSet, Plan, Session, Source,
+    Arrival, CloseReason, Ecn, Follow, Memory, PathId, PathSet, Plan, Session, Source,
 };
 
 use super::doorbell::DaemonBell;
@@ -134,6 +134,7 @@ impl Worker {
             let time = self.look();
             if self.session.next_timeout().is_some_and(|at| at <= time) {
                 self.session.handle_timeout(time);
+                self.lanes.moved(self.session.take_moved());
             }
             if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
@@ -166,14 +167,16 @@ impl Worker {
         let Self { session, lanes, follows_peer, memory, progress, .. } = self;
         for _ in 0..RECEIVES_PER_TURN {
             let time = now();
-            let received = lanes.receive(|path, peer, datagram, meta| {
-                let source = match meta.addr == peer {
-                    true => Source::Path,
-                    false if *follows_peer => Source::Elsewhere,
-                    false => Source::Foreign,
+            let received = lanes.receive(|(path, source), datagram, meta| {
+                let follows = *follows_peer || session.is_validated(path);
+                let source = match source {
+                    Source::Elsewhere if !follows => Source::Foreign,
+                    source => source,
                 };
                 let ecn = Ecn::from_bits(meta.ecn.map_or(0, |codepoint| codepoint as u8));
-                session.receive(datagram, Arrival { path, source, ecn }, memory, time)
+                let arrival = Arrival { path, source, ecn };
+                let follow = session.receive(datagram, arrival, memory, time);
+                follow.unwrap_or(Follow::Nowhere)
             });
             match received {
                 None => return,

@@ -8,11 +8,25 @@ use super::paths::PathId;
 pub enum Source {
     /// The peer's address on the path that the datagram names.
     Path,
-    /// Another address, which this end follows if the datagram is authentic: see
+    /// The address that the path considers moving to ([`Follow::Candidate`]).
+    Candidate,
+    /// Another address, which this end may follow if the datagram is authentic: see
     /// [`super::Session::receive`].
     Elsewhere,
-    /// Any other address.
+    /// An address from which nothing is accepted.
     Foreign,
+}
+
+/// What the caller does with the source of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// Nothing.
+    Nowhere,
+    /// The path's packets go there from now on.
+    Path,
+    /// It remembers it as the path's candidate, in place of an earlier one: packets with
+    /// [`Departure::is_to_candidate`] go there.
+    Candidate,
 }
 
 /// What the socket reports about a received datagram.
@@ -31,6 +45,8 @@ pub struct Arrival {
 pub struct Departure {
     /// The path to use.
     pub path: PathId,
+    /// It goes to the path's candidate instead of to its address.
+    pub is_to_candidate: bool,
     /// The ECN field of its IP header.
     pub ecn: Ecn,
 }

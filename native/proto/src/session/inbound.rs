@@ -6,7 +6,7 @@ use crate::link::Nanos;
 use super::challenges::Answer;
 use super::config::{Detection, SessionConfig};
 use super::congestion::Verdict;
-use super::datagram::{Arrival, Source};
+use super::datagram::{Arrival, Follow, Source};
 use super::ecn::PathCounts;
 use super::events::{CloseReason, Event};
 use super::frame::{Frame, Frames};
@@ -34,8 +34,8 @@ impl Session {
         arrival: Arrival,
         memory: &mut impl Memory,
         now: Nanos,
-    ) {
-        let Some(path) = self.paths.with_channel(header.channel) else { return };
+    ) -> Follow {
+        let Some(path) = self.paths.with_channel(header.channel) else { return Follow::Nowhere };
         self.last_received = now;
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
@@ -47,16 +47,37 @@ impl Session {
         self.paths.heard(path);
         let heard = &mut self.paths[path];
         heard.arrived.add(arrival.ecn);
+        let is_newest = heard.newest.is_none_or(|(newest, _)| header.packet_number > newest);
         heard.packet_received(header.packet_number, now);
-        self.is_elsewhere = arrival.source == Source::Elsewhere;
-        if self.is_elsewhere {
-            heard.unproven = Unproven::default();
+        self.source = match arrival.source {
+            // The caller still remembers a candidate that was refused.
+            Source::Candidate if heard.candidate().is_none() => Source::Elsewhere,
+            source => source,
+        };
+        let follow = match self.source {
+            Source::Elsewhere if heard.is_challenged() => {
+                heard.unproven = Unproven::default();
+                Follow::Path
+            }
+            Source::Elsewhere if is_newest && heard.consider(self.units.units(), now) => {
+                Follow::Candidate
+            }
+            Source::Path if is_newest => {
+                heard.stay(now);
+                Follow::Nowhere
+            }
+            _ => Follow::Nowhere,
+        };
+        let bytes = plaintext.len() as u64;
+        match heard.candidate_mut() {
+            Some(candidate) if self.source != Source::Path => candidate.unproven.received(bytes),
+            _ => heard.unproven.received(bytes),
         }
-        heard.unproven.received(plaintext.len() as u64);
         self.packet_received(path, header, plaintext, memory, now);
-        if self.is_elsewhere {
+        if follow == Follow::Path {
             self.paths[path].search(self.units.units(), now);
         }
+        follow
     }
 
     fn packet_received(
@@ -205,7 +226,6 @@ impl Session {
                 let echo = self.newest_received((path, reported), newest, age, now);
                 self.counts_received(reported, counts, echo, now);
             }
-            Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
             Frame::Unit { unit_bytes } => self.unit_announced(unit_bytes, now),
             Frame::Draining { is_done } => {
@@ -278,9 +298,20 @@ impl Session {
     }
 
     fn response_received(&mut self, path: PathId, token: u64, now: Nanos) {
-        let answer = self.paths[path].challenges.answered(token, now);
+        let known = &mut self.paths[path];
+        let candidate = known.candidate_mut().filter(|_| self.source == Source::Candidate);
+        if candidate.is_some_and(|candidate| candidate.answered(token, now)) {
+            return;
+        }
+        // An answer from elsewhere shows that the peer receives where the path goes, but not that
+        // the path is open in both directions.
+        if !(self.source == Source::Path || known.is_validated()) {
+            return;
+        }
+        let answer = known.challenges.answered(token, now);
         if answer.is_some() {
-            self.paths[path].unproven.proven();
+            known.unproven.proven();
+            known.stay(now);
         }
         match answer {
             None | Some(Answer::Small) => {}

@@ -10,6 +10,7 @@
 mod absences;
 mod bitmap;
 mod breaker;
+mod candidate;
 mod challenges;
 mod config;
 mod congestion;
@@ -74,7 +75,7 @@ pub use config::{
     UNIT_BYTES_MAX, UNIT_BYTES_MIN,
 };
 pub use congestion::{Marks, Steering};
-pub use datagram::{Arrival, Departure, Source};
+pub use datagram::{Arrival, Departure, Follow, Source};
 pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use events::{CloseReason, CompletionStatus, Event};
@@ -132,8 +133,10 @@ pub struct Session {
     usage: usage::Usage,
     /// Paces all outgoing packets, across paths.
     pacer: pacing::Pacer,
-    /// The path of the last datagram written.
-    departed: PathId,
+    /// The path of the last datagram written, and whether it goes to the path's candidate.
+    departed: (PathId, bool),
+    /// Paths that have moved to their candidates since the caller last asked.
+    moved: PathSet,
     /// When the peer was last heard from.
     last_received: Nanos,
     /// Start of the peer's silence: `last_received`, or the first unit sent after a pause.
@@ -144,8 +147,8 @@ pub struct Session {
     /// Units wait until the caller allows them.
     is_held: bool,
     stalled_since: Nanos,
-    /// The datagram being received came from an address other than the path's.
-    is_elsewhere: bool,
+    /// Source of the datagram being received.
+    source: Source,
     events: Events,
     sends_posted: u64,
     path_mtu_bytes: u64,
@@ -208,14 +211,15 @@ impl Session {
             units,
             usage: usage::Usage::default(),
             pacer: Pace::of(&config).pacer(now),
-            departed: PathId(0),
+            departed: (PathId(0), false),
+            moved: PathSet::default(),
             last_received: now,
             silent_since: now,
             absences: Absences::default(),
             is_stalled: false,
             is_held: false,
             stalled_since: now,
-            is_elsewhere: false,
+            source: Source::Path,
             events: Events::default(),
             sends_posted: 0,
             path_mtu_bytes: 0,
@@ -257,37 +261,37 @@ impl Session {
 
     // Inputs.
 
-    /// Processes a datagram from the network; returns whether it was authentic. Faults are only
-    /// counted.
+    /// Processes a datagram from the network; returns what the caller does with its source, or
+    /// `None` if it was not authentic. Faults are only counted.
     ///
     /// While the path is not validated, an authentic datagram from another address makes the caller
     /// send to that address from now on, and answers to earlier challenges no longer validate the
-    /// path. A validated path does not change.
+    /// path. A validated path first considers the address (`docs/formats/session-wire.md`,
+    /// "Migration"); [`Self::take_moved`] reports that it moves.
     pub fn receive(
         &mut self,
         datagram: &mut [u8],
         arrival: Arrival,
         memory: &mut impl Memory,
         now: Nanos,
-    ) -> bool {
+    ) -> Option<Follow> {
         if matches!(self.state, State::Closing | State::Closed) {
-            return false;
+            return None;
         }
         let path =
             packet::channel_of(datagram).and_then(|channel| self.paths.with_channel(channel));
         if path.is_some_and(|path| path != arrival.path) {
             self.statistics.misdirected += 1;
-            return false;
+            return None;
         }
         let is_foreign = match arrival.source {
-            Source::Path => false,
-            Source::Elsewhere => path.is_some_and(|path| !self.paths[path].is_challenged()),
+            Source::Path | Source::Candidate => false,
+            Source::Elsewhere => path.is_some_and(|path| self.paths[path].is_abandoned()),
             Source::Foreign => true,
         };
         let refusal = match self.protection.open(datagram, is_foreign, now) {
             Ok((header, plaintext)) => {
-                self.authentic(&header, plaintext, arrival, memory, now);
-                return true;
+                return Some(self.authentic(&header, plaintext, arrival, memory, now));
             }
             Err(refusal) => refusal,
         };
@@ -303,7 +307,19 @@ impl Session {
         if self.protection.is_receive_exhausted() {
             self.close(CloseReason::ForgeryLimit, now);
         }
-        false
+        None
+    }
+
+    /// Whether a path has been validated: it then may move to other addresses.
+    #[must_use]
+    pub fn is_validated(&self, path: PathId) -> bool {
+        self.paths[path].is_validated()
+    }
+
+    /// The paths that have moved to their candidates since the last call. Call it after
+    /// [`Self::handle_timeout`], before anything is sent.
+    pub fn take_moved(&mut self) -> PathSet {
+        std::mem::take(&mut self.moved)
     }
 
     /// Reports that this end was not driven during a period that has just ended, so that it doesn't
@@ -348,6 +364,7 @@ impl Session {
                         self.control.acknowledge_now(now);
                     }
                 }
+                self.move_paths(now);
                 self.watch_paths(now);
                 self.probe(now);
                 self.probe_tail(now);
@@ -366,6 +383,9 @@ impl Session {
         }
         if self.state != State::Closing && self.protection.is_send_exhausted() {
             self.close(CloseReason::PacketLimit, now);
+        }
+        if let Some((_, path)) = self.candidate_due().filter(|(due, _)| *due <= now) {
+            return self.transmit_to_candidate(path, now, out);
         }
         if let Some((_, path)) = self.control_due(now).filter(|(due, _)| *due <= now) {
             return self.transmit_control(path, now, out);
@@ -388,7 +408,8 @@ impl Session {
     /// How to send the datagram that was appended last.
     #[must_use]
     pub fn departure(&self) -> Departure {
-        Departure { path: self.departed, ecn: self.paths[self.departed].marking.codepoint() }
+        let (path, is_to_candidate) = self.departed;
+        Departure { path, is_to_candidate, ecn: self.paths[path].marking.codepoint() }
     }
 
     /// When to call [`Self::handle_timeout`] and [`Self::next_transmit`] next. May be in the past
@@ -401,7 +422,9 @@ impl Session {
         let paced = |at: Nanos| at.max(self.pacer.next_at());
         let is_carrying = self.paths.iter().any(|(_, path)| path.is_carrying);
         let carried = is_carrying.then_some(0);
-        let control = self.control_due(0).map(|(at, _)| at).into_iter().chain(carried).min();
+        let control = self.control_due(0).into_iter().map(|(at, _)| at);
+        let candidate = self.candidate_due().map(|(at, _)| at);
+        let control = control.chain(candidate).chain(carried).min();
         let control = control.map(paced);
         if self.state == State::Closing {
             return control.or(Some(0));
@@ -409,9 +432,11 @@ impl Session {
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
         let unit = self.unit_at().filter(|_| !self.is_held);
         let gap = self.paths.iter().filter_map(|(_, path)| path.gaps.next_at(path.timing())).min();
-        let dues =
-            [control, idle, unit, gap, self.probe_at(), self.tail_probe_at(), self.silence_at()];
-        dues.into_iter().flatten().min()
+        let decision = self.paths.iter().filter_map(|(_, path)| path.candidate());
+        let decision = decision.map(candidate::Candidate::decided_at).min();
+        let own = [self.probe_at(), self.tail_probe_at(), self.silence_at(), self.quiet_at()];
+        let dues = [control, idle, unit, gap, decision].into_iter().chain(own);
+        dues.flatten().min()
     }
 
     /// The next event, oldest first.

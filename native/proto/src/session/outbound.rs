@@ -6,13 +6,17 @@ use crate::link::Nanos;
 use super::challenges::CHALLENGE_INTERVAL;
 use super::config::{Detection, PayloadMode};
 use super::control::Halves;
+use super::frame::Frame;
 use super::packet::Kind;
+use super::path::Path;
 use super::paths::{PathId, PathSet};
 use super::probes::Probe;
 use super::requests::Memory;
 use super::sender::Pick;
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
+/// Silence, at least, after which an end that has part of a message probes.
+const LANDING_SILENCE: Nanos = 1_000_000_000;
 /// Other paths that have to be heard of before a path counts as silent without a time-out.
 const WITNESSES: usize = 3;
 
@@ -26,15 +30,18 @@ impl Session {
             return None;
         }
         let patience = self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT;
-        let silence = if is_waiting {
-            patience.min(self.paths.timeout().saturating_mul(STALL_TIMEOUTS))
-        } else {
-            patience
+        let stall = self.paths.timeout().saturating_mul(STALL_TIMEOUTS);
+        let silence = match is_waiting {
+            true => patience.min(stall),
+            // The peer may be sending the rest to where this end no longer is.
+            false if self.receiver.units_missing() > 0 => patience.min(stall.max(LANDING_SILENCE)),
+            false => patience,
         };
         Some(self.absences.extend(self.silent_since, silence))
     }
 
     pub(super) fn probe(&mut self, now: Nanos) {
+        self.probe_quiet_paths(now);
         if self.probe_at().is_none_or(|at| at > now) {
             return;
         }
@@ -51,6 +58,26 @@ impl Session {
                 self.paths[PathId(index)].narrow.forget();
             }
             self.statistics.stalls += 1;
+        }
+    }
+
+    /// When a path will not have been heard for so long, although others may, that it is challenged:
+    /// that keeps NAT bindings, and shows the peer where this end is now.
+    pub(super) fn quiet_at(&self) -> Option<Nanos> {
+        self.paths.iter().filter_map(|(_, path)| self.quiet_on(path)).min()
+    }
+
+    fn quiet_on(&self, path: &Path) -> Option<Nanos> {
+        let is_asking = path.challenges.due().is_some();
+        let (_, heard_at) = path.newest.filter(|_| path.is_validated() && !is_asking)?;
+        Some(self.absences.extend(heard_at, self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT))
+    }
+
+    fn probe_quiet_paths(&mut self, now: Nanos) {
+        for path in (0..self.paths.count()).map(PathId) {
+            if self.quiet_on(&self.paths[path]).is_some_and(|at| at <= now) {
+                self.paths[path].challenges.start(now);
+            }
         }
     }
 
@@ -97,6 +124,18 @@ impl Session {
             self.paths.failed(path);
             self.sender.abandon_path(path);
             self.statistics.path_silences += 1;
+        }
+    }
+
+    /// Moves paths whose peers have moved.
+    pub(super) fn move_paths(&mut self, now: Nanos) {
+        for path in (0..self.paths.count()).map(PathId) {
+            if self.paths[path].settle_candidate(now) {
+                self.moved = self.moved.with(path);
+                self.paths.interrupted(path);
+                self.paths.measured();
+                self.statistics.path_moves += 1;
+            }
         }
     }
 
@@ -187,7 +226,38 @@ impl Session {
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
         self.paths[path].narrow.sent(false, now);
-        self.account(path, wire_bytes, now);
+        self.account((path, false), wire_bytes, now);
+        true
+    }
+
+    /// When the next challenge to a candidate may leave, and of which path.
+    pub(super) fn candidate_due(&self) -> Option<(Nanos, PathId)> {
+        let paths = (0..self.paths.count()).map(PathId);
+        paths.filter_map(|path| Some((self.paths.candidate_due(path)?, path))).min()
+    }
+
+    /// Writes a challenge to the candidate of a path.
+    pub(super) fn transmit_to_candidate(
+        &mut self,
+        path: PathId,
+        now: Nanos,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let start = out.len();
+        let token = self.paths.new_token();
+        let timeout = self.paths[path].rtt.timeout();
+        let Some(candidate) = self.paths[path].candidate_mut() else { return false };
+        let unit_bytes = candidate.challenges.sent(token, Some(timeout), now);
+        let Some(packet) = self.protection.begin(path, Kind::Control, out) else { return false };
+        let payload_start = out.len();
+        Frame::PathChallenge { token }.encode(out);
+        if let Some(unit_bytes) = unit_bytes {
+            out.resize(payload_start + packet::control_bytes_max(unit_bytes), 0);
+        }
+        let wire_bytes = out.len() - start + TAG_BYTES + self.config.ip.header_bytes();
+        self.protection.finish(packet, out);
+        self.statistics.control_packets_sent += 1;
+        self.account((path, true), wire_bytes, now);
         true
     }
 
@@ -255,18 +325,19 @@ impl Session {
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
         self.statistics.fallbacks += u64::from(pick.is_fallback);
-        self.account(path, wire_bytes, now);
+        self.account((path, false), wire_bytes, now);
         true
     }
 
-    /// Accounts for a packet written for a path.
-    fn account(&mut self, path: PathId, wire_bytes: usize, now: Nanos) {
+    /// Accounts for a packet written for a path, to its address or its candidate.
+    fn account(&mut self, to: (PathId, bool), wire_bytes: usize, now: Nanos) {
         let wire_bytes = wire_bytes as u64;
-        self.departed = path;
+        let (path, _) = to;
+        self.departed = to;
         self.statistics.packets_sent += 1;
         self.statistics.wire_bytes_sent += wire_bytes;
         self.pacer.sent(wire_bytes, now);
         let number = self.protection.next_packet_number(path) - 1;
-        self.paths.sent(path, number, wire_bytes, now);
+        self.paths.sent(to, number, wire_bytes, now);
     }
 }

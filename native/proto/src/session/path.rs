@@ -9,6 +9,7 @@ use rand_core::Rng;
 
 use crate::link::Nanos;
 
+use super::candidate::Candidate;
 use super::challenges::Challenges;
 use super::config::SessionConfig;
 use super::ecn::PathCounts;
@@ -139,6 +140,10 @@ pub struct Path {
     pub reported_sent_at: Nanos,
     /// What was exchanged with its address until that has answered.
     pub unproven: Unproven,
+    /// Where the peer may have moved to …
+    candidate: Option<Candidate>,
+    /// … and until when no other address is considered.
+    settled_until: Nanos,
     packets_sent: u64,
     wire_bytes_sent: u64,
     /// Set if the path's rate is below the session's.
@@ -171,6 +176,8 @@ impl Path {
             packets_reported: 0,
             reported_sent_at: 0,
             unproven: Unproven::default(),
+            candidate: None,
+            settled_until: 0,
             packets_sent: 0,
             wire_bytes_sent: 0,
             pacer: None,
@@ -200,6 +207,7 @@ impl Path {
     /// Stops using it.
     pub fn abandon(&mut self) {
         self.state = State::Abandoned;
+        self.candidate = None;
         self.challenges = Challenges::default();
         self.responses.clear();
         self.probe = None;
@@ -216,6 +224,53 @@ impl Path {
     pub fn search(&mut self, units: Units, now: Nanos) {
         self.carried_unit_bytes = 0;
         self.challenges.search(units, now);
+    }
+
+    /// Where the peer may have moved to.
+    #[must_use]
+    pub fn candidate(&self) -> Option<&Candidate> {
+        self.candidate.as_ref()
+    }
+
+    /// See [`Self::candidate`].
+    pub fn candidate_mut(&mut self) -> Option<&mut Candidate> {
+        self.candidate.as_mut()
+    }
+
+    /// Considers another address, from which the path's newest packet came; false if it has a
+    /// candidate or has refused one lately. Both addresses are challenged.
+    pub fn consider(&mut self, units: Units, now: Nanos) -> bool {
+        let is_new = self.is_validated() && self.candidate.is_none() && now >= self.settled_until;
+        if is_new {
+            self.candidate = Some(Candidate::new(units, self.rtt.timeout(), now));
+            self.challenges.start(now);
+        }
+        is_new
+    }
+
+    /// Refuses the candidate, if there is one: the peer still is where it was, or the candidate
+    /// does not answer.
+    pub fn stay(&mut self, now: Nanos) {
+        if let Some(refused) = self.candidate.take() {
+            self.settled_until = now.saturating_add(refused.life());
+        }
+    }
+
+    /// Moves to the candidate if it is time, or refuses it; returns whether it moves.
+    pub fn settle_candidate(&mut self, now: Nanos) -> bool {
+        let Some(candidate) = self.candidate.take_if(|found| found.decided_at() <= now) else {
+            return false;
+        };
+        let moves = candidate.has_carried();
+        if moves {
+            self.unproven = candidate.unproven;
+            self.is_silent = false;
+            self.challenges.stop();
+            self.narrow.forget();
+        } else {
+            self.settled_until = now.saturating_add(candidate.life());
+        }
+        moves
     }
 
     /// Queues the answer to a challenge of the peer, which must be as large as the challenge.

@@ -276,10 +276,19 @@ impl Paths {
         }
     }
 
-    /// Records that a packet leaves on a path.
-    pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
+    /// Records that a packet leaves on a path, to its address or its candidate.
+    pub fn sent(
+        &mut self,
+        (path, is_to_candidate): (PathId, bool),
+        number: u64,
+        wire_bytes: u64,
+        now: Nanos,
+    ) {
         let known = &mut self.all[path.index()];
-        self.budget.sent(&mut known.unproven, wire_bytes, now);
+        match known.candidate_mut().filter(|_| is_to_candidate) {
+            Some(candidate) => self.budget.sent(&mut candidate.unproven, wire_bytes, now),
+            None => self.budget.sent(&mut known.unproven, wire_bytes, now),
+        }
         known.sent(number, wire_bytes, &mut self.tokens, now);
         self.congestion.sent(wire_bytes, now);
     }
@@ -289,6 +298,15 @@ impl Paths {
     pub fn control_open_at(&self, path: PathId) -> Nanos {
         let known = &self[path];
         known.paced_at().max(self.budget.open_at(&known.unproven))
+    }
+
+    /// When a challenge to the candidate of a path may leave; `None` if none has to.
+    #[must_use]
+    pub fn candidate_due(&self, path: PathId) -> Option<Nanos> {
+        let known = &self[path];
+        let candidate = known.candidate()?;
+        let due = candidate.challenges.due()?;
+        Some(due.max(known.paced_at()).max(self.budget.open_at(&candidate.unproven)))
     }
 
     /// Earliest time at which a control packet that may take any path may leave. Before any path is

@@ -113,6 +113,8 @@ counters! {
         pub paths_validated: u64,
         /// How often a path was skipped because it had gone silent.
         pub path_silences: u64,
+        /// How often a path moved to another address of the peer.
+        pub path_moves: u64,
         /// Packets of this end that the peer's host dropped because a buffer was full. Not in
         /// `lost_packets`.
         pub peer_drops: u64,

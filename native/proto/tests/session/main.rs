@@ -5,6 +5,7 @@ mod acceptance;
 mod commands;
 mod drain;
 mod hostile;
+mod migration;
 mod packets;
 mod pair;
 mod paths;
@@ -18,8 +19,8 @@ use pair::{
 use proptest::prelude::*;
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
-    Arrival, CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, PathId, Plan,
-    PlanRow, PostError, Reliability, SendRequest, SessionConfig, SessionStatistics,
+    Arrival, CloseReason, CompletionStatus, Detection, Event, Follow, MESSAGE_BYTES_MAX, PathId,
+    Plan, PlanRow, PostError, Reliability, SendRequest, SessionConfig, SessionStatistics, Source,
 };
 
 fn is_unit(datagram: &[u8]) -> bool {
@@ -517,11 +518,12 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     left.receive(&mut under_way[0].remove(0), ON_PATH, &mut memory[0], *now);
     assert!(left.next_transmit(&memory[0], *now, &mut out));
     // … and the answer comes from another one: it is authentic, but says nothing about that path.
-    assert!(right.receive(&mut out.clone(), ELSEWHERE, &mut memory[1], *now));
+    let followed = right.receive(&mut out.clone(), ELSEWHERE, &mut memory[1], *now);
+    assert_eq!(followed, Some(Follow::Path));
     assert!(!right.is_established());
     let mut forged = challenge.clone();
     *forged.last_mut().unwrap() ^= 1;
-    assert!(!right.receive(&mut forged, ELSEWHERE, &mut memory[1], *now));
+    assert!(right.receive(&mut forged, ELSEWHERE, &mut memory[1], *now).is_none());
     // A new challenge is sent there at once, and its answer counts.
     out.clear();
     assert!(right.next_transmit(&memory[1], *now, &mut out));
@@ -530,9 +532,10 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(left.next_transmit(&memory[0], *now, &mut out));
     right.receive(&mut out, ON_PATH, &mut memory[1], *now);
     assert!(right.is_established());
-    // Later an authentic packet from another address is not even opened.
+    // Where the caller follows nobody, a packet from elsewhere is not even opened.
     let mut expected = right.statistics();
-    assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
+    let foreign = Arrival { source: Source::Foreign, ..ON_PATH };
+    assert!(right.receive(&mut challenge.clone(), foreign, &mut memory[1], *now).is_none());
     expected.foreign_packets += 1;
     assert_eq!(right.statistics(), expected);
 }
@@ -546,9 +549,9 @@ fn a_packet_that_comes_to_the_address_of_another_path_is_not_opened() {
     let challenge = pair.under_way[1].remove(0);
     let Pair { now, ends: [_, right], memory, .. } = &mut pair;
     let by_the_other = Arrival { path: PathId(1), ..ON_PATH };
-    assert!(!right.receive(&mut challenge.clone(), by_the_other, &mut memory[1], *now));
+    assert!(right.receive(&mut challenge.clone(), by_the_other, &mut memory[1], *now).is_none());
     assert_eq!(right.statistics().misdirected, 1);
-    assert!(right.receive(&mut challenge.clone(), ON_PATH, &mut memory[1], *now));
+    assert!(right.receive(&mut challenge.clone(), ON_PATH, &mut memory[1], *now).is_some());
 }
 
 proptest! {

@@ -303,7 +303,7 @@ impl Sessions {
                 return;
             }
             let wire_bytes = (session.wire_bytes_sent() - before) as u32;
-            let Departure { path, ecn } = session.departure();
+            let Departure { path, ecn, .. } = session.departure();
             let is_short = wire_bytes <= CONTROL_BYTES_MAX;
             let packet = Packet {
                 to: NodeId(other),
