@@ -24,6 +24,7 @@ _FAULTS: Final[Mapping[str, tuple[ReasonId, str]]] = {
     ),
     "refused": ("session.message.refused", "the fabric can't do it"),
     "cancelled": ("session.message.cancelled", "it was cancelled, here or by the peer"),
+    "expired": ("session.message.expired", "it had not ended by its deadline, and was cancelled"),
     "limit": (
         "session.message.limit",
         "this job has its maximum of operations in flight: `sealanectl session limits`",

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sealane.client.messages import Bytes
 
 _IMMEDIATE_END: Final = 1 << 32
+_PRIORITY_MAX: Final = 7
+_NANOS_PER_SECOND: Final = 1_000_000_000
+_DEADLINE_SECONDS_MAX: Final = 1e9
 
 
 class Session:
@@ -77,14 +80,19 @@ class Session:
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> SendOperation:
         """Post a send of `data`, which lies in the region, or of a range of the region.
 
-        Waits for room on the ring. The bytes must not change until the send has ended. Raises
-        UsageError for bytes outside the region.
+        Waits for room on the ring. The bytes must not change until the send has ended. Messages of
+        a higher `priority` (0 to 7) leave before all that wait, but come to the i-th receive like
+        others. One that has not ended after `deadline_seconds` is cancelled at both ends
+        (`session.message.expired`). Raises UsageError for bytes outside the region.
         """
         code = reliability if isinstance(reliability, ErasureCoded) else None
         _check_immediate(immediate)
+        deadline_nanos = _checked_terms(priority, deadline_seconds)
         offset, length = self._posts.place(data, offset, length)
         operation = SendOperation(self._posts, data)
         await self._posts.post(
@@ -99,6 +107,8 @@ class Session:
                 auto=isinstance(reliability, Auto),
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
+                priority=priority,
+                deadline_nanos=deadline_nanos,
             ),
         )
         return operation
@@ -109,9 +119,12 @@ class Session:
         *,
         reliability: SelectiveRepeat | Unreliable | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> StreamOperation:
         """Begin a message whose parts are written later, up to `length` bytes in all."""
         _check_immediate(immediate)
+        deadline_nanos = _checked_terms(priority, deadline_seconds)
         operation = StreamOperation(self._posts, None)
         await self._posts.post(
             operation,
@@ -120,6 +133,8 @@ class Session:
                 user_data=number,
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
+                priority=priority,
+                deadline_nanos=deadline_nanos,
             ),
         )
         return operation
@@ -147,13 +162,21 @@ class Session:
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> Sent:
         """Send a message and return when the peer has it: `post_send`, then `wait`.
 
         The default reliability is selective repeat. `immediate`: 32 bits for the receiver.
         """
         operation = await self.post_send(
-            data, offset=offset, length=length, reliability=reliability, immediate=immediate
+            data,
+            offset=offset,
+            length=length,
+            reliability=reliability,
+            immediate=immediate,
+            priority=priority,
+            deadline_seconds=deadline_seconds,
         )
         return await operation.wait()
 
@@ -190,3 +213,20 @@ class Session:
 def _check_immediate(immediate: int | None) -> None:
     if immediate is not None and not 0 <= immediate < _IMMEDIATE_END:
         raise UsageError("session.post.immediate", f"immediate {immediate}; allowed: 0 to 2^32 - 1")
+
+
+def _checked_terms(priority: int, deadline_seconds: float | None) -> int | None:
+    """Check a priority and a deadline; return the deadline in nanoseconds."""
+    if not 0 <= priority <= _PRIORITY_MAX:
+        raise UsageError(
+            "session.post.priority", f"priority {priority}; allowed: 0 to {_PRIORITY_MAX}"
+        )
+    if deadline_seconds is None:
+        return None
+    if not 0 < deadline_seconds <= _DEADLINE_SECONDS_MAX:
+        raise UsageError(
+            "session.post.deadline",
+            f"a deadline in {deadline_seconds} s; allowed: above 0, up to "
+            f"{_DEADLINE_SECONDS_MAX:.0f} s",
+        )
+    return max(1, round(deadline_seconds * _NANOS_PER_SECOND))

@@ -378,17 +378,27 @@ class Session(Facade):
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> SendOperation:
         """Post a send of `data`, which lies in the region, or of a range of the region.
 
-        Waits for room on the ring. The bytes must not change until the send has ended. Raises
-        UsageError for bytes outside the region.
+        Waits for room on the ring. The bytes must not change until the send has ended. Messages of
+        a higher `priority` (0 to 7) leave before all that wait, but come to the i-th receive like
+        others. One that has not ended after `deadline_seconds` is cancelled at both ends
+        (`session.message.expired`). Raises UsageError for bytes outside the region.
         """
         return SendOperation(
             self.loop,
             self.loop.run(
                 self.asynchronous.post_send(
-                    data, offset=offset, length=length, reliability=reliability, immediate=immediate
+                    data,
+                    offset=offset,
+                    length=length,
+                    reliability=reliability,
+                    immediate=immediate,
+                    priority=priority,
+                    deadline_seconds=deadline_seconds,
                 )
             ),
         )
@@ -399,12 +409,20 @@ class Session(Facade):
         *,
         reliability: SelectiveRepeat | Unreliable | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> StreamOperation:
         """Begin a message whose parts are written later, up to `length` bytes in all."""
         return StreamOperation(
             self.loop,
             self.loop.run(
-                self.asynchronous.post_stream(length, reliability=reliability, immediate=immediate)
+                self.asynchronous.post_stream(
+                    length,
+                    reliability=reliability,
+                    immediate=immediate,
+                    priority=priority,
+                    deadline_seconds=deadline_seconds,
+                )
             ),
         )
 
@@ -428,6 +446,8 @@ class Session(Facade):
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
     ) -> Sent:
         """Send a message and return when the peer has it: `post_send`, then `wait`.
 
@@ -435,7 +455,13 @@ class Session(Facade):
         """
         return self.loop.run(
             self.asynchronous.send(
-                data, offset=offset, length=length, reliability=reliability, immediate=immediate
+                data,
+                offset=offset,
+                length=length,
+                reliability=reliability,
+                immediate=immediate,
+                priority=priority,
+                deadline_seconds=deadline_seconds,
             )
         )
 

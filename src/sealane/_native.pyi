@@ -243,6 +243,8 @@ class JobRing:
         auto: bool = False,
         unreliable: bool = False,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_nanos: int | None = None,
     ) -> int: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
     # A stream lands in the peer's next receive and uses at most its first `length` bytes. Its parts
@@ -255,6 +257,8 @@ class JobRing:
         user_data: int,
         unreliable: bool = False,
         immediate: int | None = None,
+        priority: int = 0,
+        deadline_nanos: int | None = None,
     ) -> int: ...
     def post_continue(
         self, *, stream: int, offset: int, length: int, remote_offset: int, user_data: int

@@ -315,6 +315,51 @@ async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> Non
         assert reasons == ["session.message.cancelled"] * 3, "two sends, and the receive of one"
 
 
+async def test_message_of_higher_priority_overtakes_a_long_one(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        long = REGION - 1024
+        receiving = await right.post_receive(offset=0, length=long)
+        urgent = await right.post_receive(offset=long, length=1024)
+        left.region[long:] = bytes(range(256)) * 4
+        sending = await left.post_send(offset=0, length=long)
+        await receiving.wait_chunks(0, 1)
+        await left.send(offset=long, length=1024, priority=1)
+        assert (await urgent).message == 1
+        assert bytes(right.region[long:]) == bytes(range(256)) * 4
+        assert not sending.done(), "it overtook it"
+        await asyncio.gather(sending.wait(), receiving.wait())
+
+
+async def test_message_ends_at_its_deadline_wherever_it_is(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        # The peer has posted nothing for it, or it has no slot yet.
+        sends = [
+            await left.post_send(offset=0, length=8, deadline_seconds=0.05)
+            for _ in range(left.ring.slots + 1)
+        ]
+        stream = await left.post_stream(8, deadline_seconds=0.05)
+        ended = await asyncio.wait_for(
+            asyncio.gather(*(one.wait() for one in [*sends, stream]), return_exceptions=True),
+            PATIENCE_SECONDS,
+        )
+        reasons = {one.reason for one in ended if isinstance(one, Error)}
+        assert (len(ended), reasons) == (left.ring.slots + 2, {"session.message.expired"})
+        # Those that had a slot use up the receives that are posted for them.
+        for _ in range(left.ring.slots):
+            with pytest.raises(SessionError) as cancelled:
+                await right.receive(offset=0, length=8)
+            assert cancelled.value.reason == "session.message.cancelled"
+        await asyncio.gather(
+            left.send(offset=0, length=8, deadline_seconds=PATIENCE_SECONDS),
+            right.receive(offset=0, length=8),
+        )
+        cancelled_before = await left.post_send(offset=0, length=8, deadline_seconds=60)
+        assert await cancelled_before.cancel()
+        with pytest.raises(SessionError) as early:
+            await cancelled_before.wait()
+        assert early.value.reason == "session.message.cancelled", "not by its deadline"
+
+
 async def test_receive_ends_with_what_has_landed(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics) as (left, right):
         units = right.chunk_bytes // right.session.unit_bytes

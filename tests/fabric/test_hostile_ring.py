@@ -87,6 +87,9 @@ async def test_hostile_job_ends_nothing_but_its_session(
         ([(128, 2), (144, 1 << 40), (0, 1)], "ring.entry.length"),
         ([(128, 2), (136, REGION), (144, 1), (0, 1)], "ring.entry.range"),
         ([(128, 2), (168, 1), (0, 1)], "ring.entry.reserved"),
+        ([(128, 1), (160, 8 << 8), (0, 1)], "ring.entry.priority"),
+        ([(128, 2), (160, 1 << 8), (0, 1)], "ring.entry.priority"),
+        ([(128, 2), (184, 1), (0, 1)], "ring.entry.deadline"),
     ],
 )
 async def test_each_fault_has_its_reason(

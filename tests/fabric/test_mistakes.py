@@ -38,6 +38,21 @@ POSTS: dict[str, tuple[Act, str, str]] = {
         "session.post.immediate",
         "allowed: 0 to 2",
     ),
+    "of a priority that is none": (
+        lambda s: s.post_send(offset=0, length=8, priority=8),
+        "session.post.priority",
+        "allowed: 0 to 7",
+    ),
+    "due at once": (
+        lambda s: s.send(offset=0, length=8, deadline_seconds=0),
+        "session.post.deadline",
+        "allowed: above 0",
+    ),
+    "due at no time": (
+        lambda s: s.post_stream(8, deadline_seconds=float("nan")),
+        "session.post.deadline",
+        "allowed: above 0",
+    ),
     "stream with a negative immediate": (
         lambda s: s.post_stream(8, immediate=-1),
         "session.post.immediate",

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use sealane_engine::session::entry::{Operation, Submission};
+use sealane_engine::session::entry::{Operation, Submission, Terms};
 use sealane_engine::storage::stores::fresh::geometry::Geometry;
 use sealane_engine::storage::stores::fresh::keys::{Authority, BODY_BYTES, StoreKeys};
 use sealane_engine::storage::stores::fresh::log::{LogPage, Record};
@@ -86,7 +86,7 @@ fn main() -> io::Result<()> {
         put("job_ring", format!("opcode-{opcode}"), &steps.concat())?;
     }
     for kind in operations() {
-        let has_length = kind.has_range() || matches!(kind, Operation::Stream { .. });
+        let has_length = kind.has_range() || matches!(kind, Operation::Stream(_));
         let length = if has_length { 64 } else { 0 };
         let entry = Submission { kind, offset: 0, length, user_data: 7 }.encode();
         let bytes = [&(1_u64 << 20).to_le_bytes()[..], &entry].concat();
@@ -206,9 +206,9 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
 fn operations() -> [Operation; 8] {
     let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 2 };
     [
-        Operation::Send { reliability, immediate: Some(7) },
+        Operation::Send(Terms { immediate: Some(7), priority: 3, deadline: Some(9), ..Terms::new(reliability) }),
         Operation::Receive,
-        Operation::Stream { reliability: Reliability::Unreliable, immediate: None },
+        Operation::Stream(Terms::new(Reliability::Unreliable)),
         Operation::Continue { stream: 3, remote_offset: 4096 },
         Operation::End { stream: 3 },
         Operation::Cancel { operation: 3 },

@@ -13,7 +13,7 @@ use sealane_engine::session::endpoint::{
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::path_report::PathReport;
-use sealane_engine::session::ring::{Operation, PostRefused, Submission};
+use sealane_engine::session::ring::{Operation, PostRefused, Submission, Terms};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
@@ -430,7 +430,7 @@ impl JobRing {
         Ok(self.job()?.layout().chunk_bytes)
     }
 
-    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, unreliable=false, immediate=None))]
+    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, unreliable=false, immediate=None, priority=0, deadline_nanos=None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn post_send(
         &mut self,
@@ -443,6 +443,8 @@ impl JobRing {
         auto: bool,
         unreliable: bool,
         immediate: Option<u32>,
+        priority: u8,
+        deadline_nanos: Option<u64>,
     ) -> PyResult<u64> {
         let reliability = match (auto, unreliable, k, m) {
             (false, false, ..) => scheme(k, m, depth),
@@ -454,7 +456,8 @@ impl JobRing {
                 ));
             }
         };
-        let kind = Operation::Send { reliability, immediate };
+        let terms = Terms { reliability, immediate, priority, deadline: deadline_nanos };
+        let kind = Operation::Send(terms);
         self.post(Submission { kind, offset, length, user_data })
     }
 
@@ -463,17 +466,20 @@ impl JobRing {
         self.post(Submission { kind: Operation::Receive, offset, length, user_data })
     }
 
-    #[pyo3(signature = (*, length, user_data, unreliable=false, immediate=None))]
+    #[pyo3(signature = (*, length, user_data, unreliable=false, immediate=None, priority=0, deadline_nanos=None))]
     fn post_stream(
         &mut self,
         length: u64,
         user_data: u64,
         unreliable: bool,
         immediate: Option<u32>,
+        priority: u8,
+        deadline_nanos: Option<u64>,
     ) -> PyResult<u64> {
         let reliability =
             if unreliable { Reliability::Unreliable } else { Reliability::SelectiveRepeat };
-        let kind = Operation::Stream { reliability, immediate };
+        let terms = Terms { reliability, immediate, priority, deadline: deadline_nanos };
+        let kind = Operation::Stream(terms);
         self.post(Submission { kind, offset: 0, length, user_data })
     }
 

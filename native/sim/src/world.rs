@@ -490,6 +490,7 @@ impl<'a> World<'a> {
                     length,
                     reliability,
                     immediate: immediate_of(message),
+                    priority: 0,
                     user_data: message,
                 };
                 sender.session.post_send(request, self.now)
@@ -512,6 +513,7 @@ impl End {
             length,
             reliability: Reliability::SelectiveRepeat,
             immediate: immediate_of(message),
+            priority: 0,
             user_data: message,
         };
         let number = self.session.post_stream(request, now)?;

@@ -31,10 +31,12 @@ pub enum Status {
     Draining,
     /// Another receive in progress in this session uses some of the same bytes.
     Overlap,
+    /// It had not ended by its deadline, and was cancelled.
+    Expired,
 }
 
 impl Status {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Ok,
         Self::OutcomeUnknown,
         Self::Aborted,
@@ -45,6 +47,7 @@ impl Status {
         Self::Limit,
         Self::Draining,
         Self::Overlap,
+        Self::Expired,
     ];
 
     /// Name in the job's API.
@@ -60,6 +63,7 @@ impl Status {
             Self::Limit => "limit",
             Self::Draining => "draining",
             Self::Overlap => "overlap",
+            Self::Expired => "expired",
         }
     }
 

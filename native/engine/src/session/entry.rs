@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Reliability};
+use sealane_proto::link::Nanos;
+use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, PRIORITIES, Reliability};
 
 use super::layout::ENTRY_BYTES;
 
@@ -12,12 +13,16 @@ const FLAG_AUTO: u8 = 2;
 const FLAG_UNRELIABLE: u8 = 4;
 /// Number of interleaved blocks, minus one.
 const DEPTH_AT: usize = 32;
+/// Priority of a message.
+pub(super) const PRIORITY_AT: usize = 33;
 /// Handle of the operation that a command refers to.
 const TARGET_AT: usize = 40;
 /// Place in the peer's buffer, or chunk number.
 const PLACE_AT: usize = 48;
+/// Nanoseconds that a message may take.
+const DEADLINE_AT: usize = 56;
 /// Bytes that must be 0 in every entry.
-const RESERVED: [Range<usize>; 2] = [33..40, 56..64];
+const RESERVED: Range<usize> = 34..40;
 
 /// Longest message.
 pub const LENGTH_MAX: u64 = MESSAGE_BYTES_MAX;
@@ -40,6 +45,12 @@ pub enum RingFault {
     /// The length exceeds that of the longest message.
     #[error("ring.entry.length")]
     Length,
+    /// The priority is too high, or the operation has none.
+    #[error("ring.entry.priority")]
+    Priority,
+    /// A deadline is given for an operation without one.
+    #[error("ring.entry.deadline")]
+    Deadline,
     /// Only one of k and m is zero, their sum is too large, interleaving is requested without a
     /// code, or a code is given for an operation without one or together with another scheme.
     #[error("ring.entry.reliability")]
@@ -123,25 +134,36 @@ pub struct Submission {
     pub user_data: u64,
 }
 
+/// How a message or a stream is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// How losses are recovered.
+    pub reliability: Reliability,
+    /// 32 bits sent with the message.
+    pub immediate: Option<u32>,
+    /// Those of higher priority leave first; below [`PRIORITIES`].
+    pub priority: u8,
+    /// It is cancelled if it has not ended this long after the daemon took it; `None`: never.
+    pub deadline: Option<Nanos>,
+}
+
+impl Terms {
+    /// Terms without anything optional.
+    #[must_use]
+    pub fn new(reliability: Reliability) -> Self {
+        Self { reliability, immediate: None, priority: 0, deadline: None }
+    }
+}
+
 /// The operation of a submission. Operations refer to others by their handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Send a message.
-    Send {
-        /// How losses are recovered.
-        reliability: Reliability,
-        /// 32 bits sent with the message.
-        immediate: Option<u32>,
-    },
+    Send(Terms),
     /// Receive the next message.
     Receive,
     /// Start a stream.
-    Stream {
-        /// How losses are recovered.
-        reliability: Reliability,
-        /// 32 bits sent with the message.
-        immediate: Option<u32>,
-    },
+    Stream(Terms),
     /// Send a part of a stream.
     Continue {
         /// The stream.
@@ -177,9 +199,9 @@ impl Operation {
     /// Its opcode.
     pub fn opcode(&self) -> Opcode {
         match self {
-            Self::Send { .. } => Opcode::Send,
+            Self::Send(_) => Opcode::Send,
             Self::Receive => Opcode::Receive,
-            Self::Stream { .. } => Opcode::Stream,
+            Self::Stream(_) => Opcode::Stream,
             Self::Continue { .. } => Opcode::Continue,
             Self::End { .. } => Opcode::End,
             Self::Cancel { .. } => Opcode::Cancel,
@@ -190,7 +212,7 @@ impl Operation {
 
     /// Whether its offset and length are a range of the region.
     pub fn has_range(&self) -> bool {
-        matches!(self, Self::Send { .. } | Self::Receive | Self::Continue { .. })
+        matches!(self, Self::Send(_) | Self::Receive | Self::Continue { .. })
     }
 
     /// Whether it completes at once, without waiting for the peer.
@@ -198,10 +220,18 @@ impl Operation {
         matches!(self, Self::Cancel { .. } | Self::Complete { .. } | Self::PacketMap { .. })
     }
 
+    /// How the message is sent, if it is one.
+    pub fn terms(&self) -> Option<&Terms> {
+        match self {
+            Self::Send(terms) | Self::Stream(terms) => Some(terms),
+            _ => None,
+        }
+    }
+
     /// The operation and place that it refers to.
     fn target(&self) -> (u64, u64) {
         match *self {
-            Self::Send { .. } | Self::Receive | Self::Stream { .. } => (0, 0),
+            Self::Send(_) | Self::Receive | Self::Stream(_) => (0, 0),
             Self::Continue { stream, remote_offset } => (stream, remote_offset),
             Self::End { stream: named }
             | Self::Cancel { operation: named }
@@ -216,9 +246,11 @@ impl Submission {
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
         entry[0] = self.kind.opcode() as u8;
-        if let Operation::Send { reliability, immediate }
-        | Operation::Stream { reliability, immediate } = self.kind
-        {
+        let mut deadline = 0;
+        if let Some(terms) = self.kind.terms() {
+            let Terms { reliability, immediate, priority, .. } = *terms;
+            deadline = terms.deadline.unwrap_or(0);
+            entry[PRIORITY_AT] = priority;
             entry[1] = if immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
             match reliability {
                 Reliability::SelectiveRepeat => {}
@@ -238,6 +270,7 @@ impl Submission {
             (24, self.user_data),
             (TARGET_AT, target),
             (PLACE_AT, place),
+            (DEADLINE_AT, deadline),
         ] {
             entry[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
@@ -265,8 +298,7 @@ impl Submission {
             return Err(RingFault::Range);
         }
         let (target, place) = kind.target();
-        let is_clean =
-            RESERVED.iter().all(|range| entry[range.clone()].iter().all(|byte| *byte == 0));
+        let is_clean = entry[RESERVED].iter().all(|byte| *byte == 0);
         if !is_clean || (target, place) != (word(entry, TARGET_AT), word(entry, PLACE_AT)) {
             return Err(RingFault::Reserved);
         }
@@ -290,14 +322,26 @@ fn operation(opcode: Opcode, entry: &[u8; ENTRY_BYTES]) -> Result<Operation, Rin
     if opcode != Opcode::Send && (k, m, entry[DEPTH_AT]) != (0, 0, 0) {
         return Err(RingFault::Reliability);
     }
-    let reliability = reliability(flags, (k, m), entry[DEPTH_AT])?;
-    let immediate = has_immediate.then_some(immediate);
+    let (priority, deadline) = (entry[PRIORITY_AT], word(entry, DEADLINE_AT));
+    let is_message = matches!(opcode, Opcode::Send | Opcode::Stream);
+    if priority >= if is_message { PRIORITIES } else { 1 } {
+        return Err(RingFault::Priority);
+    }
+    if deadline != 0 && !is_message {
+        return Err(RingFault::Deadline);
+    }
+    let terms = Terms {
+        reliability: reliability(flags, (k, m), entry[DEPTH_AT])?,
+        immediate: has_immediate.then_some(immediate),
+        priority,
+        deadline: (deadline != 0).then_some(deadline),
+    };
     let target = word(entry, TARGET_AT);
     let place = word(entry, PLACE_AT);
     Ok(match opcode {
-        Opcode::Send => Operation::Send { reliability, immediate },
+        Opcode::Send => Operation::Send(terms),
         Opcode::Receive => Operation::Receive,
-        Opcode::Stream => Operation::Stream { reliability, immediate },
+        Opcode::Stream => Operation::Stream(terms),
         Opcode::Continue => Operation::Continue { stream: target, remote_offset: place },
         Opcode::End => Operation::End { stream: target },
         Opcode::Cancel => Operation::Cancel { operation: target },
@@ -346,7 +390,7 @@ mod tests {
     const REGION_BYTES: u64 = 1 << 20;
 
     fn send(user_data: u64) -> Submission {
-        let kind = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
+        let kind = Operation::Send(Terms::new(Reliability::SelectiveRepeat));
         Submission { kind, offset: 0, length: 10, user_data }
     }
 
@@ -360,7 +404,8 @@ mod tests {
             entry[at] = value;
             parse(entry)
         };
-        let stream = Operation::Stream { reliability: Reliability::Unreliable, immediate: Some(1) };
+        let stream =
+            Operation::Stream(Terms { immediate: Some(1), ..Terms::new(Reliability::Unreliable) });
         assert!(parse(entry(stream, 0, 2 * REGION_BYTES)).is_ok(), "the peer's buffer, not ours");
         assert_eq!(parse(entry(stream, 1, 0)), Err(RingFault::Range));
         assert_eq!(parse(entry(stream, 0, LENGTH_MAX + 1)), Err(RingFault::Length));
@@ -384,8 +429,9 @@ mod tests {
             assert_eq!(with(kind, 4, 1), Err(RingFault::Flags));
             assert_eq!(with(kind, 2, 1), Err(RingFault::Reliability));
             assert_eq!(with(kind, DEPTH_AT, 1), Err(RingFault::Reliability));
-            assert_eq!(with(kind, 33, 1), Err(RingFault::Reserved));
-            assert_eq!(with(kind, 63, 1), Err(RingFault::Reserved));
+            assert_eq!(with(kind, 33, 1), Err(RingFault::Priority));
+            assert_eq!(with(kind, 34, 1), Err(RingFault::Reserved));
+            assert_eq!(with(kind, 63, 1), Err(RingFault::Deadline));
         }
         assert_eq!(with(others[0], PLACE_AT, 1), Err(RingFault::Reserved));
         assert_eq!(with(others[3], PLACE_AT + 4, 1), Err(RingFault::Range));
@@ -423,7 +469,9 @@ mod tests {
         assert_eq!(with(&[(21, 1)]), Err(RingFault::Length));
         assert_eq!(with(&[(10, 0x10)]), Err(RingFault::Range));
         assert_eq!(with(&[(18, 0x10)]), Err(RingFault::Range));
-        for at in 33..ENTRY_BYTES {
+        assert!(with(&[(33, PRIORITIES - 1), (57, 1)]).is_ok());
+        assert_eq!(with(&[(33, PRIORITIES)]), Err(RingFault::Priority));
+        for at in 34..DEADLINE_AT {
             assert_eq!(with(&[(at, 1)]), Err(RingFault::Reserved));
         }
         let mut overflowing = send(1);
@@ -442,8 +490,10 @@ mod tests {
                 (1_u8..200, 1_u8..55, 1_u8..)
                     .prop_map(|(k, m, depth)| Reliability::ErasureCoded { k, m, depth }),
             ],
-            which in 0_u8..8, target: u64, place: u32,
+            which in 0_u8..8, target: u64, place: u32, priority in 0..PRIORITIES,
+            deadline in proptest::option::of(1_u64..),
         ) {
+            let terms = Terms { reliability, immediate, priority, deadline };
             let kind = match which {
                 0 => Operation::Receive,
                 1 => Operation::Continue { stream: target, remote_offset: place.into() },
@@ -451,8 +501,8 @@ mod tests {
                 3 => Operation::Cancel { operation: target },
                 4 => Operation::Complete { receive: target },
                 5 => Operation::PacketMap { receive: target, chunk: place },
-                6 => Operation::Stream { reliability: Reliability::Unreliable, immediate },
-                _ => Operation::Send { reliability, immediate },
+                6 => Operation::Stream(Terms { reliability: Reliability::Unreliable, ..terms }),
+                _ => Operation::Send(terms),
             };
             let (offset, length) = match which {
                 2..=5 => (0, 0),

@@ -59,7 +59,8 @@ pub(super) fn post(ends: &mut [End; 2], reliability: Reliability, now: Nanos) {
     let length = MESSAGE_BYTES as u64;
     let receive = ReceiveRequest { offset: 0, length_max: length, user_data: 0 };
     ends[1].session.post_receive(receive, now).expect("room");
-    let send = SendRequest { offset: 0, length, reliability, immediate: None, user_data: 0 };
+    let send =
+        SendRequest { offset: 0, length, reliability, immediate: None, priority: 0, user_data: 0 };
     ends[0].session.post_send(send, now).expect("room");
 }
 

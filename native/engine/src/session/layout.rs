@@ -1,4 +1,4 @@
-//! Ring ABI version 3: the layout of the shared memories (docs/formats/ring-abi.md).
+//! Ring ABI version 4: the layout of the shared memories (docs/formats/ring-abi.md).
 //!
 //! All numbers are little-endian. The job writes the submission memory; only the daemon writes the
 //! completion memory. The description of the layout lies in the latter, so a job can't change it.
@@ -11,7 +11,7 @@ compile_error!("the ring ABI is little-endian and read in place");
 /// First eight bytes of the completion memory.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SEALRING");
 /// Version of this layout.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 /// Bytes of one submission or completion entry.
 pub const ENTRY_BYTES: usize = 64;
 /// Most entries of a ring: 256 KiB of shared memory per queue.

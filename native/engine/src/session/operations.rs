@@ -4,9 +4,11 @@
 //! each wait in a queue for a slot of the machine, and commands for a stream in that stream's
 //! queue, so that nothing blocks anything else.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::ring::{Completion, Opcode, Operation, Submission};
+use sealane_proto::link::Nanos;
+
+use super::ring::{Completion, Opcode, Operation, Status, Submission};
 
 /// All operations between submission and completion, by handle.
 #[derive(Debug, Default)]
@@ -18,6 +20,8 @@ pub(super) struct Operations {
     parts: BTreeMap<u64, VecDeque<u64>>,
     /// Ranges of the receives in the region: start to end. None is empty, no two overlap.
     landing: BTreeMap<u64, u64>,
+    /// When the messages that have a deadline will be cancelled.
+    deadlines: BTreeSet<(Nanos, u64)>,
 }
 
 /// One operation.
@@ -26,6 +30,9 @@ pub(super) struct Open {
     pub(super) submission: Submission,
     /// Its message number in the session, once it has a slot.
     pub(super) message: Option<u64>,
+    deadline: Option<Nanos>,
+    /// Its deadline has passed.
+    pub(super) is_expired: bool,
 }
 
 /// One of the two directions.
@@ -48,9 +55,9 @@ impl Operations {
 
     /// Adds an operation from the ring. Messages wait behind others of the same direction, parts
     /// behind those of their stream, if it is open. Returns whether the operation waits.
-    pub(super) fn add(&mut self, handle: u64, submission: Submission) -> bool {
+    pub(super) fn add(&mut self, handle: u64, submission: Submission, now: Nanos) -> bool {
         let waits = match submission.kind {
-            Operation::Send { .. } | Operation::Stream { .. } => {
+            Operation::Send(_) | Operation::Stream(_) => {
                 self.sends.push_back(handle);
                 true
             }
@@ -73,7 +80,10 @@ impl Operations {
                 false
             }
         };
-        self.open.insert(handle, Open { submission, message: None });
+        let deadline = submission.kind.terms().and_then(|terms| terms.deadline);
+        let deadline = deadline.map(|nanos| now.saturating_add(nanos));
+        self.deadlines.extend(deadline.map(|at| (at, handle)));
+        self.open.insert(handle, Open { submission, message: None, deadline, is_expired: false });
         waits
     }
 
@@ -109,6 +119,21 @@ impl Operations {
         self.receives.retain(|waiting| *waiting != handle);
     }
 
+    /// When the next deadline passes.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Takes an operation whose deadline has passed.
+    pub(super) fn take_expired(&mut self, now: Nanos) -> Option<u64> {
+        let (at, handle) = self.deadlines.first().copied().filter(|(at, _)| *at <= now)?;
+        self.deadlines.remove(&(at, handle));
+        if let Some(open) = self.open.get_mut(&handle) {
+            open.is_expired = true;
+        }
+        Some(handle)
+    }
+
     /// Streams with waiting parts.
     pub(super) fn streams(&self) -> Vec<u64> {
         self.parts.keys().copied().collect()
@@ -132,12 +157,19 @@ impl Operations {
 
     /// Removes an operation that is in no queue; fills in the completion from its submission.
     pub(super) fn end(&mut self, handle: u64, completion: Completion) -> Option<Completion> {
-        let Open { submission, .. } = self.open.remove(&handle)?;
+        let Open { submission, deadline, is_expired, .. } = self.open.remove(&handle)?;
+        if let Some(at) = deadline {
+            self.deadlines.remove(&(at, handle));
+        }
+        let status = match completion.status {
+            Status::Cancelled if is_expired => Status::Expired,
+            status => status,
+        };
         let opcode = submission.kind.opcode();
         if opcode == Opcode::Receive && submission.length > 0 {
             self.landing.remove(&submission.offset);
         }
-        Some(Completion { opcode, user_data: submission.user_data, handle, ..completion })
+        Some(Completion { opcode, status, user_data: submission.user_data, handle, ..completion })
     }
 
     /// Empties all queues, because no more slots will be assigned. Returns the waiting operations.

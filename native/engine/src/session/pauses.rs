@@ -52,7 +52,10 @@ impl Pauses {
     ) -> Option<Nanos> {
         let turn_at = flow.and_then(Flow::turn_at);
         let due = session.next_timeout().into_iter().chain(turn_at).min();
-        if is_paced(session, flow) {
+        if session.is_urgent() {
+            self.units_at = 0;
+            due
+        } else if is_paced(session, flow) {
             self.paced_wake_at(due, without_units(session), now)
         } else {
             self.units_at = 0;
@@ -86,6 +89,7 @@ impl Pauses {
     /// that they leave together.
     pub(super) fn is_early(&self, session: &mut Session, flow: Option<&Flow>, now: Nanos) -> bool {
         now < self.units_at
+            && !session.is_urgent()
             && is_paced(session, flow)
             && without_units(session).is_none_or(|at| at > now)
     }

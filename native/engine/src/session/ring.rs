@@ -14,7 +14,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::bitmap::ChunkBitmap;
 pub use super::completion::{Completion, PACKET_MAP_BYTES, Status};
-pub use super::entry::{Opcode, Operation, RingFault, Submission};
+use super::entry::PRIORITY_AT;
+pub use super::entry::{Opcode, Operation, RingFault, Submission, Terms};
 use super::layout::{
     CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
     ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,
@@ -80,6 +81,19 @@ impl DaemonRing {
         let submission = Submission::parse(&entry, self.layout.region_bytes)?;
         self.in_flight += 1;
         Ok(Some((handle, submission)))
+    }
+
+    /// Whether the submission to be taken next seems to be urgent. Only a hint: the job may still
+    /// change it.
+    pub fn is_next_urgent(&self) -> bool {
+        let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
+        if produced == self.submissions_taken {
+            return false;
+        }
+        let mut entry = [0; ENTRY_BYTES];
+        let place = self.submissions_taken & (u64::from(self.layout.entries) - 1);
+        self.submission.copy_out(SUBMISSION_ENTRIES + place * ENTRY_BYTES as u64, &mut entry);
+        entry[PRIORITY_AT] > 0
     }
 
     /// Whether completions that the job has not read leave no room for another message.
@@ -320,7 +334,7 @@ mod tests {
     }
 
     fn send(user_data: u64) -> Submission {
-        let kind = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
+        let kind = Operation::Send(Terms::new(Reliability::SelectiveRepeat));
         Submission { kind, offset: 0, length: 10, user_data }
     }
 

@@ -67,9 +67,7 @@ impl Operations {
     fn count(&self, kind: &Operation) -> Option<(&AtomicU64, u64)> {
         match kind {
             Operation::Receive => Some((&self.receives, self.limits.receives)),
-            Operation::Send { .. } | Operation::Stream { .. } => {
-                Some((&self.sends, self.limits.sends))
-            }
+            Operation::Send(_) | Operation::Stream(_) => Some((&self.sends, self.limits.sends)),
             _ => None,
         }
     }
@@ -321,6 +319,7 @@ impl Drop for Flow {
 mod tests {
     use sealane_proto::session::Reliability;
 
+    use super::super::ring::Terms;
     use super::*;
     use crate::session::full_socket_tests::{End, ends, post};
 
@@ -402,7 +401,7 @@ mod tests {
         let line = SharedLine::new(RATE);
         let job = line.add_user(LIMITS).add_job(LIMITS);
         let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
-        let send = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
+        let send = Operation::Send(Terms::new(Reliability::SelectiveRepeat));
         assert!(first.admit(&Operation::Receive) && second.admit(&Operation::Receive));
         assert!(!first.admit(&Operation::Receive));
         assert!(first.admit(&send) && !second.admit(&send));

@@ -2,10 +2,13 @@
 
 use std::sync::PoisonError;
 
+use sealane_proto::link::Nanos;
 use sealane_proto::session::{PostError, ReceiveRequest, SendRequest, StreamPart, StreamRequest};
 
 use super::operations::Direction;
-use super::ring::{Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission};
+use super::ring::{
+    Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission, Terms,
+};
 use super::worker::Worker;
 use crate::clock::now;
 
@@ -39,7 +42,7 @@ impl Worker {
                 self.refuse(handle, &submission, Status::Overlap);
             } else if self.flow.as_mut().is_some_and(|flow| !flow.admit(&submission.kind)) {
                 self.refuse(handle, &submission, Status::Limit);
-            } else if !self.progress.operations.add(handle, submission) {
+            } else if !self.progress.operations.add(handle, submission, now()) {
                 self.command(handle, &submission);
             }
         }
@@ -64,12 +67,13 @@ impl Worker {
         let Submission { offset, length, kind, .. } = *submission;
         let user_data = handle;
         match kind {
-            Operation::Send { reliability, immediate } => {
-                let request = SendRequest { offset, length, reliability, immediate, user_data };
+            Operation::Send(Terms { reliability, immediate, priority, .. }) => {
+                let request =
+                    SendRequest { offset, length, reliability, immediate, priority, user_data };
                 self.session.post_send(request, now())
             }
-            Operation::Stream { reliability, immediate } => {
-                let request = StreamRequest { length, reliability, immediate, user_data };
+            Operation::Stream(Terms { reliability, immediate, priority, .. }) => {
+                let request = StreamRequest { length, reliability, immediate, priority, user_data };
                 self.session.post_stream(request, now())
             }
             _ => {
@@ -110,6 +114,13 @@ impl Worker {
                 self.session.continue_stream(message, part, now())
             }
             _ => self.session.end_stream(message, now()),
+        }
+    }
+
+    /// Cancels the messages whose deadlines have passed.
+    pub(super) fn expire(&mut self, time: Nanos) {
+        while let Some(operation) = self.progress.operations.take_expired(time) {
+            self.cancel(operation);
         }
     }
 

@@ -136,6 +136,7 @@ impl Worker {
                 self.session.handle_timeout(time);
                 self.lanes.moved(self.session.take_moved());
             }
+            self.expire(time);
             if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
             }
@@ -261,6 +262,9 @@ impl Worker {
             }
             if index % DATAGRAMS_PER_LOOK == 0 {
                 time = now();
+                if index > 0 && memory.ring.is_next_urgent() {
+                    break;
+                }
             }
             session.hold_units(flow.as_ref().is_some_and(Flow::is_spent));
             let before = session.wire_bytes_sent();
@@ -333,7 +337,8 @@ impl Worker {
             return Some(timespec(0));
         }
         let time = now();
-        let at = self.pauses.until(&mut self.session, self.flow.as_ref(), time)?;
+        let at = self.pauses.until(&mut self.session, self.flow.as_ref(), time);
+        let at = at.into_iter().chain(self.progress.operations.next_deadline()).min()?;
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
         let at = at.min(time.saturating_add(longest));

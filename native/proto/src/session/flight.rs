@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::link::Nanos;
 
 use super::paths::PathId;
+use super::requests::PRIORITIES;
 
 /// Most transmissions kept: 3 round trips of 25 ms at 400 Gbit/s in 4 KiB units. When full, nothing
 /// new is sent until the oldest is acknowledged or lost.
@@ -18,6 +19,8 @@ const LOOKUPS_MAX: u32 = 1 << 17;
 pub struct Transmission {
     /// The path …
     pub path: PathId,
+    /// Priority of the message.
+    pub priority: u8,
     /// … and the packet on it.
     pub packet: u64,
     /// Its message.
@@ -49,8 +52,8 @@ struct Line {
 pub struct Flight {
     /// By path.
     lines: Vec<Line>,
-    /// Reported lost and not processed yet.
-    lost: VecDeque<Transmission>,
+    /// Reported lost and not processed yet, by priority.
+    lost: [VecDeque<Transmission>; PRIORITIES as usize],
     /// Lookups left for the loss reports of the current packet.
     lookups: u32,
     /// Transmissions lost according to reports, and according to time-outs.
@@ -63,7 +66,7 @@ impl Flight {
     pub fn new(paths: u8) -> Self {
         Self {
             lines: (0..paths).map(|_| Line::default()).collect(),
-            lost: VecDeque::new(),
+            lost: std::array::from_fn(|_| VecDeque::new()),
             lookups: 0,
             counts: (0, 0),
         }
@@ -78,7 +81,7 @@ impl Flight {
     /// Whether nothing is in flight or has to be sent again.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lost.is_empty() && self.lines.iter().all(|line| line.entries.is_empty())
+        !self.has_lost() && self.lines.iter().all(|line| line.entries.is_empty())
     }
 
     /// The oldest transmission of a path: its packet and send time.
@@ -99,7 +102,13 @@ impl Flight {
     /// Whether there are unprocessed loss reports.
     #[must_use]
     pub fn has_lost(&self) -> bool {
-        !self.lost.is_empty()
+        self.lost_priority().is_some()
+    }
+
+    /// The highest priority with unprocessed loss reports.
+    #[must_use]
+    pub fn lost_priority(&self) -> Option<u8> {
+        self.lost.iter().rposition(|lost| !lost.is_empty()).map(|priority| priority as u8)
     }
 
     /// Whether a resent unit is not known to have arrived.
@@ -147,7 +156,8 @@ impl Flight {
             }
             // Entries marked now are skipped in one step when they are reported again.
             entry.lost = u32::try_from(to - at).unwrap_or(1).min(self.lookups + 1);
-            self.lost.push_back(entry.transmission);
+            let lost = entry.transmission;
+            self.lost[usize::from(lost.priority)].push_back(lost);
             self.counts.0 += 1;
             at += 1;
         }
@@ -157,15 +167,17 @@ impl Flight {
     pub fn abandon(&mut self, path: PathId) {
         for entry in self.lines[path.index()].entries.drain(..) {
             if entry.lost == 0 {
-                self.lost.push_back(entry.transmission);
+                let lost = entry.transmission;
+                self.lost[usize::from(lost.priority)].push_back(lost);
                 self.counts.1 += 1;
             }
         }
     }
 
-    /// Takes the oldest transmission that was reported lost.
+    /// Takes the transmission of the highest priority that was reported lost first.
     pub fn take_lost(&mut self) -> Option<Transmission> {
-        self.lost.pop_front()
+        let priority = self.lost_priority()?;
+        self.lost[usize::from(priority)].pop_front()
     }
 
     /// Drops the oldest transmissions of each path while they are lost or no longer outstanding.
@@ -216,7 +228,7 @@ impl Flight {
     /// Drops everything.
     pub fn clear(&mut self) {
         self.lines.iter_mut().for_each(|line| line.entries.clear());
-        self.lost.clear();
+        self.lost.iter_mut().for_each(VecDeque::clear);
     }
 }
 
@@ -229,8 +241,14 @@ mod tests {
     fn flight(count: u64) -> Flight {
         let mut flight = Flight::new(2);
         for packet in 0..count {
-            let transmission =
-                Transmission { path: PATH, packet, message: 0, coded: packet as u32, sent_at: 0 };
+            let transmission = Transmission {
+                path: PATH,
+                priority: 0,
+                packet,
+                message: 0,
+                coded: packet as u32,
+                sent_at: 0,
+            };
             flight.sent(transmission, false);
         }
         flight
@@ -277,6 +295,7 @@ mod tests {
         for packet in 0..4 {
             let transmission = Transmission {
                 path: PathId(0),
+                priority: 0,
                 packet,
                 message: 1,
                 coded: packet as u32,

@@ -86,7 +86,7 @@ pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use requests::{
-    BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Memory, PostError, ReceiveRequest, Reliability,
+    BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Memory, PRIORITIES, PostError, ReceiveRequest, Reliability,
     SendRequest, StreamPart, StreamRequest,
 };
 pub use statistics::{SendLimit, SessionStatistics};
@@ -494,6 +494,12 @@ impl Session {
     #[must_use]
     pub fn has_held_units(&self, now: Nanos) -> bool {
         self.is_held && self.unit_at().is_some_and(|at| at <= now)
+    }
+
+    /// Whether a short message of a priority above 0 waits, which should leave as soon as it may.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        self.sender.is_urgent()
     }
 
     /// End of the message numbers for which the peer is known to have posted a receive.

@@ -1,5 +1,6 @@
 //! An outgoing message, and the window of all outgoing messages.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use crate::link::Nanos;
@@ -12,6 +13,9 @@ use super::frame::AbortReason;
 use super::layout::{Block, Layout};
 use super::order::Order;
 use super::stream::Stream;
+
+/// Place of a message among those that wait: by priority, then by number.
+pub type Rank = (Reverse<u8>, u64);
 
 /// State of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub struct Outgoing {
     pub is_reliable: bool,
     /// The immediate.
     pub immediate: Option<u32>,
+    /// See [`super::requests::PRIORITIES`].
+    pub priority: u8,
     user_data: u64,
     /// Its state.
     pub state: State,
@@ -68,7 +74,7 @@ impl Outgoing {
     #[must_use]
     pub fn new(
         (layout, body): (Layout, Body),
-        is_reliable: bool,
+        (is_reliable, priority): (bool, u8),
         (immediate, user_data): (Option<u32>, u64),
     ) -> Self {
         Self {
@@ -76,6 +82,7 @@ impl Outgoing {
             body,
             is_reliable,
             immediate,
+            priority,
             user_data,
             state: State::Active,
             started: None,
@@ -92,6 +99,12 @@ impl Outgoing {
             Body::Stream(stream) => Some(stream),
             Body::Whole { .. } => None,
         }
+    }
+
+    /// Its place among the messages whose units may leave: the first goes first.
+    #[must_use]
+    pub fn rank(&self, number: u64) -> Rank {
+        (Reverse(self.priority), number)
     }
 
     /// Coded index of the next unit that was never sent.

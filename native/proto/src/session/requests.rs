@@ -5,6 +5,10 @@ pub const MESSAGE_BYTES_MAX: u64 = 1 << 36;
 /// Most data and parity units of a block together, so that its bits span at most five words.
 pub const BLOCK_UNITS_MAX: u16 = 255;
 
+/// Number of priorities. A message's units leave before those of all messages of lower priority
+/// that wait; within a priority, messages leave by number. 0 is the lowest.
+pub const PRIORITIES: u8 = 8;
+
 /// How losses of a message are recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reliability {
@@ -39,6 +43,8 @@ pub struct SendRequest {
     pub reliability: Reliability,
     /// A word delivered with the completion of the receive.
     pub immediate: Option<u32>,
+    /// Below [`PRIORITIES`].
+    pub priority: u8,
     /// Returned with the completion.
     pub user_data: u64,
 }
@@ -52,6 +58,8 @@ pub struct StreamRequest {
     pub reliability: Reliability,
     /// A word delivered with the completion of the receive.
     pub immediate: Option<u32>,
+    /// Below [`PRIORITIES`].
+    pub priority: u8,
     /// Returned with the completion.
     pub user_data: u64,
 }
@@ -107,6 +115,9 @@ pub enum PostError {
         /// Requested number of interleaved blocks.
         depth: u8,
     },
+    /// The priority is not below [`PRIORITIES`].
+    #[error("priority {0} is not below {PRIORITIES}")]
+    InvalidPriority(u8),
     /// A stream can't have a code, because the contents of its blocks are not known in advance.
     #[error("a stream cannot be erasure coded")]
     CodedStream,

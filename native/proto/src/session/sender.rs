@@ -3,6 +3,7 @@
 
 mod posting;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::link::Nanos;
@@ -12,12 +13,15 @@ use super::events::Events;
 use super::flight::{Flight, Transmission};
 use super::frame::{AbortReason, ENDED, Frame};
 use super::layout::Place;
-use super::outgoing::{Body, State, Window};
+use super::outgoing::{Body, Rank, State, Window};
 use super::packet::Kind;
 use super::parity::ParityCache;
 use super::paths::PathId;
 use super::requests::{Memory, PostError};
 use super::stream::Stream;
+
+/// Most units of a message whose first unit may cost a wake-up of its own.
+const URGENT_UNITS_MAX: u32 = 32;
 
 /// A unit to send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +44,12 @@ pub struct Sender {
     window: Window,
     /// Lengths of the peer's receives, starting with the message at the window's base.
     credit: VecDeque<u64>,
-    /// First message that has no credit yet, or that is not a stream and has units never sent.
-    sending: u64,
-    /// Streams below `sending` with waiting parts.
-    ready_streams: BTreeSet<u64>,
-    /// Messages below `sending` with a notice to send to the peer, until they have ended there.
+    /// First message that has no credit yet.
+    admitted_end: u64,
+    /// Messages below `admitted_end` that have units never sent.
+    ready: BTreeSet<Rank>,
+    /// Messages below `admitted_end` with a notice to send to the peer, until they have ended
+    /// there.
     notices: BTreeSet<u64>,
     notices_made: u64,
     flight: Flight,
@@ -60,8 +65,8 @@ impl Sender {
             slots: usize::from(slots),
             window: Window::default(),
             credit: VecDeque::new(),
-            sending: 0,
-            ready_streams: BTreeSet::new(),
+            admitted_end: 0,
+            ready: BTreeSet::new(),
             notices: BTreeSet::new(),
             notices_made: 0,
             flight: Flight::new(paths),
@@ -81,7 +86,7 @@ impl Sender {
         if let Body::Stream(stream) = &mut self.open_stream(number)?.body {
             stream.end();
         }
-        if number < self.sending {
+        if number < self.admitted_end {
             self.notify(number);
             self.finish_injected(number, now, events);
         }
@@ -115,6 +120,7 @@ impl Sender {
             message.state = State::Ended;
         }
         self.retire();
+        self.ready.clear();
         self.flight.clear();
     }
 
@@ -186,30 +192,37 @@ impl Sender {
         self.give_up(number, reason, now, events);
     }
 
-    /// Skips units that need no sending, opens streams, and aborts messages that are longer than
-    /// their receive. Call it after every input that could change the next unit.
+    /// Admits messages that have credit, aborts those that are longer than their receive, and skips
+    /// units that need no sending. Call it after every input that could change the next unit.
     pub fn advance(&mut self, now: Nanos, events: &mut Events) {
-        self.sending = self.sending.max(self.window.base());
-        while self.sending < self.window.end().min(self.credit_end()) {
-            let number = self.sending;
+        self.admitted_end = self.admitted_end.max(self.window.base());
+        while self.admitted_end < self.window.end().min(self.credit_end()) {
+            let number = self.admitted_end;
             let length_max = self.credit[(number - self.window.base()) as usize];
             let Some(message) = self.window.get_mut(number) else { return };
-            match message.state {
-                State::Active if message.layout.length() > length_max => {
-                    self.give_up(number, AbortReason::TooLong, now, events);
-                    continue;
-                }
-                State::Active if message.stream().is_some() => message.start(now),
-                State::Active => {
-                    message.skip();
-                    if !message.is_sent() {
-                        return;
-                    }
-                }
-                _ => {}
+            self.admitted_end += 1;
+            if message.state == State::Active && message.layout.length() > length_max {
+                self.give_up(number, AbortReason::TooLong, now, events);
+            } else {
+                self.admitted(number, now, events);
             }
-            self.sending += 1;
-            self.passed(number, now, events);
+        }
+        self.skip(now, events);
+    }
+
+    /// Skips parity that the peer no longer needs, until the first message that is ready has a
+    /// unit to send.
+    fn skip(&mut self, now: Nanos, events: &mut Events) {
+        while let Some(first) = self.ready.first().copied() {
+            let (_, number) = first;
+            if let Some(message) = self.window.get_mut(number) {
+                message.skip();
+                if message.next_new().is_some() {
+                    return;
+                }
+            }
+            self.ready.remove(&first);
+            self.finish_injected(number, now, events);
         }
     }
 
@@ -267,7 +280,7 @@ impl Sender {
     /// Whether messages wait only for the peer's credit.
     #[must_use]
     pub fn is_without_credit(&self) -> bool {
-        self.sending < self.window.end() && self.sending >= self.credit_end()
+        self.admitted_end < self.window.end()
     }
 
     /// Transmissions lost according to reports, and according to time-outs.
@@ -279,16 +292,36 @@ impl Sender {
     /// Whether a unit that was never sent may be sent.
     #[must_use]
     pub fn has_new(&self) -> bool {
-        let is_waiting = self.sending < self.window.end().min(self.credit_end());
-        (is_waiting || !self.ready_streams.is_empty()) && !self.flight.is_full()
+        !self.ready.is_empty() && !self.flight.is_full()
     }
 
-    /// Chooses the unit to send now: lost units first, then new ones by message number.
+    /// The priority of the new unit that would leave first.
+    #[must_use]
+    pub fn new_priority(&self) -> Option<u8> {
+        self.ready.first().filter(|_| self.has_new()).map(|(Reverse(priority), _)| *priority)
+    }
+
+    /// Whether the unit that would leave first should not wait until others can leave with it: it
+    /// belongs to a short message of a priority above 0.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        let first = self.ready.first().filter(|_| self.new_priority() > Some(0));
+        first.and_then(|(_, number)| self.window.get(*number)).is_some_and(|message| {
+            message.stream().is_none() && message.layout.coded_units() <= URGENT_UNITS_MAX
+        })
+    }
+
+    /// Chooses the unit to send now: by priority, then lost units before new ones, then by message
+    /// number.
     pub fn pick(
         &mut self,
         now: Nanos,
         patience: impl Fn(PathId, u64) -> Option<Nanos>,
     ) -> Option<Pick> {
+        let lost_priority = self.flight.lost_priority().unwrap_or(0);
+        if self.new_priority().is_some_and(|priority| priority > lost_priority) {
+            return self.pick_new();
+        }
         let Self { flight, window, .. } = self;
         while let Some(lost) = flight.take_lost().or_else(|| {
             flight.take_expired(now, &patience, |transmission| window.is_outstanding(transmission))
@@ -303,11 +336,11 @@ impl Sender {
                 return Some(Pick { message: number, coded, is_retransmission: true, is_fallback });
             }
         }
-        if !self.has_new() {
-            return None;
-        }
-        // All waiting streams are older than the message at the cursor.
-        let message = self.ready_streams.first().copied().unwrap_or(self.sending);
+        self.pick_new()
+    }
+
+    fn pick_new(&self) -> Option<Pick> {
+        let (_, message) = self.ready.first().copied().filter(|_| self.has_new())?;
         let coded = self.window.get(message)?.next_new()?;
         Some(Pick { message, coded, is_retransmission: false, is_fallback: false })
     }
@@ -377,7 +410,9 @@ impl Sender {
         let Pick { message: number, coded, .. } = pick;
         let Some(message) = self.window.get_mut(number) else { return };
         if message.is_reliable {
-            let transmission = Transmission { path, packet, message: number, coded, sent_at: now };
+            let priority = message.priority;
+            let transmission =
+                Transmission { path, priority, packet, message: number, coded, sent_at: now };
             self.flight.sent(transmission, pick.is_retransmission);
         }
         if pick.is_retransmission {
@@ -385,12 +420,7 @@ impl Sender {
         }
         message.start(now);
         message.advance();
-        message.skip();
-        if message.next_new().is_none() {
-            self.ready_streams.remove(&number);
-            self.finish_injected(number, now, events);
-            self.advance(now, events);
-        }
+        self.skip(now, events);
     }
 
     // Notices.
@@ -425,19 +455,22 @@ impl Sender {
 
     // Helpers.
 
-    /// Does what was deferred until the cursor moved beyond a message.
-    fn passed(&mut self, number: u64, now: Nanos, events: &mut Events) {
-        let Some(message) = self.window.get(number) else { return };
+    /// Does what was deferred until a message has credit.
+    fn admitted(&mut self, number: u64, now: Nanos, events: &mut Events) {
+        let Some(message) = self.window.get_mut(number) else { return };
         let is_active = message.state == State::Active;
         let is_given_up = matches!(message.state, State::GivenUp(_));
-        let stream = message.stream().filter(|_| is_active);
-        let (is_ended, is_ready) =
-            stream.map_or((false, false), |stream| (stream.is_ended(), stream.next().is_some()));
+        if is_active && message.stream().is_some() {
+            message.start(now);
+        }
+        let is_ended = is_active && message.stream().is_some_and(Stream::is_ended);
+        let is_ready = is_active && message.next_new().is_some();
+        let rank = message.rank(number);
         if is_given_up || is_ended {
             self.notify(number);
         }
         if is_ready {
-            self.ready_streams.insert(number);
+            self.ready.insert(rank);
         }
         if is_ended {
             self.finish_injected(number, now, events);
@@ -465,8 +498,9 @@ impl Sender {
             State::Ended => return,
         }
         message.state = State::Ended;
+        let rank = message.rank(number);
         self.notices.remove(&number);
-        self.ready_streams.remove(&number);
+        self.ready.remove(&rank);
     }
 
     fn give_up(&mut self, number: u64, reason: AbortReason, now: Nanos, events: &mut Events) {
@@ -482,8 +516,9 @@ impl Sender {
             State::GivenUp(_) | State::Ended => return,
         }
         message.state = State::GivenUp(reason);
-        self.ready_streams.remove(&number);
-        if number < self.sending {
+        let rank = message.rank(number);
+        self.ready.remove(&rank);
+        if number < self.admitted_end {
             self.notify(number);
         }
     }
@@ -497,6 +532,6 @@ impl Sender {
         while self.window.pop_ended() {
             self.credit.pop_front();
         }
-        self.sending = self.sending.max(self.window.base());
+        self.admitted_end = self.admitted_end.max(self.window.base());
     }
 }

@@ -152,8 +152,14 @@ fn parity_beyond_the_scratch_is_dropped_unclaimed() {
 fn sender() -> Sender {
     let mut sender = Sender::new(256, 4, 1);
     let reliability = Reliability::SelectiveRepeat;
-    let request =
-        SendRequest { offset: 0, length: 1000, reliability, immediate: None, user_data: 0 };
+    let request = SendRequest {
+        offset: 0,
+        length: 1000,
+        reliability,
+        immediate: None,
+        priority: 0,
+        user_data: 0,
+    };
     sender.post(request).unwrap();
     sender.post(request).unwrap();
     sender
@@ -284,7 +290,8 @@ fn a_stream_without_its_end_cannot_be_confirmed() {
     let mut events = Events::default();
     let mut sender = Sender::new(256, 4, 1);
     let reliability = Reliability::SelectiveRepeat;
-    let request = StreamRequest { length: 1000, reliability, immediate: None, user_data: 0 };
+    let request =
+        StreamRequest { length: 1000, reliability, immediate: None, priority: 0, user_data: 0 };
     sender.post_stream(request).unwrap();
     let part = StreamPart { offset: 0, remote_offset: 0, length: 256 };
     sender.continue_stream(0, part).unwrap();

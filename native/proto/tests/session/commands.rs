@@ -15,7 +15,13 @@ const CANARY: u8 = 0xa5;
 
 fn stream(units: u64) -> StreamRequest {
     let reliability = Reliability::SelectiveRepeat;
-    StreamRequest { length: units * UNIT, reliability, immediate: Some(77), user_data: 5 }
+    StreamRequest {
+        length: units * UNIT,
+        reliability,
+        immediate: Some(77),
+        priority: 0,
+        user_data: 5,
+    }
 }
 
 /// Units `unit..unit + count` from the same positions in memory.

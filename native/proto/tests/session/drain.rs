@@ -64,7 +64,8 @@ fn an_open_stream_is_waited_for_and_may_go_on() {
     let mut pair = Pair::established(2);
     pair.ends[1].post_receive(receive(0, 4 * UNIT), pair.now).unwrap();
     let reliability = sealane_proto::session::Reliability::SelectiveRepeat;
-    let stream = StreamRequest { length: 4 * UNIT, reliability, immediate: None, user_data: 0 };
+    let stream =
+        StreamRequest { length: 4 * UNIT, reliability, immediate: None, priority: 0, user_data: 0 };
     let message = pair.ends[0].post_stream(stream, pair.now).unwrap();
     pair.ends[1].drain(pair.now);
     pair.run(SECOND);

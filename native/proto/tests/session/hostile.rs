@@ -327,7 +327,8 @@ impl World {
         };
         let user_data = self.asked(false);
         let length = script.number(5000);
-        let request = SendRequest { offset: 0, length, reliability, immediate: None, user_data };
+        let request =
+            SendRequest { offset: 0, length, reliability, immediate: None, priority: 0, user_data };
         if self.session.post_send(request, self.now).is_err() {
             self.waiting.remove(&user_data);
         }
@@ -351,6 +352,7 @@ impl World {
             length: 4 * UNIT,
             reliability: Reliability::SelectiveRepeat,
             immediate: None,
+            priority: 0,
             user_data,
         };
         match self.session.post_stream(request, self.now) {

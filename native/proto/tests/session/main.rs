@@ -9,6 +9,7 @@ mod migration;
 mod packets;
 mod pair;
 mod paths;
+mod priority;
 mod property;
 mod seeds;
 mod units;

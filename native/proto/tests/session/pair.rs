@@ -98,6 +98,7 @@ pub fn send(offset: u64, length: u64) -> SendRequest {
         length,
         reliability: Reliability::SelectiveRepeat,
         immediate: None,
+        priority: 0,
         user_data: offset,
     }
 }

@@ -74,7 +74,8 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
                 0 => Reliability::SelectiveRepeat,
                 k => Reliability::ErasureCoded { k, m: 2, depth: k % 4 + 1 },
             };
-            let request = SendRequest { reliability, ..send(offset, length) };
+            let priority = (length % 4) as u8;
+            let request = SendRequest { reliability, priority, ..send(offset, length) };
             if pair.ends[0].post_send(request, pair.now).is_ok() {
                 asked.sends.push((length, false));
             }
@@ -138,7 +139,7 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
 fn stream(pair: &mut Pair, asked: &mut Asked, length: u64) {
     let offset = asked.sends.len() as u64 % u64::from(SLOTS) * STRIDE;
     let reliability = Reliability::SelectiveRepeat;
-    let request = StreamRequest { length, reliability, immediate: None, user_data: 0 };
+    let request = StreamRequest { length, reliability, immediate: None, priority: 0, user_data: 0 };
     let Ok(message) = pair.ends[0].post_stream(request, pair.now) else { return };
     asked.sends.push((length, false));
     let half = (length / 2).next_multiple_of(UNIT).min(length - 1) / UNIT * UNIT;

@@ -133,7 +133,14 @@ impl Pair {
         while sender.is_established() && now >= self.setup.start && self.sends < end {
             let (offset, length) = message_of(&self.setup, self.sends);
             let reliability = self.reliability;
-            let send = SendRequest { offset, length, reliability, immediate: None, user_data: 0 };
+            let send = SendRequest {
+                offset,
+                length,
+                reliability,
+                immediate: None,
+                priority: 0,
+                user_data: 0,
+            };
             if sender.post_send(send, now).is_err() {
                 break;
             }

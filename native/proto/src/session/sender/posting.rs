@@ -6,7 +6,7 @@ use super::super::outgoing::{Body, Outgoing, State};
 use super::super::packet::MESSAGE_END;
 use super::super::plan::code_of;
 use super::super::requests::{
-    MESSAGE_BYTES_MAX, PostError, Reliability, SendRequest, StreamPart, StreamRequest,
+    MESSAGE_BYTES_MAX, PRIORITIES, PostError, Reliability, SendRequest, StreamPart, StreamRequest,
 };
 use super::super::stream::Stream;
 use super::Sender;
@@ -14,7 +14,7 @@ use super::Sender;
 impl Sender {
     /// Queues a message; returns its number.
     pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
-        let SendRequest { offset, length, reliability, immediate, user_data } = request;
+        let SendRequest { offset, length, reliability, immediate, priority, user_data } = request;
         let invalid = PostError::InvalidLength { offset, length };
         if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
             return Err(invalid);
@@ -33,12 +33,13 @@ impl Sender {
         };
         let body = Body::Whole { offset, order: Order::new(&layout, depth) };
         let is_reliable = reliability != Reliability::Unreliable;
-        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+        let body = (layout, body);
+        self.push(Outgoing::new(body, (is_reliable, priority), (immediate, user_data)))
     }
 
     /// Queues a stream; returns its number.
     pub fn post_stream(&mut self, request: StreamRequest) -> Result<u64, PostError> {
-        let StreamRequest { length, reliability, immediate, user_data } = request;
+        let StreamRequest { length, reliability, immediate, priority, user_data } = request;
         let layout = Layout::new(length, self.unit_bytes, 0, 0);
         let layout = layout.ok_or(PostError::InvalidLength { offset: 0, length })?;
         if matches!(reliability, Reliability::ErasureCoded { .. }) {
@@ -46,7 +47,8 @@ impl Sender {
         }
         let body = Body::Stream(Stream::new(self.unit_bytes));
         let is_reliable = reliability != Reliability::Unreliable;
-        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+        let body = (layout, body);
+        self.push(Outgoing::new(body, (is_reliable, priority), (immediate, user_data)))
     }
 
     /// Announces units of a stream.
@@ -75,13 +77,17 @@ impl Sender {
             return Err(PostError::Retry);
         }
         let is_ready = stream.next().is_some();
-        if is_ready && number < self.sending {
-            self.ready_streams.insert(number);
+        let rank = message.rank(number);
+        if is_ready && number < self.admitted_end {
+            self.ready.insert(rank);
         }
         Ok(())
     }
 
     fn push(&mut self, message: Outgoing) -> Result<u64, PostError> {
+        if message.priority >= PRIORITIES {
+            return Err(PostError::InvalidPriority(message.priority));
+        }
         if self.window.len() >= self.slots || self.window.end() >= MESSAGE_END {
             return Err(PostError::Retry);
         }
