@@ -99,6 +99,17 @@ impl Challenges {
         self.due.get_or_insert(now);
     }
 
+    /// Sends the next one now.
+    pub fn hurry(&mut self, now: Nanos) {
+        self.due = Some(now);
+    }
+
+    /// When the challenge with this token left.
+    #[must_use]
+    pub fn sent_at(&self, token: u64) -> Option<Nanos> {
+        self.outstanding.iter().find(|sent| sent.token == token).map(|sent| sent.sent_at)
+    }
+
     /// Starts to test for these units on a path about which nothing is known: earlier challenges
     /// went another way.
     pub fn search(&mut self, units: Units, now: Nanos) {

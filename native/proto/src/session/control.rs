@@ -277,6 +277,7 @@ impl Control {
         } else if is_asking && self.close.is_none() {
             let token = paths.new_token();
             Frame::PathChallenge { token }.encode(out);
+            paths[path].asked(now);
             let Path { challenges, rtt, .. } = &mut paths[path];
             let timeout = rtt.smoothed().map(|_| rtt.timeout());
             if let Some(unit_bytes) = challenges.sent(token, timeout, now) {

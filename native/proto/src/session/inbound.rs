@@ -35,7 +35,9 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) -> Follow {
-        let Some(path) = self.paths.with_channel(header.channel) else { return Follow::Nowhere };
+        let Some((path, is_to_candidate)) = self.paths.with_channel(header.channel) else {
+            return Follow::Nowhere;
+        };
         self.last_received = now;
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
@@ -46,14 +48,23 @@ impl Session {
         self.statistics.packets_received += 1;
         self.paths.heard(path);
         let heard = &mut self.paths[path];
-        heard.arrived.add(arrival.ecn);
-        let is_newest = heard.newest.is_none_or(|(newest, _)| header.packet_number > newest);
-        heard.packet_received(header.packet_number, now);
         self.source = match arrival.source {
             // The caller still remembers a candidate that was refused.
             Source::Candidate if heard.candidate().is_none() => Source::Elsewhere,
             source => source,
         };
+        if is_to_candidate {
+            // Its number, and the way it took, say nothing about the path.
+            if header.kind == Kind::Control {
+                self.packet_received(path, header, plaintext, memory, now);
+            } else {
+                self.statistics.malformed += 1;
+            }
+            return Follow::Nowhere;
+        }
+        let is_newest = heard.newest.is_none_or(|(newest, _)| header.packet_number > newest);
+        heard.mark_received(self.source, arrival.ecn);
+        heard.packet_received(header.packet_number, now);
         let follow = match self.source {
             Source::Elsewhere if heard.is_challenged() => {
                 heard.unproven = Unproven::default();
@@ -63,15 +74,20 @@ impl Session {
                 Follow::Candidate
             }
             Source::Path if is_newest => {
-                heard.stay(now);
+                heard.heard_here(now);
                 Follow::Nowhere
             }
             _ => Follow::Nowhere,
         };
         let bytes = plaintext.len() as u64;
         match heard.candidate_mut() {
-            Some(candidate) if self.source != Source::Path => candidate.unproven.received(bytes),
-            _ => heard.unproven.received(bytes),
+            Some(candidate) if follow == Follow::Candidate || self.source == Source::Candidate => {
+                candidate.unproven.received(bytes);
+            }
+            _ if self.source == Source::Path || follow == Follow::Path => {
+                heard.unproven.received(bytes);
+            }
+            _ => {}
         }
         self.packet_received(path, header, plaintext, memory, now);
         if follow == Follow::Path {
@@ -308,10 +324,11 @@ impl Session {
         if !(self.source == Source::Path || known.is_validated()) {
             return;
         }
+        let sent_at = known.challenges.sent_at(token);
         let answer = known.challenges.answered(token, now);
-        if answer.is_some() {
+        if let Some(sent_at) = sent_at {
             known.unproven.proven();
-            known.stay(now);
+            known.answered_here(sent_at, now);
         }
         match answer {
             None | Some(Answer::Small) => {}

@@ -149,6 +149,8 @@ pub struct Session {
     stalled_since: Nanos,
     /// Source of the datagram being received.
     source: Source,
+    /// Datagrams from other addresses that failed authentication.
+    forged_elsewhere: candidate::Forgeries,
     events: Events,
     sends_posted: u64,
     path_mtu_bytes: u64,
@@ -220,6 +222,7 @@ impl Session {
             is_held: false,
             stalled_since: now,
             source: Source::Path,
+            forged_elsewhere: candidate::Forgeries::default(),
             events: Events::default(),
             sends_posted: 0,
             path_mtu_bytes: 0,
@@ -280,13 +283,15 @@ impl Session {
         }
         let path =
             packet::channel_of(datagram).and_then(|channel| self.paths.with_channel(channel));
-        if path.is_some_and(|path| path != arrival.path) {
+        if path.is_some_and(|(path, _)| path != arrival.path) {
             self.statistics.misdirected += 1;
             return None;
         }
         let is_foreign = match arrival.source {
             Source::Path | Source::Candidate => false,
-            Source::Elsewhere => path.is_some_and(|path| self.paths[path].is_abandoned()),
+            Source::Elsewhere => path.is_some_and(|(path, _)| {
+                self.paths[path].is_abandoned() || self.forged_elsewhere.is_full(now)
+            }),
             Source::Foreign => true,
         };
         let refusal = match self.protection.open(datagram, is_foreign, now) {
@@ -301,7 +306,12 @@ impl Session {
             Refusal::Foreign => &mut self.statistics.foreign_packets,
             Refusal::UnknownEpoch => &mut self.statistics.unknown_epoch,
             Refusal::Replayed => &mut self.statistics.replayed,
-            Refusal::Forged => &mut self.statistics.forged,
+            Refusal::Forged => {
+                if arrival.source == Source::Elsewhere {
+                    self.forged_elsewhere.note(now);
+                }
+                &mut self.statistics.forged
+            }
         };
         *counter += 1;
         if self.protection.is_receive_exhausted() {
@@ -384,11 +394,11 @@ impl Session {
         if self.state != State::Closing && self.protection.is_send_exhausted() {
             self.close(CloseReason::PacketLimit, now);
         }
-        if let Some((_, path)) = self.candidate_due().filter(|(due, _)| *due <= now) {
-            return self.transmit_to_candidate(path, now, out);
-        }
         if let Some((_, path)) = self.control_due(now).filter(|(due, _)| *due <= now) {
             return self.transmit_control(path, now, out);
+        }
+        if let Some((_, path)) = self.candidate_due().filter(|(due, _)| *due <= now) {
+            return self.transmit_to_candidate(path, now, out);
         }
         if self.transmit_carried(memory, now, out) {
             return true;
@@ -409,7 +419,9 @@ impl Session {
     #[must_use]
     pub fn departure(&self) -> Departure {
         let (path, is_to_candidate) = self.departed;
-        Departure { path, is_to_candidate, ecn: self.paths[path].marking.codepoint() }
+        // Nobody counts the marks of packets to candidates.
+        let ecn = if is_to_candidate { Ecn::NotEct } else { self.paths[path].marking.codepoint() };
+        Departure { path, is_to_candidate, ecn }
     }
 
     /// When to call [`Self::handle_timeout`] and [`Self::next_transmit`] next. May be in the past
@@ -432,10 +444,8 @@ impl Session {
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
         let unit = self.unit_at().filter(|_| !self.is_held);
         let gap = self.paths.iter().filter_map(|(_, path)| path.gaps.next_at(path.timing())).min();
-        let decision = self.paths.iter().filter_map(|(_, path)| path.candidate());
-        let decision = decision.map(candidate::Candidate::decided_at).min();
-        let own = [self.probe_at(), self.tail_probe_at(), self.silence_at(), self.quiet_at()];
-        let dues = [control, idle, unit, gap, decision].into_iter().chain(own);
+        let silences = [self.probe_at(), self.tail_probe_at(), self.silence_at(), self.quiet_at()];
+        let dues = [control, idle, unit, gap, self.decision_at()].into_iter().chain(silences);
         dues.flatten().min()
     }
 

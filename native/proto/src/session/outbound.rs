@@ -15,6 +15,12 @@ use super::requests::Memory;
 use super::sender::Pick;
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
+/// When the newest packet of a path arrived, unless nothing is to be challenged on it.
+fn last_heard(path: &Path) -> Option<Nanos> {
+    let is_asking = path.challenges.due().is_some();
+    path.newest.filter(|_| path.is_validated() && !is_asking).map(|(_, at)| at)
+}
+
 /// Silence, at least, after which an end that has part of a message probes.
 const LANDING_SILENCE: Nanos = 1_000_000_000;
 /// Other paths that have to be heard of before a path counts as silent without a time-out.
@@ -24,7 +30,9 @@ impl Session {
     /// When the peer's silence requires a challenge or a stall that has not happened yet.
     pub(super) fn probe_at(&self) -> Option<Nanos> {
         let is_waiting = self.sender.has_outstanding();
-        let is_challenging = self.paths.iter().any(|(_, path)| path.challenges.due().is_some());
+        let mut validated =
+            self.paths.iter().map(|(_, path)| path).filter(|path| path.is_validated());
+        let is_challenging = validated.all(|path| path.challenges.due().is_some());
         let is_done = is_challenging && (self.is_stalled || !is_waiting);
         if self.state != State::Established || is_done {
             return None;
@@ -64,20 +72,15 @@ impl Session {
     /// When a path will not have been heard for so long, although others may, that it is challenged:
     /// that keeps NAT bindings, and shows the peer where this end is now.
     pub(super) fn quiet_at(&self) -> Option<Nanos> {
-        self.paths.iter().filter_map(|(_, path)| self.quiet_on(path)).min()
-    }
-
-    fn quiet_on(&self, path: &Path) -> Option<Nanos> {
-        let is_asking = path.challenges.due().is_some();
-        let (_, heard_at) = path.newest.filter(|_| path.is_validated() && !is_asking)?;
+        let heard_at = self.paths.iter().filter_map(|(_, path)| last_heard(path)).min()?;
         Some(self.absences.extend(heard_at, self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT))
     }
 
     fn probe_quiet_paths(&mut self, now: Nanos) {
-        for path in (0..self.paths.count()).map(PathId) {
-            if self.quiet_on(&self.paths[path]).is_some_and(|at| at <= now) {
-                self.paths[path].challenges.start(now);
-            }
+        while self.quiet_at().is_some_and(|at| at <= now) {
+            let heard = |(id, path)| Some((last_heard(path)?, id));
+            let Some((_, quiet)) = self.paths.iter().filter_map(heard).min() else { return };
+            self.paths[quiet].challenges.start(now);
         }
     }
 
@@ -127,10 +130,21 @@ impl Session {
         }
     }
 
+    /// When it is decided whether a path moves to its candidate.
+    pub(super) fn decision_at(&self) -> Option<Nanos> {
+        self.paths.iter().filter_map(|(_, path)| self.decision_on(path)).min()
+    }
+
+    fn decision_on(&self, path: &Path) -> Option<Nanos> {
+        let (since, wait) = path.candidate()?.decision();
+        Some(self.absences.extend(since, wait))
+    }
+
     /// Moves paths whose peers have moved.
     pub(super) fn move_paths(&mut self, now: Nanos) {
         for path in (0..self.paths.count()).map(PathId) {
-            if self.paths[path].settle_candidate(now) {
+            let is_due = self.decision_on(&self.paths[path]).is_some_and(|at| at <= now);
+            if is_due && self.paths[path].settle_candidate() {
                 self.moved = self.moved.with(path);
                 self.paths.interrupted(path);
                 self.paths.measured();
@@ -226,12 +240,15 @@ impl Session {
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
         self.paths[path].narrow.sent(false, now);
-        self.account((path, false), wire_bytes, now);
+        self.account(path, wire_bytes, now);
         true
     }
 
     /// When the next challenge to a candidate may leave, and of which path.
     pub(super) fn candidate_due(&self) -> Option<(Nanos, PathId)> {
+        if self.state != State::Established {
+            return None;
+        }
         let paths = (0..self.paths.count()).map(PathId);
         paths.filter_map(|path| Some((self.paths.candidate_due(path)?, path))).min()
     }
@@ -245,10 +262,9 @@ impl Session {
     ) -> bool {
         let start = out.len();
         let token = self.paths.new_token();
-        let timeout = self.paths[path].rtt.timeout();
         let Some(candidate) = self.paths[path].candidate_mut() else { return false };
-        let unit_bytes = candidate.challenges.sent(token, Some(timeout), now);
-        let Some(packet) = self.protection.begin(path, Kind::Control, out) else { return false };
+        let unit_bytes = candidate.sent(token, now);
+        let Some(packet) = self.protection.begin_to_candidate(path, out) else { return false };
         let payload_start = out.len();
         Frame::PathChallenge { token }.encode(out);
         if let Some(unit_bytes) = unit_bytes {
@@ -257,7 +273,8 @@ impl Session {
         let wire_bytes = out.len() - start + TAG_BYTES + self.config.ip.header_bytes();
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
-        self.account((path, true), wire_bytes, now);
+        self.account_all((path, true), wire_bytes as u64, now);
+        self.paths.sent_to_candidate(path, wire_bytes as u64, now);
         true
     }
 
@@ -325,19 +342,23 @@ impl Session {
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
         self.statistics.fallbacks += u64::from(pick.is_fallback);
-        self.account((path, false), wire_bytes, now);
+        self.account(path, wire_bytes, now);
         true
     }
 
-    /// Accounts for a packet written for a path, to its address or its candidate.
-    fn account(&mut self, to: (PathId, bool), wire_bytes: usize, now: Nanos) {
+    /// Accounts for a packet written for a path.
+    fn account(&mut self, path: PathId, wire_bytes: usize, now: Nanos) {
         let wire_bytes = wire_bytes as u64;
-        let (path, _) = to;
+        self.account_all((path, false), wire_bytes, now);
+        let number = self.protection.next_packet_number(path) - 1;
+        self.paths.sent(path, number, wire_bytes, now);
+    }
+
+    /// Accounts for a packet, whether it goes to its path's address or to the candidate.
+    fn account_all(&mut self, to: (PathId, bool), wire_bytes: u64, now: Nanos) {
         self.departed = to;
         self.statistics.packets_sent += 1;
         self.statistics.wire_bytes_sent += wire_bytes;
         self.pacer.sent(wire_bytes, now);
-        let number = self.protection.next_packet_number(path) - 1;
-        self.paths.sent(to, number, wire_bytes, now);
     }
 }

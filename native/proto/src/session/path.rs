@@ -12,7 +12,8 @@ use crate::link::Nanos;
 use super::candidate::Candidate;
 use super::challenges::Challenges;
 use super::config::SessionConfig;
-use super::ecn::PathCounts;
+use super::datagram::Source;
+use super::ecn::{Ecn, PathCounts};
 use super::gaps::{Gaps, LossCounts, Timing};
 use super::marking::Marking;
 use super::narrow::Narrow;
@@ -128,6 +129,8 @@ pub struct Path {
     pub gaps: Gaps,
     /// … and those that did.
     pub arrived: PathCounts,
+    /// The mark with which the peer's packets leave, as far as known.
+    usual_mark: Ecn,
     /// ECN marking of outgoing packets.
     pub marking: Marking,
     /// Detection that it has become too narrow.
@@ -170,6 +173,7 @@ impl Path {
             newest: None,
             gaps: Gaps::new(reordering),
             arrived: PathCounts::default(),
+            usual_mark: Ecn::NotEct,
             marking: Marking::new(has_canaries),
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
@@ -238,39 +242,53 @@ impl Path {
     }
 
     /// Considers another address, from which the path's newest packet came; false if it has a
-    /// candidate or has refused one lately. Both addresses are challenged.
+    /// candidate that may still answer, or has refused one lately. Both addresses are challenged.
     pub fn consider(&mut self, units: Units, now: Nanos) -> bool {
-        let is_new = self.is_validated() && self.candidate.is_none() && now >= self.settled_until;
+        let is_free = self.candidate.as_ref().is_none_or(|known| known.is_replaceable(now));
+        let is_new = self.is_validated() && is_free && now >= self.settled_until;
         if is_new {
             self.candidate = Some(Candidate::new(units, self.rtt.timeout(), now));
-            self.challenges.start(now);
+            self.challenges.hurry(now);
         }
         is_new
     }
 
-    /// Refuses the candidate, if there is one: the peer still is where it was, or the candidate
-    /// does not answer.
-    pub fn stay(&mut self, now: Nanos) {
+    /// Records that a challenge leaves for the present address.
+    pub fn asked(&mut self, now: Nanos) {
+        if let Some(candidate) = &mut self.candidate {
+            candidate.asked(now);
+        }
+    }
+
+    /// A packet newer than the candidate's comes from the present address: refuses the candidate,
+    /// and considers no other for a short time, so that whoever overtakes or imitates some packets
+    /// gets no challenge for each.
+    pub fn heard_here(&mut self, now: Nanos) {
         if let Some(refused) = self.candidate.take() {
+            self.settled_until = now.saturating_add(refused.patience());
+        }
+    }
+
+    /// A challenge that left for the present address at `sent_at` was answered: refuses the
+    /// candidate if that was later.
+    pub fn answered_here(&mut self, sent_at: Nanos, now: Nanos) {
+        if let Some(refused) = self.candidate.take_if(|known| known.was_asked_by(sent_at)) {
             self.settled_until = now.saturating_add(refused.life());
         }
     }
 
-    /// Moves to the candidate if it is time, or refuses it; returns whether it moves.
-    pub fn settle_candidate(&mut self, now: Nanos) -> bool {
-        let Some(candidate) = self.candidate.take_if(|found| found.decided_at() <= now) else {
+    /// Moves to the candidate if full-size packets reach the peer there; otherwise drops it. Returns
+    /// whether it moves.
+    pub fn settle_candidate(&mut self) -> bool {
+        let Some(candidate) = self.candidate.take_if(|known| known.has_carried()) else {
+            self.candidate = None;
             return false;
         };
-        let moves = candidate.has_carried();
-        if moves {
-            self.unproven = candidate.unproven;
-            self.is_silent = false;
-            self.challenges.stop();
-            self.narrow.forget();
-        } else {
-            self.settled_until = now.saturating_add(candidate.life());
-        }
-        moves
+        self.unproven = candidate.unproven;
+        self.is_silent = false;
+        self.challenges.stop();
+        self.narrow.forget();
+        true
     }
 
     /// Queues the answer to a challenge of the peer, which must be as large as the challenge.
@@ -290,6 +308,17 @@ impl Path {
         let is_at_once = !self.responses.is_empty() || self.probe.is_some();
         let at_once = is_at_once.then_some(now);
         [at_once, self.challenges.due()].into_iter().flatten().min()
+    }
+
+    /// Counts the mark of an authentic packet. One that came another way says nothing about the
+    /// path's marks.
+    pub fn mark_received(&mut self, source: Source, mark: Ecn) {
+        if source == Source::Path || self.is_challenged() {
+            self.arrived.add(mark);
+            self.usual_mark = if mark == Ecn::Ce { self.usual_mark } else { mark };
+        } else {
+            self.arrived.add(self.usual_mark);
+        }
     }
 
     /// Records the arrival of an authentic packet.
@@ -366,5 +395,23 @@ impl Path {
 
     fn in_flight_bytes(&self) -> u64 {
         self.wire_bytes_sent - self.rtt.reported_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_present_address_is_asked_at_once_even_if_a_challenge_left_lately() {
+        let units = Units::fixed(1408);
+        let mut path = Path::new(0, units, false, 0);
+        path.validated();
+        path.challenges.stop();
+        path.challenges.start(0);
+        path.challenges.sent(1, Some(5_000_000), 0);
+        assert!(path.challenges.due() > Some(10_000_000));
+        assert!(path.consider(units, 10_000_000));
+        assert_eq!(path.challenges.due(), Some(10_000_000));
     }
 }

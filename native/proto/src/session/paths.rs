@@ -167,10 +167,12 @@ impl Paths {
         (0..).map(PathId).zip(&mut self.all)
     }
 
-    /// The path that the peer means by a channel.
+    /// The path that the peer means by a channel, and whether the packet is one to a candidate.
     #[must_use]
-    pub fn with_channel(&self, channel: u32) -> Option<PathId> {
-        (channel < u32::from(self.count())).then_some(PathId(channel as u8))
+    pub fn with_channel(&self, channel: u32) -> Option<(PathId, bool)> {
+        let is_to_candidate = channel >= u32::from(PATHS_MAX);
+        let path = if is_to_candidate { channel - u32::from(PATHS_MAX) } else { channel };
+        (path < u32::from(self.count())).then_some((PathId(path as u8), is_to_candidate))
     }
 
     /// Paths that units may take in principle: validated, and not silent unless all are.
@@ -276,19 +278,17 @@ impl Paths {
         }
     }
 
-    /// Records that a packet leaves on a path, to its address or its candidate.
-    pub fn sent(
-        &mut self,
-        (path, is_to_candidate): (PathId, bool),
-        number: u64,
-        wire_bytes: u64,
-        now: Nanos,
-    ) {
-        let known = &mut self.all[path.index()];
-        match known.candidate_mut().filter(|_| is_to_candidate) {
-            Some(candidate) => self.budget.sent(&mut candidate.unproven, wire_bytes, now),
-            None => self.budget.sent(&mut known.unproven, wire_bytes, now),
+    /// Records that a packet leaves for the candidate of a path. It says nothing about the path.
+    pub fn sent_to_candidate(&mut self, path: PathId, wire_bytes: u64, now: Nanos) {
+        if let Some(candidate) = self.all[path.index()].candidate_mut() {
+            self.budget.sent(&mut candidate.unproven, wire_bytes, now);
         }
+    }
+
+    /// Records that a packet leaves on a path.
+    pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
+        let known = &mut self.all[path.index()];
+        self.budget.sent(&mut known.unproven, wire_bytes, now);
         known.sent(number, wire_bytes, &mut self.tokens, now);
         self.congestion.sent(wire_bytes, now);
     }
@@ -305,8 +305,8 @@ impl Paths {
     pub fn candidate_due(&self, path: PathId) -> Option<Nanos> {
         let known = &self[path];
         let candidate = known.candidate()?;
-        let due = candidate.challenges.due()?;
-        Some(due.max(known.paced_at()).max(self.budget.open_at(&candidate.unproven)))
+        let due = candidate.due()?;
+        Some(due.max(self.budget.open_at(&candidate.unproven)))
     }
 
     /// Earliest time at which a control packet that may take any path may leave. Before any path is

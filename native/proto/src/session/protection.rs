@@ -6,10 +6,10 @@ use crate::link::Nanos;
 use super::config::{PayloadMode, SessionConfig, SessionKeys};
 use super::epochs::{ReceiveKeys, SendKeys};
 use super::packet::{Header, Kind};
-use super::paths::PathId;
+use super::paths::{PATHS_MAX, PathId};
 use super::replay::ReplayWindow;
 
-/// One channel, that is one path: its packet numbers in both directions.
+/// One channel, that is one path, or the candidates of one: its packet numbers in both directions.
 #[derive(Debug)]
 struct Channel {
     /// Number of the next packet; advances only in [`Protection::begin`]. It never restarts, so one
@@ -21,8 +21,8 @@ struct Channel {
 }
 
 impl Channel {
-    fn new(config: &SessionConfig) -> Self {
-        let replay = ReplayWindow::new(config.replay_packets());
+    fn new(packets: u64) -> Self {
+        let replay = ReplayWindow::new(packets);
         Self { next_packet_number: 0, epoch_start: 0, replay }
     }
 }
@@ -56,6 +56,7 @@ pub enum Refusal {
 /// Protection of both directions of one session.
 #[derive(Debug)]
 pub struct Protection {
+    /// Those of the paths, then those of their candidates.
     channels: Vec<Channel>,
     send: SendKeys,
     receive: ReceiveKeys,
@@ -68,8 +69,11 @@ impl Protection {
     /// Creates the state before any packet.
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
+        let windows = [config.replay_packets(), 0].map(|packets| (packets, config.paths));
+        let windows =
+            windows.into_iter().flat_map(|(packets, paths)| (0..paths).map(move |_| packets));
         Self {
-            channels: (0..config.paths).map(|_| Channel::new(config)).collect(),
+            channels: windows.map(Channel::new).collect(),
             send: SendKeys::new(&keys.send, config.packets_per_key),
             receive: ReceiveKeys::new(&keys.receive),
             connection_id_local: config.connection_id_local,
@@ -119,6 +123,16 @@ impl Protection {
     /// Takes a packet number on a path and appends the header; the caller appends the payload next.
     /// `None` once the key may protect no more packets.
     pub fn begin(&mut self, path: PathId, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
+        self.begin_on(path.0.into(), kind, out)
+    }
+
+    /// As [`Self::begin`], for a control packet to the path's candidate, which has a channel of its
+    /// own: whether it arrives says nothing about the path.
+    pub fn begin_to_candidate(&mut self, path: PathId, out: &mut Vec<u8>) -> Option<Unsealed> {
+        self.begin_on(u32::from(PATHS_MAX) + u32::from(path.0), Kind::Control, out)
+    }
+
+    fn begin_on(&mut self, channel: u32, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
         let updates = self.send.updates();
         let epoch = self.send.begin()?;
         if self.send.updates() != updates {
@@ -126,14 +140,26 @@ impl Protection {
                 channel.epoch_start = channel.next_packet_number;
             }
         }
-        let number = &mut self.channels[path.index()].next_packet_number;
+        let index = self.index(channel)?;
+        let number = &mut self.channels[index].next_packet_number;
         let packet_number = *number;
         *number += 1;
         let connection_id = self.connection_id_peer;
-        let header = Header { connection_id, epoch, channel: path.0.into(), packet_number, kind };
+        let header = Header { connection_id, epoch, channel, packet_number, kind };
         let start = out.len();
         header.encode(out);
         Some(Unsealed { header, start, payload_start: out.len() })
+    }
+
+    /// The place of a channel.
+    fn index(&self, channel: u32) -> Option<usize> {
+        let paths = self.channels.len() / 2;
+        let (channel, first) = match channel.checked_sub(PATHS_MAX.into()) {
+            Some(of_candidate) => (of_candidate, paths),
+            None => (channel, 0),
+        };
+        let path = channel as usize;
+        (path < paths).then_some(first + path)
     }
 
     /// Seals everything appended since [`Self::begin`] and appends the tag.
@@ -164,7 +190,8 @@ impl Protection {
         if header.connection_id != self.connection_id_local {
             return Err(Refusal::Misdirected);
         }
-        let channel = self.channels.get_mut(header.channel as usize).ok_or(Refusal::Misdirected)?;
+        let index = self.index(header.channel).ok_or(Refusal::Misdirected)?;
+        let channel = &mut self.channels[index];
         if is_foreign {
             return Err(Refusal::Foreign);
         }

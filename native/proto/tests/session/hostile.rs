@@ -8,9 +8,9 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::frame::{AbortReason, ENDED, Frame, Frames, push_credit_length};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PathCounts, PathId,
-    PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
-    SessionStatistics, Source, Steering, StreamPart, StreamRequest,
+    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PATHS_MAX,
+    PathCounts, PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session,
+    SessionConfig, SessionKeys, SessionStatistics, Source, Steering, StreamPart, StreamRequest,
 };
 
 const UNIT: u64 = 256;
@@ -87,8 +87,10 @@ struct World {
     path: PathId,
     /// And where they come from.
     source: Source,
-    /// By path.
-    next_packet_numbers: [u64; PATHS as usize],
+    /// By path, then by path for candidates.
+    next_packet_numbers: [u64; 2 * PATHS as usize],
+    /// The peer sends on the channel of the path's candidates.
+    is_to_candidate: bool,
     /// Requests without a completion, by user data; true for receives.
     waiting: BTreeMap<u64, bool>,
     next_user_data: u64,
@@ -103,10 +105,7 @@ struct World {
 /// Plays a script and returns the final counters.
 pub fn run(script: &[u8]) -> SessionStatistics {
     let mut script = Script(script);
-    let mut world = World::new();
-    let token = world.token.expect("a challenge leaves at once");
-    world.control(&[Frame::PathResponse { token }]);
-    assert!(world.session.is_established());
+    let mut world = World::established();
     while !script.0.is_empty() && !world.is_closed {
         world.step(&mut script);
         world.pump();
@@ -118,6 +117,14 @@ pub fn run(script: &[u8]) -> SessionStatistics {
 }
 
 impl World {
+    fn established() -> Self {
+        let mut world = Self::new();
+        let token = world.token.expect("a challenge leaves at once");
+        world.control(&[Frame::PathResponse { token }]);
+        assert!(world.session.is_established());
+        world
+    }
+
     fn new() -> Self {
         Self::with_unit(UNIT as u16)
     }
@@ -156,7 +163,8 @@ impl World {
             keys: [key(&first, 0), key(&second, 1)],
             path: PathId(0),
             source: Source::Path,
-            next_packet_numbers: [0; PATHS as usize],
+            next_packet_numbers: [0; 2 * PATHS as usize],
+            is_to_candidate: false,
             waiting: BTreeMap::new(),
             next_user_data: 0,
             is_closed: false,
@@ -187,7 +195,13 @@ impl World {
             8 => self.post_send(script),
             9 => self.post_receive(),
             10 => self.stream(script),
-            12 => self.path = PathId(script.byte() % PATHS),
+            12 => {
+                self.path = PathId(script.byte() % PATHS);
+                let sources = [Source::Path, Source::Candidate, Source::Elsewhere];
+                let choice = usize::from(script.byte());
+                self.source = sources[choice % sources.len()];
+                self.is_to_candidate = choice / sources.len() % 2 == 1;
+            }
             _ => {
                 let message = script.number(8);
                 let _ = self.session.cancel_send(message, self.now);
@@ -197,8 +211,9 @@ impl World {
     }
 
     fn packet(&mut self, kind: Kind, plaintext: &[u8], epoch: u8) -> usize {
-        let channel = u32::from(self.path.0);
-        let next = &mut self.next_packet_numbers[usize::from(self.path.0)];
+        let of_candidate = if self.is_to_candidate { (PATHS_MAX, PATHS) } else { (0, 0) };
+        let channel = u32::from(self.path.0 + of_candidate.0);
+        let next = &mut self.next_packet_numbers[usize::from(self.path.0 + of_candidate.1)];
         let packet_number = *next;
         *next += 1;
         let header = Header { connection_id: CONNECTION, epoch, channel, packet_number, kind };
@@ -475,4 +490,26 @@ fn an_address_that_only_sends_gets_no_more_than_three_times_as_much() {
     assert!(!world.is_closed && !world.session.is_established());
     let allowed = (10 + 31 * usize::from(PATHS)) * (8896 + 100) + 3 * came;
     assert!(world.sent_bytes < allowed, "{} of {allowed}", world.sent_bytes);
+}
+
+#[test]
+fn a_unit_on_the_channel_of_candidates_is_malformed() {
+    let mut world = World::established();
+    world.post_receive();
+    let kind = Kind::Unit {
+        message: 0,
+        unit: 0,
+        length: UNIT,
+        k: 0,
+        m: 0,
+        is_stream: false,
+        immediate: None,
+    };
+    world.is_to_candidate = true;
+    world.packet(kind, &[7; UNIT as usize], 0);
+    let seen = world.session.statistics();
+    assert_eq!((seen.malformed, seen.units_received), (1, 0));
+    world.is_to_candidate = false;
+    world.packet(kind, &[7; UNIT as usize], 0);
+    assert_eq!(world.session.statistics().units_received, 1);
 }

@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CompletionStatus, Departure, Event, Follow, Session, SessionConfig, Source,
+    Arrival, CloseReason, CompletionStatus, Departure, Ecn, Event, Follow, Session, SessionConfig,
+    Source,
 };
 
 use crate::is_unit;
-use crate::pair::{DELAY, MILLISECOND, ON_PATH, Pair, config, end_with, path_of, receive, send};
+use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, path_of, receive, send};
 
 const LENGTH: u64 = 50_000;
 const PATHS: usize = 2;
@@ -26,6 +27,8 @@ struct Flying {
     to_inside: bool,
     /// Outside this NAT: where it comes from, or where it goes.
     port: Port,
+    /// Its mark on arrival.
+    ecn: Ecn,
     bytes: Vec<u8>,
 }
 
@@ -99,7 +102,8 @@ impl Nat {
                     sent.push((port, bytes.len(), is_unit(&bytes)));
                 }
                 let at = pair.now + DELAY;
-                flying.push_back(Flying { at, to_inside: index == 1, port, bytes });
+                let ecn = Ecn::Ect0;
+                flying.push_back(Flying { at, to_inside: index == 1, port, ecn, bytes });
             }
             while let Some(event) = session.next_event() {
                 pair.events[index].push(event);
@@ -107,7 +111,7 @@ impl Nat {
         }
     }
 
-    fn arrive(&mut self, Flying { to_inside, port, mut bytes, .. }: Flying) {
+    fn arrive(&mut self, Flying { to_inside, port, ecn, mut bytes, .. }: Flying) {
         let Self { pair, reached_by, peers, candidates, considered, .. } = self;
         let path = path_of(&bytes);
         let index = usize::from(!to_inside);
@@ -121,7 +125,7 @@ impl Nat {
             let is_candidate = candidates[path.index()] == Some(port);
             source = if is_candidate { Source::Candidate } else { Source::Elsewhere };
         }
-        let arrival = Arrival { path, source, ..ON_PATH };
+        let arrival = Arrival { path, source, ecn };
         let session = &mut pair.ends[index];
         match session.receive(&mut bytes, arrival, &mut pair.memory[index], pair.now) {
             None | Some(Follow::Nowhere) => {}
@@ -329,6 +333,9 @@ fn a_path_does_not_consider_one_address_after_another() {
     }
     let most = PATHS as u32 * 8;
     assert!((1..=most).contains(&nat.considered), "{} in 7.5 s", nat.considered);
+    let seen = nat.pair.ends[1].statistics();
+    assert_eq!(seen.lost_packets, 0, "what candidates don't answer is no loss of the path");
+    assert!(nat.sent_to(ATTACKER + 100).0 == 0 && nat.moves() == 0);
 }
 
 #[test]
@@ -436,4 +443,99 @@ fn a_path_stays_where_its_challenges_arrive_although_its_peer_leaves_by_another(
         assert_eq!(nat.completed(from), 1);
     }
     assert_eq!((nat.moves(), nat.peers), (0, [FIRST, FIRST + 1]));
+}
+
+#[test]
+fn copies_without_marks_do_not_end_marking() {
+    let mut nat = Nat::new(10_000 * MILLISECOND);
+    for _ in 0..5 {
+        nat.post(0);
+        nat.run_with(200 * MILLISECOND, &mut |flying| {
+            let erased = Flying { port: ATTACKER, ecn: Ecn::NotEct, ..copy(flying) };
+            if flying.to_inside { pass(flying) } else { vec![erased, copy(flying)] }
+        });
+    }
+    let inside = nat.pair.ends[0].statistics();
+    assert_eq!((nat.completed(0), inside.is_ecn_capable, inside.marking_failures), (5, 1, 0));
+}
+
+#[test]
+fn an_end_with_part_of_a_message_probes_although_another_path_is_down() {
+    let mut nat = Nat::new(60_000 * MILLISECOND);
+    let alive = |flying: &Flying| path_of(&flying.bytes).0 == 0;
+    let only_first =
+        &mut |flying: &Flying| alive(flying).then(|| copy(flying)).into_iter().collect::<Vec<_>>();
+    for from in [0, 1, 0, 1] {
+        nat.post(from);
+        nat.run_with(200 * MILLISECOND, only_first);
+    }
+    assert_eq!([0, 1].map(|from| nat.completed(from)), [2, 2]);
+    nat.post(1);
+    nat.run_with(2 * DELAY + 2 * MILLISECOND, only_first);
+    nat.rebind(SECOND);
+    nat.run_with(500 * MILLISECOND, &mut |flying| {
+        (flying.to_inside && alive(flying)).then(|| copy(flying)).into_iter().collect()
+    });
+    nat.run_with(1_000 * MILLISECOND, only_first);
+    assert_eq!((nat.completed(1), nat.moves()), (3, 1));
+}
+
+#[test]
+fn forgeries_from_elsewhere_are_soon_not_opened() {
+    let mut nat = Nat::new(10_000 * MILLISECOND);
+    nat.post(0);
+    nat.run(DELAY + MILLISECOND);
+    let flying = nat.flying.iter().find(|flying| is_unit(&flying.bytes) && !flying.to_inside);
+    let mut genuine = flying.map_or_else(|| unreachable!("a unit leaves"), copy);
+    genuine.port = ATTACKER;
+    let mut forged = copy(&genuine);
+    *forged.bytes.last_mut().unwrap() ^= 1;
+    for _ in 0..1000 {
+        nat.arrive(copy(&forged));
+    }
+    let seen = nat.pair.ends[1].statistics();
+    assert_eq!((seen.forged, seen.foreign_packets), (64, 1000 - 64));
+    nat.arrive(copy(&genuine));
+    assert_eq!(nat.considered, 0, "nor is anything else from elsewhere");
+    nat.arrive(Flying { port: FIRST, ..copy(&forged) });
+    assert_eq!(nat.pair.ends[1].statistics().forged, 65, "the path's own address is not held up");
+    nat.pair.now += 10 * MILLISECOND;
+    nat.arrive(genuine);
+    assert_eq!(nat.considered, 1);
+}
+
+#[test]
+fn an_address_that_does_not_answer_holds_up_a_move_for_a_moment_only() {
+    let mut nat = Nat::new(10_000 * MILLISECOND);
+    nat.post(0);
+    nat.run(DELAY + 2 * MILLISECOND);
+    nat.rebind(SECOND);
+    let mut is_copied = [false; PATHS];
+    nat.run_with(400 * MILLISECOND, &mut |flying| {
+        let path = path_of(&flying.bytes);
+        let is_after = !flying.to_inside && flying.port >= SECOND;
+        if !is_after || std::mem::replace(&mut is_copied[path.index()], true) {
+            return pass(flying);
+        }
+        vec![Flying { port: ATTACKER, ..copy(flying) }, copy(flying)]
+    });
+    assert_eq!((is_copied, nat.moves(), nat.completed(0)), ([true; PATHS], 2, 1));
+}
+
+#[test]
+fn a_session_that_closes_challenges_nobody() {
+    let mut nat = Nat::new(10_000 * MILLISECOND);
+    nat.post(0);
+    nat.run_with(2 * DELAY + 2 * MILLISECOND, &mut |flying| {
+        vec![Flying { port: if flying.to_inside { flying.port } else { ATTACKER }, ..copy(flying) }]
+    });
+    assert!(nat.considered > 0 && nat.sent_to(ATTACKER).0 > 0);
+    // Nobody answers, until the next challenge is about to leave.
+    nat.run_with(95 * MILLISECOND, &mut |_| Vec::new());
+    let now = nat.pair.now;
+    nat.pair.ends[1].close(CloseReason::Requested, now);
+    nat.sent.clear();
+    nat.run(2_000 * MILLISECOND);
+    assert_eq!(nat.sent_to(ATTACKER).0, 0);
+    assert!(nat.pair.ends[1].is_closed());
 }

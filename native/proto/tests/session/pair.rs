@@ -4,9 +4,9 @@ use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::packet::Header;
 use sealane_proto::session::{
-    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId, PayloadMode,
-    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
-    Steering,
+    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PATHS_MAX, PathId,
+    PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
+    Source, Steering,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
@@ -109,7 +109,8 @@ pub fn receive(offset: u64, length_max: u64) -> ReceiveRequest {
 
 /// The path that a datagram names; the first if it names none.
 pub fn path_of(datagram: &[u8]) -> PathId {
-    Header::decode(datagram).map_or(PathId(0), |(header, _)| PathId(header.channel as u8))
+    let channel = Header::decode(datagram).map_or(0, |(header, _)| header.channel as u8);
+    PathId(channel % PATHS_MAX)
 }
 
 impl Pair {
