@@ -5,7 +5,8 @@ from sealane.client.calls import translated
 from sealane.client.connection import Client, NodeStatus, connect
 from sealane.client.disk import Disk, DiskHandle
 from sealane.client.disk_queues import FrontEnd
-from sealane.client.grants import listen_session, open_session
+from sealane.client.grants import listen_session, listen_sessions, open_session
+from sealane.client.listener import Listener
 from sealane.client.messages import (
     Auto,
     ErasureCoded,
@@ -31,6 +32,7 @@ __all__ = [
     "ErasureCoded",
     "FrontEnd",
     "JobFinding",
+    "Listener",
     "NodeStatus",
     "Operation",
     "ReceiveOperation",
@@ -49,6 +51,7 @@ __all__ = [
     "Volumes",
     "connect",
     "listen_session",
+    "listen_sessions",
     "open_session",
     "translated",
     "wait_all",

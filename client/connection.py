@@ -21,7 +21,8 @@ import grpc
 from sealane.client.calls import CALL_SECONDS, translated
 from sealane.client.disk import Disk
 from sealane.client.facade import any_thread
-from sealane.client.grants import listen_session, open_session
+from sealane.client.grants import listen_session, listen_sessions, open_session
+from sealane.client.listener import Listener
 from sealane.client.session import Session
 from sealane.client.volume import Volume, front_end_of
 from sealane.client.volumes import Volumes
@@ -149,6 +150,28 @@ class Client:
             display_name,
             directory=self._directory,
             region_bytes=region_bytes,
+            peer_nodes=peer_nodes,
+            peer_tenants=peer_tenants,
+            secret=secret,
+        )
+
+    def listen_sessions(
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        backlog: int = 2,
+        peer_nodes: Sequence[str] = (),
+        peer_tenants: Sequence[str] = (),
+        secret: bytes = b"",
+    ) -> contextlib.AbstractAsyncContextManager[Listener]:
+        """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
+        return listen_sessions(
+            self.sessions,
+            display_name,
+            directory=self._directory,
+            region_bytes=region_bytes,
+            backlog=backlog,
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,

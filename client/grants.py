@@ -6,10 +6,11 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sealane._native import JobRing
 from sealane.client.calls import sayable, translated
+from sealane.client.listener import Listener, check_backlog
 from sealane.client.session import Session
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import sessions_pb2
@@ -101,20 +102,65 @@ async def listen_session(
     refused, and the listener goes on waiting. `directory`: where a relative path of the ring socket
     begins.
     """
+    request = await _listen_request(
+        sessions,
+        directory,
+        display_name=display_name,
+        region_bytes=region_bytes,
+        peer_nodes=peer_nodes,
+        peer_tenants=peer_tenants,
+        secret=secret,
+    )
+    with contextlib.closing(await _accepted(sessions, request, directory)) as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def listen_sessions(
+    sessions: "SessionsAsyncStub",
+    display_name: str,
+    *,
+    region_bytes: int,
+    backlog: int = 2,
+    peer_nodes: Sequence[str] = (),
+    peer_tenants: Sequence[str] = (),
+    secret: bytes = b"",
+    directory: str = "",
+) -> AsyncIterator[Listener]:
+    """Accept sessions of this name from many peers: `accept` returns one after the other.
+
+    `backlog` listeners wait at the fabric at any time, each with a region of its own. Otherwise
+    as `listen_session`.
+    """
+    check_backlog(backlog)
+    request = await _listen_request(
+        sessions,
+        directory,
+        display_name=display_name,
+        region_bytes=region_bytes,
+        peer_nodes=peer_nodes,
+        peer_tenants=peer_tenants,
+        secret=secret,
+    )
+    listener = Listener(lambda: _accepted(sessions, request, directory), backlog)
+    async with listener.running():
+        yield listener
+
+
+async def _listen_request(
+    sessions: "SessionsAsyncStub", directory: str, **fields: Any
+) -> sessions_pb2.ListenSessionRequest:
     job_token = await introduce(sessions, directory)
     with sayable(_REQUEST_RANGE):
-        request = sessions_pb2.ListenSessionRequest(
-            job_token=job_token,
-            display_name=display_name,
-            region_bytes=region_bytes,
-            peer_nodes=peer_nodes,
-            peer_tenants=peer_tenants,
-            secret=secret,
-        )
+        return sessions_pb2.ListenSessionRequest(job_token=job_token, **fields)
+
+
+async def _accepted(
+    sessions: "SessionsAsyncStub", request: sessions_pb2.ListenSessionRequest, directory: str
+) -> Session:
     with translated(_FABRIC):
         grant = await sessions.ListenSession(request)
-    with contextlib.closing(Session(await fetch_ring(grant, directory), grant.session)) as session:
-        yield session
+    return Session(await fetch_ring(grant, directory), grant.session)
 
 
 async def _granted(

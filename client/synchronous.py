@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from sealane._native import ChunkBitmap, RegionArray
 from sealane.client import connection as async_connection
 from sealane.client import disk as async_disk
+from sealane.client import listener as async_listener
 from sealane.client import operation as async_operation
 from sealane.client import operations as async_operations
 from sealane.client import session as async_session
@@ -493,6 +494,26 @@ class Session(Facade):
         self.loop.call(self.asynchronous.close)
 
 
+class Listener(Facade):
+    """Accepts one session after the other; each belongs to the caller, who closes it.
+
+    `backlog` listeners wait at the fabric, each with a region of its own, so that as many peers can
+    connect before the next `accept`.
+    """
+
+    asynchronous: async_listener.Listener
+
+    def accept(self, *, timeout_seconds: float | None = None) -> Session:
+        """Return the next session; close it when done.
+
+        Raises SessionError `session.wait.timeout`, and what listening raises; another call then
+        listens again.
+        """
+        return Session(
+            self.loop, self.loop.run(self.asynchronous.accept(timeout_seconds=timeout_seconds))
+        )
+
+
 class Group(Facade):
     """A ring of jobs; `join` makes it. All ranks call the same operations in the same order.
 
@@ -691,6 +712,30 @@ class Client(Facade):
                 secret=secret,
             ),
             Session,
+        )
+
+    def listen_sessions(
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        backlog: int = 2,
+        peer_nodes: Sequence[str] = (),
+        peer_tenants: Sequence[str] = (),
+        secret: bytes = b"",
+    ) -> contextlib.AbstractContextManager[Listener]:
+        """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
+        return entered(
+            self.loop,
+            self.asynchronous.listen_sessions(
+                display_name,
+                region_bytes=region_bytes,
+                backlog=backlog,
+                peer_nodes=peer_nodes,
+                peer_tenants=peer_tenants,
+                secret=secret,
+            ),
+            Listener,
         )
 
     def node(self) -> nodes_pb2.Node:

@@ -193,11 +193,13 @@ class FabricService:
         while True:
             self.drain.check()
             job = self.jobs.of(job_token, uid=uid)
-            # Listeners of other users may have the same name: no user sees or blocks theirs.
-            if any(other.job.user.uid == job.user.uid for other in self._listeners(display_name)):
+            # Listeners of other users may have the same name: no user sees or blocks theirs. A job
+            # may have several, for as many peers.
+            others = (other.job for other in self._listeners(display_name))
+            if any(other is not job and other.user.uid == job.user.uid for other in others):
                 raise UsageError(
                     "session.listener.exists",
-                    f"a session {display_name!r} is already waiting for a peer",
+                    f"a session {display_name!r} of another process is already waiting for a peer",
                 )
             # If the unit size is not fixed, the offer decides.
             unit_bytes = self.settings.unit_bytes or UNIT_BYTES

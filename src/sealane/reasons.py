@@ -525,6 +525,7 @@ ReasonId = Literal[
     "session.limit.region_bytes",
     "session.limit.sessions",
     "session.listener.absent",
+    "session.listener.backlog",
     "session.listener.closed",
     "session.listener.exists",
     "session.message.aborted",

@@ -164,12 +164,26 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
                 await session.receive(row := session.empty(1000, "int64"))
                 assert (np.from_dlpack(row) == number).all()
 
+    async def visit_twice() -> None:
+        async with connect(near.socket) as client:
+            for _ in range(2):
+                async with client.open_session(
+                    "parameters",
+                    region_bytes=REGION,
+                    peer_node="b",
+                    peer_address=far.addresses["fabric_control"],
+                    rate_bits_per_second=500_000_000,
+                    wait_seconds=PATIENCE_SECONDS,
+                ):
+                    pass
+
     *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(waiting) == 2
+    assert len(waiting) == 3
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
         for example in waiting:
             tasks.create_task(run(example))
         tasks.create_task(receive_numbers())
+        tasks.create_task(visit_twice())
         tasks.create_task(asyncio.to_thread(exec, blocking, {**names}))
 
 

@@ -448,17 +448,13 @@ async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFab
         assert answer.session.identity.peer_node == "fabric-a"
 
 
-async def test_name_is_listened_to_once_and_free_after_a_cancel(fabrics: tuple[Any, Any]) -> None:
-    _, right = fabrics
-    async with listening(right):
-        again = right.service.listen(
-            job_token=right.job_token, display_name="data", region_bytes=REGION
-        )
-        error = await refused(again)
-    async with listening(right):
-        pass
-
-    assert error.reason == "session.listener.exists"
+async def test_a_jobs_listeners_for_a_name_take_one_peer_each(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with listening(right), listening(right) as waiting:
+        grants = [await open_directly(left, right) for _ in range(2)]
+        answered = await waiting
+    assert len({grant.session.identity.name for grant in grants}) == 2
+    assert answered.session.identity.peer_node == "fabric-a"
 
 
 async def test_number_of_sessions_is_bounded(make_fabric: MakeFabric) -> None:

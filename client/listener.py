@@ -1,0 +1,72 @@
+"""Sessions that many peers open to one name."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+from sealane.client.session import Session
+from sealane.errors import SessionError, UsageError
+
+BACKLOG_MAX: Final = 64
+
+
+class Listener:
+    """Accepts one session after the other; each belongs to the caller, who closes it.
+
+    `backlog` listeners wait at the fabric, each with a region of its own, so that as many peers can
+    connect before the next `accept`.
+    """
+
+    def __init__(self, listen: Callable[[], Coroutine[Any, Any, Session]], backlog: int) -> None:
+        self._listen = listen
+        self._backlog = backlog
+        self._waiting: set[asyncio.Task[Session]] = set()
+
+    async def accept(self, *, timeout_seconds: float | None = None) -> Session:
+        """Return the next session; close it when done.
+
+        Raises SessionError `session.wait.timeout`, and what listening raises; another call then
+        listens again.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = None if timeout_seconds is None else loop.time() + timeout_seconds
+        while True:
+            self._refill()
+            remaining = None if give_up is None else max(0.0, give_up - loop.time())
+            done, _ = await asyncio.wait(
+                self._waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise SessionError(
+                    "session.wait.timeout", f"no peer opened a session in {timeout_seconds} s"
+                )
+            # Another call may have taken it meanwhile.
+            for task in done & self._waiting:
+                self._waiting.remove(task)
+                self._refill()
+                return task.result()
+
+    def _refill(self) -> None:
+        while len(self._waiting) < self._backlog:
+            self._waiting.add(asyncio.ensure_future(self._listen()))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Listener"]:
+        """Listen inside the block; sessions that nobody accepted are closed at its end."""
+        self._refill()
+        try:
+            yield self
+        finally:
+            for task in self._waiting:
+                task.cancel()
+            for ended in await asyncio.gather(*self._waiting, return_exceptions=True):
+                if isinstance(ended, Session):
+                    ended.close()
+            self._waiting.clear()
+
+
+def check_backlog(backlog: int) -> None:
+    """Raise UsageError `session.listener.backlog` for one out of range."""
+    if not 1 <= backlog <= BACKLOG_MAX:
+        raise UsageError("session.listener.backlog", f"{backlog}; allowed: 1 to {BACKLOG_MAX}")

@@ -1,0 +1,121 @@
+"""One job that accepts sessions from many peers."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from patience import PATIENCE_SECONDS
+from sealane.client.grants import listen_sessions, open_session
+from sealane.client.session import Session
+from sealane.errors import SessionError, UnavailableError, UsageError
+from sealane.protocol.v1 import sessions_pb2
+from session_pairs import RATE, wait_listening
+
+MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+REGION = 1 << 20
+PEERS = 6
+
+
+def opened(left: Any, right: Any) -> contextlib.AbstractAsyncContextManager[Session]:
+    return open_session(
+        left.sessions,
+        "data",
+        region_bytes=REGION,
+        peer_node=right.name,
+        peer_address=right.address,
+        rate_bits_per_second=RATE,
+        wait_seconds=PATIENCE_SECONDS,
+    )
+
+
+async def names(fabric: Any) -> list[str]:
+    page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
+    open_states = {sessions_pb2.Session.LISTENING, sessions_pb2.Session.ESTABLISHED}
+    return [one.name for one in page.sessions if one.state in open_states]
+
+
+async def test_many_peers_get_a_session_each(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-a", sessions_max=2 * PEERS) as left,
+        make_fabric("fabric-b", sessions_max=2 * PEERS) as right,
+    ):
+        assert await answers(left, right) == [2 * number for number in range(PEERS)]
+
+
+async def answers(left: Any, right: Any) -> list[int]:
+    async def ask(number: int) -> int:
+        async with opened(left, right) as session:
+            session.region[0] = number
+            await session.send(offset=0, length=1)
+            await session.receive(offset=1, length=1)
+            return session.region[1]
+
+    async def answer(session: Session) -> None:
+        with contextlib.closing(session):
+            await session.receive(offset=0, length=1)
+            session.region[1] = 2 * session.region[0]
+            await session.send(offset=1, length=1)
+
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=2) as listener,
+        asyncio.TaskGroup() as tasks,
+    ):
+        asked = [tasks.create_task(ask(number)) for number in range(PEERS)]
+        for _ in range(PEERS):
+            session = await listener.accept()
+            assert session.session.peer_node == "fabric-a"
+            tasks.create_task(answer(session))
+    return [task.result() for task in asked]
+
+
+async def test_nothing_is_left_of_a_listener_that_ends(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=3) as listener:
+        await wait_listening(right)
+        with pytest.raises(SessionError) as late:
+            await listener.accept(timeout_seconds=0.01)
+        assert late.value.reason == "session.wait.timeout"
+        async with opened(left, right) as unaccepted:
+            pass
+        assert unaccepted is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await names(right):  # noqa: ASYNC110 - the fabric ends them
+            await asyncio.sleep(0.01)
+
+
+async def test_accept_raises_why_nobody_can_come_and_listens_again(
+    make_fabric: MakeFabric,
+) -> None:
+    async with make_fabric("fabric-a") as left, make_fabric("fabric-b", sessions_max=1) as right:
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=1) as listener,
+            opened(left, right),
+        ):
+            with contextlib.closing(await listener.accept()):
+                # The fabric has no place for another listener until this session ends.
+                with pytest.raises(UnavailableError) as full:
+                    await listener.accept()
+                assert full.value.reason == "session.count.limit"
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=1) as listener,
+            asyncio.TaskGroup() as tasks,
+        ):
+            accepting = tasks.create_task(listener.accept())
+            async with opened(left, right):
+                (await accepting).close()
+
+
+@pytest.mark.parametrize("backlog", [0, 65])
+async def test_a_backlog_that_is_none_is_refused(fabrics: tuple[Any, Any], backlog: int) -> None:
+    with pytest.raises(UsageError) as refused:
+        async with listen_sessions(
+            fabrics[1].sessions, "data", region_bytes=REGION, backlog=backlog
+        ):
+            pass
+    assert refused.value.reason == "session.listener.backlog"
