@@ -142,7 +142,17 @@ async def listen_sessions(
         peer_tenants=peer_tenants,
         secret=secret,
     )
-    listener = Listener(lambda: _accepted(sessions, request, directory), backlog)
+
+    async def accepted() -> Session:
+        while True:
+            try:
+                return await _accepted(sessions, request, directory)
+            except Error as error:
+                # The peer has left again before this job took its end.
+                if error.reason != RING_REFUSED:
+                    raise
+
+    listener = Listener(accepted, backlog)
     async with listener.running():
         yield listener
 

@@ -174,8 +174,9 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
                     peer_address=far.addresses["fabric_control"],
                     rate_bits_per_second=500_000_000,
                     wait_seconds=PATIENCE_SECONDS,
-                ):
-                    pass
+                ) as session:
+                    with contextlib.suppress(SessionError):
+                        await session.receive(offset=0, length=1)
 
     *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(waiting) == 3

@@ -119,3 +119,26 @@ async def test_a_backlog_that_is_none_is_refused(fabrics: tuple[Any, Any], backl
         ):
             pass
     assert refused.value.reason == "session.listener.backlog"
+
+
+async def test_peers_that_leave_at_once_end_no_listener(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=1) as listener,
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        async def come_and_go() -> None:
+            for _ in range(5):
+                async with opened(left, right):
+                    pass
+            async with opened(left, right) as session:
+                await session.send(offset=0, length=1)
+
+        tasks.create_task(come_and_go())
+        while True:
+            with contextlib.closing(await listener.accept()) as session:
+                with contextlib.suppress(SessionError):
+                    await session.receive(offset=0, length=1)
+                    break
