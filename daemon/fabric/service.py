@@ -45,6 +45,8 @@ from sealane.reasons import ReasonId
 from sealane.transport.establish import VERSION, SessionKeys, Shown
 from sealane.transport.tasks import TaskOwner
 
+_BUSY_TRIES, _BUSY_PAUSE_SECONDS = 50, 0.02
+"""How long an offer waits for a listener that is answering another one: some milliseconds."""
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be queried."""
 QUIET_REASONS: frozenset[ReasonId] = frozenset(
@@ -312,40 +314,41 @@ class FabricService:
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
         session, answer, keys = await self._respond(offer, units, peer)
-        peer_addresses = offer.data_addresses[: len(answer.data_addresses)]
-        start = Start(
-            keys=keys,
-            units=units,
-            peer_addresses=peer_addresses,
-            connection_id_local=answer.connection_id,
-            connection_id_peer=offer.connection_id,
-            idle_timeout_seconds=self.settings.idle_timeout_seconds,
-            reordering_micros=self.settings.reordering_micros,
-            steering=self.settings.steering,
-            known_window=self._known_window(peer.subject, peer_addresses),
-            is_initiator=False,
-            permit=self._permit(peer_of(peer.subject)),
-        )
-        # Refused if another offer, or the end of the listener, came first.
-        session.begin(_agreed(session, peer.subject, offer), start)
+        try:
+            peer_addresses = offer.data_addresses[: len(answer.data_addresses)]
+            start = Start(
+                keys=keys,
+                units=units,
+                peer_addresses=peer_addresses,
+                connection_id_local=answer.connection_id,
+                connection_id_peer=offer.connection_id,
+                idle_timeout_seconds=self.settings.idle_timeout_seconds,
+                reordering_micros=self.settings.reordering_micros,
+                steering=self.settings.steering,
+                known_window=self._known_window(peer.subject, peer_addresses),
+                is_initiator=False,
+                permit=self._permit(peer_of(peer.subject)),
+            )
+            # Refused if the listener has ended meanwhile.
+            session.begin(_agreed(session, peer.subject, offer), start)
+        finally:
+            session.is_answering = False
         return answer
 
     async def _respond(
         self, offer: Offer, units: tuple[int, ...], peer: Peer
     ) -> tuple[Session, Answer, SessionKeys]:
-        """Answer for the first listener of that name, of whatever user, that takes the offer."""
-        candidates = [
-            session
-            for session in self._listeners(offer.display_name)
-            if session.admission.takes(peer.subject, display_name=offer.display_name)
-        ]
-        # An offer that proves a secret is meant for a listener that has one, and no other is.
-        has_proof = bool(offer.secret_proof)
-        fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
+        """Answer for the first listener of that name, of whatever user, that takes the offer.
+
+        It is `is_answering` then, until it begins.
+        """
         mismatch: VerificationError | None = None
-        for session in fitting or candidates:
+        for session in await self._free_listeners(offer, peer):
+            if session.is_answering or session.state is not State.LISTENING:
+                continue
             admitted = session.admission
             certificate, result = self._own_result()
+            session.is_answering, is_made = True, False
             try:
                 answer, keys = await asyncio.to_thread(
                     respond,
@@ -360,6 +363,7 @@ class FabricService:
                     data_addresses=session.data_addresses[: len(offer.data_addresses)],
                     secret=admitted.secret,
                 )
+                is_made = True
             except VerificationError as error:
                 admitted.note_stranger(
                     peer.subject, display_name=offer.display_name, reason=error.reason
@@ -368,6 +372,8 @@ class FabricService:
                     raise
                 mismatch = error
                 continue
+            finally:
+                session.is_answering = is_made
             return session, answer, keys
         if mismatch is not None:
             raise mismatch
@@ -376,6 +382,23 @@ class FabricService:
             "session.listener.absent",
             f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
         )
+
+    async def _free_listeners(self, offer: Offer, peer: Peer) -> list[Session]:
+        """Return the listeners that may take an offer; wait if all of them answer others now."""
+        for _ in range(_BUSY_TRIES):
+            candidates = [
+                session
+                for session in self._listeners(offer.display_name)
+                if session.admission.takes(peer.subject, display_name=offer.display_name)
+            ]
+            # An offer that proves a secret is meant for a listener that has one, and no other is.
+            has_proof = bool(offer.secret_proof)
+            fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
+            free = [one for one in fitting or candidates if not one.is_answering]
+            if free or not candidates:
+                return free
+            await asyncio.sleep(_BUSY_PAUSE_SECONDS)
+        return []
 
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
         """Start draining in the background, for at most the time that the settings allow."""

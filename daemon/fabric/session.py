@@ -105,6 +105,8 @@ class Session:
         """Owner; the session ends with it."""
         self.admission = admission
         """Peers that may be the other end."""
+        self.is_answering = False
+        """A waiting listener whose answer to an offer is being made: others get another one."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_addresses = tuple(endpoint.local_addresses)

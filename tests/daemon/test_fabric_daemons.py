@@ -22,7 +22,7 @@ from sealane.client import connect, sync
 from sealane.client.collectives import Member
 from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import SelectiveRepeat
-from sealane.errors import Error, SessionError
+from sealane.errors import Error, SessionError, UnavailableError
 
 if TYPE_CHECKING:
     from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
@@ -167,16 +167,17 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
     async def visit_twice() -> None:
         async with connect(near.socket) as client:
             for _ in range(2):
-                async with client.open_session(
-                    "parameters",
-                    region_bytes=REGION,
-                    peer_node="b",
-                    peer_address=far.addresses["fabric_control"],
-                    rate_bits_per_second=500_000_000,
-                    wait_seconds=PATIENCE_SECONDS,
-                ) as session:
-                    with contextlib.suppress(SessionError):
-                        await session.receive(offset=0, length=1)
+                # The listener's job may have left before this one takes its end.
+                with contextlib.suppress(UnavailableError):
+                    async with client.open_session(
+                        "parameters",
+                        region_bytes=REGION,
+                        peer_node="b",
+                        peer_address=far.addresses["fabric_control"],
+                        rate_bits_per_second=500_000_000,
+                        wait_seconds=PATIENCE_SECONDS,
+                    ):
+                        pass
 
     *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(waiting) == 3

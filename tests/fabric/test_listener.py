@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.client.grants import listen_sessions, open_session
 from sealane.client.session import Session
-from sealane.errors import SessionError, UnavailableError, UsageError
+from sealane.daemon.fabric import service
+from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, wait_listening
 
@@ -19,7 +21,9 @@ REGION = 1 << 20
 PEERS = 6
 
 
-def opened(left: Any, right: Any) -> contextlib.AbstractAsyncContextManager[Session]:
+def opened(
+    left: Any, right: Any, *, wait_seconds: float = PATIENCE_SECONDS, secret: bytes = b""
+) -> contextlib.AbstractAsyncContextManager[Session]:
     return open_session(
         left.sessions,
         "data",
@@ -27,7 +31,8 @@ def opened(left: Any, right: Any) -> contextlib.AbstractAsyncContextManager[Sess
         peer_node=right.name,
         peer_address=right.address,
         rate_bits_per_second=RATE,
-        wait_seconds=PATIENCE_SECONDS,
+        wait_seconds=wait_seconds,
+        secret=secret,
     )
 
 
@@ -138,7 +143,65 @@ async def test_peers_that_leave_at_once_end_no_listener(fabrics: tuple[Any, Any]
 
         tasks.create_task(come_and_go())
         while True:
-            with contextlib.closing(await listener.accept()) as session:
-                with contextlib.suppress(SessionError):
-                    await session.receive(offset=0, length=1)
-                    break
+            session = await listener.accept()
+            with contextlib.closing(session), contextlib.suppress(SessionError):
+                await session.receive(offset=0, length=1)
+                break
+
+
+@pytest.fixture
+def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers to offers take long enough for another offer to come meanwhile."""
+    respond = service.respond
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return respond(*args, **options)
+
+    monkeypatch.setattr(service, "respond", slow)
+
+
+@pytest.mark.usefixtures("slow_answers")
+async def test_offers_at_the_same_time_get_a_listener_each(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+
+    async def come() -> None:
+        async with opened(left, right, wait_seconds=0):
+            pass
+
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=2),
+    ):
+        while len(await names(right)) < 2:  # noqa: ASYNC110 - the fabric makes them
+            await asyncio.sleep(0.01)
+        await asyncio.gather(come(), come())
+
+
+@pytest.mark.usefixtures("slow_answers")
+async def test_an_offer_that_is_refused_keeps_none_from_the_listener(
+    fabrics: tuple[Any, Any],
+) -> None:
+    left, right = fabrics
+    secret = bytes(range(16))
+
+    async def come(known: bytes) -> str:
+        try:
+            async with opened(left, right, wait_seconds=0, secret=known):
+                return ""
+        except Error as error:
+            return error.reason
+
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        listen_sessions(
+            right.sessions, "data", region_bytes=REGION, backlog=1, secret=secret
+        ) as listener,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await wait_listening(right)
+        refused = tasks.create_task(come(secret[::-1]))
+        await asyncio.sleep(0.1)
+        assert await come(secret) == ""
+        assert await refused == "session.secret.mismatch"
+        (await listener.accept()).close()
