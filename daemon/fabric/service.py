@@ -343,7 +343,7 @@ class FabricService:
         It is `is_answering` then, until it begins.
         """
         mismatch: VerificationError | None = None
-        for session in await self._free_listeners(offer, peer):
+        for session in await self._listeners_for(offer, peer):
             if session.is_answering or session.state is not State.LISTENING:
                 continue
             admitted = session.admission
@@ -383,8 +383,8 @@ class FabricService:
             f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
         )
 
-    async def _free_listeners(self, offer: Offer, peer: Peer) -> list[Session]:
-        """Return the listeners that may take an offer; wait if all of them answer others now."""
+    async def _listeners_for(self, offer: Offer, peer: Peer) -> list[Session]:
+        """Return the listeners that may take an offer, after one has time for it."""
         for _ in range(_BUSY_TRIES):
             candidates = [
                 session
@@ -394,9 +394,8 @@ class FabricService:
             # An offer that proves a secret is meant for a listener that has one, and no other is.
             has_proof = bool(offer.secret_proof)
             fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
-            free = [one for one in fitting or candidates if not one.is_answering]
-            if free or not candidates:
-                return free
+            if not (candidates and all(one.is_answering for one in fitting or candidates)):
+                return fitting or candidates
             await asyncio.sleep(_BUSY_PAUSE_SECONDS)
         return []
 
