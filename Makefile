@@ -180,6 +180,10 @@ bench-sessions-lab: build ## messages over long links compared with TCP and QUIC
 bench-sessions-field: build ## the same with bursts, jitter, outages and more (root; hours, resumable); ARGS=--quick takes 5 minutes
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions field $(ARGS)
 
+.PHONY: bench-sessions-fairness
+bench-sessions-fairness: build ## how jobs, sessions and priorities share a fabric (3 minutes)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions fairness $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	rm -rf build/lib build/lib.* # setuptools would pack modules of earlier builds that are gone

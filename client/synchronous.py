@@ -593,9 +593,29 @@ class Group(Facade):
         """Copy to each rank its part of the root's `array`; other ranks' `array` is ignored."""
         self.loop.run(self.asynchronous.scatter(array, into, root, timeout_seconds=timeout_seconds))
 
-    def all_to_all(self, array: Any, into: Any, *, timeout_seconds: float | None = None) -> None:
-        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`."""
-        self.loop.run(self.asynchronous.all_to_all(array, into, timeout_seconds=timeout_seconds))
+    def all_to_all(
+        self,
+        array: Any,
+        into: Any,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`.
+
+        Parts are equal in length unless counts, in elements by rank, say otherwise: what rank a
+        sends to b is what b receives from a.
+        """
+        self.loop.run(
+            self.asynchronous.all_to_all(
+                array,
+                into,
+                send_counts=send_counts,
+                receive_counts=receive_counts,
+                timeout_seconds=timeout_seconds,
+            )
+        )
 
     def barrier(self, *, timeout_seconds: float | None = None) -> None:
         """Return when all ranks have called it."""

@@ -16,6 +16,7 @@ import ctypes
 import datetime as dt
 import inspect
 import json
+import math
 import os
 import secrets
 import threading
@@ -84,6 +85,22 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
             return self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
 
         return self._work(tensors, _in_place(tensor, start))
+
+    def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Any:
+        """Combine several tensors of all ranks, in one operation, each in place."""
+        operator, seconds = _operator(opts), _seconds(opts)
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise UsageError("group.array", "tensors of different types can't be combined in one")
+
+        async def run() -> None:
+            whole = torch.cat([tensor.detach().flatten() for tensor in tensors])
+            elements, dtype = _elements(whole)
+            await self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
+            parts = whole.split([tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+        return self._work(tensors, run())
 
     def reduce(self, tensors: list[Any], opts: Any) -> Any:
         """Combine a tensor of all ranks; the root gets the result in place."""
@@ -181,30 +198,44 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         return self._work(outputs, _in_place(output, start))
 
     def alltoall(self, outputs: list[Any], inputs: list[Any], opts: Any) -> Any:
-        """Send a tensor to each rank and receive one from each; all have one shape."""
+        """Send a tensor to each rank and receive one from each."""
 
         async def run() -> None:
-            given = torch.stack([tensor.detach() for tensor in inputs])
-            room = torch.empty((len(outputs), *outputs[0].shape), dtype=given.dtype)
+            given = torch.cat([tensor.detach().flatten() for tensor in inputs])
+            lengths = [output.numel() for output in outputs]
+            room = torch.empty(sum(lengths), dtype=given.dtype)
             await self._group.all_to_all(
-                _elements(given)[0], _elements(room)[0], timeout_seconds=_seconds(opts)
+                _elements(given)[0],
+                _elements(room)[0],
+                send_counts=[tensor.numel() for tensor in inputs],
+                receive_counts=lengths,
+                timeout_seconds=_seconds(opts),
             )
-            for output, part in zip(outputs, room, strict=True):
-                output.copy_(part)
+            for output, part in zip(outputs, room.split(lengths), strict=True):
+                output.copy_(part.view(output.shape))
 
         return self._work(outputs, run())
 
     def alltoall_base(
         self, output: Any, tensor: Any, output_splits: Any, input_splits: Any, opts: Any
     ) -> Any:
-        """Send an equal part of a tensor to each rank and receive one from each."""
-        if output_splits or input_splits:
-            raise UsageError("group.array", "parts of different lengths are not offered")
+        """Send a part of a tensor to each rank and receive one from each.
+
+        Splits are rows of the tensors; without them, parts are equal.
+        """
         given = tensor.detach().contiguous()
+
+        def counts(whole: Any, splits: Any) -> list[int] | None:
+            row = math.prod(whole.shape[1:])
+            return [split * row for split in splits] or None
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
             return self._group.all_to_all(
-                _elements(given)[0], elements, timeout_seconds=_seconds(opts)
+                _elements(given)[0],
+                elements,
+                send_counts=counts(tensor, input_splits),
+                receive_counts=counts(output, output_splits),
+                timeout_seconds=_seconds(opts),
             )
 
         return self._work([output], _in_place(output, start))

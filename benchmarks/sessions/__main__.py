@@ -11,6 +11,7 @@ COMMANDS: Final = {
     "allreduce": "benchmarks.sessions.allreduce_command",
     "lab": "benchmarks.sessions.lab.command",
     "field": "benchmarks.sessions.field.command",
+    "fairness": "benchmarks.sessions.fairness.command",
 }
 
 

@@ -157,14 +157,32 @@ class Group:
         own[:] = parts[root]
 
     async def all_to_all(
-        self, array: Any, into: Any, *, timeout_seconds: float | None = None
+        self,
+        array: Any,
+        into: Any,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        timeout_seconds: float | None = None,
     ) -> None:
-        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`."""
+        """Send part r of `array` to rank r; its part for this rank becomes part r of `into`.
+
+        Parts are equal in length unless counts, in elements by rank, say otherwise: what rank a
+        sends to b is what b receives from a.
+        """
         given, _ = flat(array)
-        length = given.size // self.size
-        ours = self._parts(given[:length], array)
-        theirs = self._parts(given[:length], into)
-        theirs[self.rank][:] = ours[self.rank]
+        room, _ = flat(into)
+        if send_counts is receive_counts is None:
+            self._check_whole(room, given[: given.size // self.size])
+        ours, theirs = self._cut(given, send_counts), self._cut(room, receive_counts)
+        own, place = ours[self.rank], theirs[self.rank]
+        if (own.size, own.dtype) != (place.size, place.dtype):
+            raise UsageError(
+                "group.array",
+                f"{own.size} elements of {own.dtype} for this rank itself, and room for "
+                f"{place.size} of {place.dtype}",
+            )
+        place[:] = own
         others = [rank for rank in range(self.size) if rank != self.rank]
         await self._together(
             call
@@ -260,6 +278,19 @@ class Group:
         whole, _ = flat(array)
         self._check_whole(whole, own)
         return [whole[rank * own.size :][: own.size] for rank in range(self.size)]
+
+    def _cut(self, whole: Elements, counts: Sequence[int] | None) -> list[Elements]:
+        """Cut an array into a part for each rank; `counts` None: equal ones."""
+        lengths = [whole.size // self.size] * self.size if counts is None else list(counts)
+        is_whole = sum(lengths) == whole.size and min(lengths, default=0) >= 0
+        if len(lengths) != self.size or not is_whole:
+            raise UsageError(
+                "group.array",
+                f"parts of {lengths} elements, of {whole.size} in all; parts for each of "
+                f"{self.size} ranks are needed that make up the whole",
+            )
+        ends = itertools.accumulate(lengths)
+        return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
     async def _together(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
         """Run calls at once; raise the reason of the first failure."""

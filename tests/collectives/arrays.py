@@ -32,7 +32,7 @@ def tensors(session: Session, dtype: Any) -> tuple[Any, Any]:
     same[7] = 3
     assert tensor[7] == 3
     offset = tensor.data_ptr() - torch.frombuffer(session.region, dtype=torch.uint8).data_ptr()
-    assert any(session.region[offset : offset + tensor.nbytes]), (
+    assert any(session.region[offset : offset + tensor.numel() * tensor.element_size()]), (
         "the region has what the tensor has"
     )
     return array, tensor

@@ -300,6 +300,18 @@ async def test_each_rank_has_something_for_each(ring: Ring) -> None:
         assert np.array_equal(own, part(1, rank))
         with pytest.raises(UsageError, match="for each of 4 ranks"):
             await group.all_to_all(ours, np.zeros(3, np.int32))
+        # Rank a sends 2000 a + b elements to rank b.
+        sent = [2000 * rank + to for to in range(size)]
+        received = [2000 * source + rank for source in range(size)]
+        uneven = np.repeat(np.arange(size) + 10 * rank, sent)
+        room = np.zeros(sum(received), uneven.dtype)
+        await group.all_to_all(uneven, room, send_counts=sent, receive_counts=received)
+        assert np.array_equal(room, np.repeat(10 * np.arange(size) + rank, received))
+        for wrong in ([1] * size, [sum(sent)], [-1, sum(sent) + 1, 0, 0]):
+            with pytest.raises(UsageError, match="make up the whole"):
+                await group.all_to_all(uneven, room, send_counts=wrong, receive_counts=received)
+        with pytest.raises(UsageError, match="for this rank itself"):
+            await group.all_to_all(uneven, room.astype(np.int8), send_counts=sent)
         await group.barrier()
 
     assert await ring.run(act, slot_bytes=4096, slots=3) == [None] * 4

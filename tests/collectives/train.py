@@ -114,8 +114,23 @@ def from_each_to_each(rank: int, size: int) -> None:
     whole = torch.zeros(2 * size)
     dist.all_to_all_single(whole, torch.arange(2.0 * size) + 100 * rank)
     assert (whole.view(size, 2)[:, 0] == torch.arange(size) * 100 + 2 * rank).all()
-    with pytest.raises((RuntimeError, ValueError), match=r"group\.array"):
-        dist.all_to_all_single(whole, whole.clone(), [2] * size, [2] * size)
+    # Rank a sends a + b rows of three to rank b; 0 sends itself none.
+    splits = [rank + number for number in range(size)]
+    rows = torch.full((sum(splits), 3), float(rank))
+    room = torch.zeros(sum(splits), 3)
+    dist.all_to_all_single(room, rows, splits, splits)
+    senders = torch.repeat_interleave(torch.arange(float(size)), torch.tensor(splits))
+    assert (room == senders[:, None]).all()
+    shapes = [(number + 1, rank + 1) for number in range(size)]
+    rooms = [torch.zeros(rank + 1, number + 1) for number in range(size)]
+    dist.all_to_all(rooms, [torch.full(shape, 10.0 * rank) for shape in shapes])
+    assert all((part == 10.0 * number).all() for number, part in enumerate(rooms))
+    with pytest.raises((RuntimeError, ValueError), match=r"group\.array|[Ss]plit"):
+        dist.all_to_all_single(whole, whole.clone(), [3] * size, [2] * size)
+    several = [torch.full((3, 2), 1.0 + rank), torch.full((5,), 10.0)]
+    dist.all_reduce_coalesced(several)
+    assert (several[0] == size * (size + 1) / 2).all()
+    assert (several[1] == 10.0 * size).all()
 
 
 def subgroups(rank: int, size: int) -> None:

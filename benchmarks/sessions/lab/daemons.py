@@ -19,10 +19,11 @@ FAR: Final = "fabric-far"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host of the lab and its address for calls."""
+    """A host and its address for calls."""
 
-    namespace: Namespace
     address: str
+    namespace: Namespace | None = None
+    """Of the lab; None: this machine."""
     data_address: str = ""
     """Where sessions receive, if elsewhere."""
 
@@ -39,7 +40,8 @@ async def fabrics(
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(name: str, host: Host, sections: dict[str, dict[str, object]]) -> Daemon:
-            started = daemon(scratch, name, sections, enter=host.namespace.enter)
+            enter = (lambda: None) if host.namespace is None else host.namespace.enter
+            started = daemon(scratch, name, sections, enter=enter)
             return await stack.enter_async_context(started)
 
         first = next(iter(hosts.values()))

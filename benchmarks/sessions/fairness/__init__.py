@@ -1,0 +1,1 @@
+"""How sessions, jobs and messages share a fabric."""
