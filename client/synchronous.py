@@ -639,6 +639,15 @@ class Group(Facade):
             self.asynchronous.receive(array, source, tag=tag, timeout_seconds=timeout_seconds)
         )
 
+    def receive_any(self, array: Any, *, tag: int = 0, timeout_seconds: float | None = None) -> int:
+        """Receive the next array of whichever rank sends one first; return that rank.
+
+        It must have the same length and tag, as for `receive`. Connects to all ranks.
+        """
+        return self.loop.run(
+            self.asynchronous.receive_any(array, tag=tag, timeout_seconds=timeout_seconds)
+        )
+
     def abort(self) -> None:
         """End the group at once, at this rank and thereby at all others."""
         self.loop.call(self.asynchronous.abort)

@@ -262,6 +262,16 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
         return self._work(tensors, _in_place(tensor, start))
 
+    def recv_anysource(self, tensors: list[Any], tag: int) -> Any:
+        """Receive the next tensor of whichever rank sends one first."""
+        (tensor,) = tensors
+
+        async def start(elements: Elements, _: str) -> None:
+            work.source = await self._group.receive_any(elements, tag=tag)
+
+        work: Operation = self._work(tensors, _in_place(tensor, start))
+        return work
+
     def barrier(self, opts: Any = None) -> Any:
         """Complete when all ranks have called it."""
         return self._work([], self._group.barrier(timeout_seconds=_seconds(opts)))
@@ -304,6 +314,8 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
         self._future = torch.futures.Future()
         self._has_ended = threading.Event()
         self._error: RuntimeError | None = None
+        self.source = -1
+        """The rank that a receive from any source has received from."""
 
     def settle(self, error: RuntimeError | None) -> None:
         """Set the outcome."""
@@ -322,6 +334,9 @@ class Operation(Work):  # type: ignore[misc] # torch has no types here
         if self._error is not None:
             raise self._error
         return True
+
+    def _source_rank(self) -> int:
+        return self.source
 
     def get_future(self) -> Any:
         """Return a future that ends with the operation."""

@@ -47,6 +47,7 @@ class Group:
         self._sessions = GroupSessions(client, name, rank, members, terms)
         self._terms = terms
         self._turn = asyncio.Lock()
+        self._any_turn = asyncio.Lock()
         self._sequence = itertools.count()
 
     async def open(self) -> None:
@@ -224,6 +225,18 @@ class Group:
             for number, piece in enumerate(self._pieces(elements)):
                 async with await pair.inbox.take(piece, _pair_tag(tag, number)) as theirs:
                     piece[:] = theirs
+
+    async def receive_any(
+        self, array: Any, *, tag: int = 0, timeout_seconds: float | None = None
+    ) -> int:
+        """Receive the next array of whichever rank sends one first; return that rank.
+
+        It must have the same length and tag, as for `receive`. Connects to all ranks.
+        """
+        async with self._any_turn:
+            source = await self._sessions.first_sender(self._seconds(timeout_seconds))
+            await self.receive(array, source, tag=tag, timeout_seconds=timeout_seconds)
+        return source
 
     def abort(self) -> None:
         """End the group at once, at this rank and thereby at all others."""

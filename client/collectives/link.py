@@ -79,6 +79,10 @@ class Inbox:
             # A peer that has done its part may leave. `take` raises this if more was needed.
             self._ended = error
 
+    def head(self) -> "ReceiveOperation | None":
+        """Return the receive of the next array; None if the session has ended."""
+        return self._offered[0][0] if self._offered else None
+
     async def take(self, like: Elements, tag: int) -> "Taken":
         """Wait for the next array, which must be as long as `like` and have the tag.
 

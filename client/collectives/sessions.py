@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sealane.client.collectives.link import Inbox, Outbox
-from sealane.client.grants import RING_REFUSED, listen_session, open_session
+from sealane.client.grants import ABSENT, RING_REFUSED, listen_session, open_session
 from sealane.client.messages import Reliability
 from sealane.client.session import Session
 from sealane.errors import Error, SessionError
@@ -122,11 +122,63 @@ class GroupSessions:
 
     async def pair(self, peer: int, seconds: float) -> Pair:
         """Return the session with one rank; at its first use the lower rank opens it."""
-        if peer not in self._pairs:
-            task = asyncio.ensure_future(self._connect_pair(peer))
-            self._pairs[peer] = task
         async with self.guarded(seconds):
-            return await asyncio.shield(self._pairs[peer])
+            return await asyncio.shield(self._connecting(peer))
+
+    async def first_sender(self, seconds: float) -> int:
+        """Return the lowest of the ranks of which an array has arrived and nobody receives yet.
+
+        Connects to all ranks. One that never sends need not answer, and one that has left counts no
+        more; SessionError `group.aborted` if all have.
+        """
+        others = {rank for rank in range(len(self._members)) if rank != self._rank}
+        waiting: dict[asyncio.Task[bool | None], int] = {}
+        async with self.guarded(seconds):
+            try:
+                while others:
+                    for peer in others - set(waiting.values()):
+                        waiting[asyncio.ensure_future(self._arrival(peer))] = peer
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in sorted(done, key=lambda task: waiting[task]):
+                        peer, has_arrived = waiting.pop(task), task.result()
+                        if has_arrived:
+                            return peer
+                        if has_arrived is None:
+                            others.discard(peer)
+            finally:
+                for task in waiting:
+                    task.cancel()
+            raise SessionError("group.aborted", f"{self._name}: all other ranks have left")
+
+    async def _arrival(self, peer: int) -> bool | None:
+        """Wait until a rank's next array has arrived.
+
+        False: it does not answer yet. None: it has left.
+        """
+        try:
+            pair = await asyncio.shield(self._connecting(peer))
+        except Error as error:
+            if self.failure is not None or error.reason != ABSENT:
+                raise
+            return False
+        async with pair.receiving:
+            head = pair.inbox.head()
+            try:
+                if head is not None:
+                    await head.wait()
+            except SessionError:
+                head = None
+        return None if head is None else True
+
+    def _connecting(self, peer: int) -> "asyncio.Future[Pair]":
+        """Return the connection to a rank, begun anew after a failure."""
+        known = self._pairs.get(peer)
+        if known is None or (known.done() and (known.cancelled() or known.exception())):
+            known = asyncio.ensure_future(self._connect_pair(peer))
+            # Whoever waits for it gets the exception; there may be nobody by then.
+            known.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._pairs[peer] = known
+        return known
 
     @contextlib.asynccontextmanager
     async def guarded(self, seconds: float) -> AsyncIterator[None]:

@@ -317,6 +317,44 @@ async def test_each_rank_has_something_for_each(ring: Ring) -> None:
     assert await ring.run(act, slot_bytes=4096, slots=3) == [None] * 4
 
 
+async def test_arrays_are_received_from_whoever_sends_first(ring: Ring) -> None:
+    async def act(group: Group) -> list[int]:
+        if group.rank == 2:
+            # Rank 3 never sends, and rank 1 sends before rank 0.
+            found = []
+            for _ in range(3):
+                array = np.zeros(3000, np.int64)
+                source = await group.receive_any(array, tag=7)
+                assert (array == source).all()
+                found.append(source)
+            await group.barrier()
+            return found
+        if group.rank == 1:
+            await group.send(np.full(3000, 1), 2, tag=7)
+            await group.send(np.full(3000, 1), 2, tag=7)
+            await group.send(np.zeros(1), 0)
+        elif group.rank == 0:
+            await group.receive(np.zeros(1), 1)
+            await group.send(np.zeros(3000, np.int64), 2, tag=7)
+        await group.barrier()
+        return []
+
+    assert await ring.run(act, slot_bytes=4096, slots=3) == [[], [], [1, 1, 0], []]
+
+
+async def test_a_receive_from_anyone_ends_when_all_others_have_left(ring: Ring) -> None:
+    async def act(group: Group) -> None:
+        if group.rank:
+            await group.send(np.zeros(1), 0)
+            return
+        sources = [await group.receive_any(np.zeros(1)) for _ in range(3)]
+        assert sorted(sources) == [1, 2, 3]
+        await group.receive_any(np.zeros(1), timeout_seconds=PATIENCE_SECONDS)
+
+    results = await ring.run(act)
+    assert results[0].reason == "group.aborted"
+
+
 async def test_a_part_of_another_length_ends_the_group(ring: Ring) -> None:
     async def act(group: Group) -> None:
         own = np.zeros(10 + (group.rank == 1))

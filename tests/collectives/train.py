@@ -127,6 +127,15 @@ def from_each_to_each(rank: int, size: int) -> None:
     assert all((part == 10.0 * number).all() for number, part in enumerate(rooms))
     with pytest.raises((RuntimeError, ValueError), match=r"group\.array|[Ss]plit"):
         dist.all_to_all_single(whole, whole.clone(), [3] * size, [2] * size)
+    if rank == 0:
+        sources = set()
+        for _ in range(size - 1):
+            source = dist.recv(room := torch.zeros(5))
+            assert (room == source).all()
+            sources.add(source)
+        assert sources == set(range(1, size))
+    else:
+        dist.send(torch.full((5,), float(rank)), 0)
     several = [torch.full((3, 2), 1.0 + rank), torch.full((5,), 10.0)]
     dist.all_reduce_coalesced(several)
     assert (several[0] == size * (size + 1) / 2).all()
