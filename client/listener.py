@@ -22,17 +22,20 @@ class Listener:
         self._listen = listen
         self._backlog = backlog
         self._waiting: set[asyncio.Task[Session]] = set()
+        self._is_closed = False
 
     async def accept(self, *, timeout_seconds: float | None = None) -> Session:
         """Return the next session; close it when done.
 
-        Raises SessionError `session.wait.timeout`, and what listening raises; another call then
-        listens again.
+        Raises SessionError `session.wait.timeout`, `session.listener.closed` after the end of the
+        block, and what listening raises; after that another call listens again.
         """
         loop = asyncio.get_running_loop()
         give_up = None if timeout_seconds is None else loop.time() + timeout_seconds
         while True:
             self._refill()
+            if self._is_closed:
+                raise SessionError("session.listener.closed", "its block has ended")
             remaining = None if give_up is None else max(0.0, give_up - loop.time())
             done, _ = await asyncio.wait(
                 self._waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
@@ -43,12 +46,13 @@ class Listener:
                 )
             # Another call may have taken it meanwhile.
             for task in done & self._waiting:
-                self._waiting.remove(task)
-                self._refill()
-                return task.result()
+                if not self._is_closed:
+                    self._waiting.remove(task)
+                    self._refill()
+                    return task.result()
 
     def _refill(self) -> None:
-        while len(self._waiting) < self._backlog:
+        while len(self._waiting) < self._backlog and not self._is_closed:
             self._waiting.add(asyncio.ensure_future(self._listen()))
 
     @contextlib.asynccontextmanager
@@ -58,12 +62,18 @@ class Listener:
         try:
             yield self
         finally:
+            self._is_closed = True
             for task in self._waiting:
+                # Also if this wait is cancelled.
+                task.add_done_callback(_close)
                 task.cancel()
-            for ended in await asyncio.gather(*self._waiting, return_exceptions=True):
-                if isinstance(ended, Session):
-                    ended.close()
-            self._waiting.clear()
+            await asyncio.gather(*self._waiting, return_exceptions=True)
+
+
+def _close(ended: "asyncio.Task[Session]") -> None:
+    """Close the session that nobody accepted, if it has come to be."""
+    if not ended.cancelled() and ended.exception() is None:
+        ended.result().close()
 
 
 def check_backlog(backlog: int) -> None:

@@ -506,8 +506,8 @@ class Listener(Facade):
     def accept(self, *, timeout_seconds: float | None = None) -> Session:
         """Return the next session; close it when done.
 
-        Raises SessionError `session.wait.timeout`, and what listening raises; another call then
-        listens again.
+        Raises SessionError `session.wait.timeout`, `session.listener.closed` after the end of the
+        block, and what listening raises; after that another call listens again.
         """
         return Session(
             self.loop, self.loop.run(self.asynchronous.accept(timeout_seconds=timeout_seconds))

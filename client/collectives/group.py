@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -175,6 +175,8 @@ class Group:
         room, _ = flat(into)
         if send_counts is receive_counts is None:
             self._check_whole(room, given[: given.size // self.size])
+        if np.may_share_memory(given, room):
+            raise UsageError("group.array", "what is sent and what is received share memory")
         ours, theirs = self._cut(given, send_counts), self._cut(room, receive_counts)
         own, place = ours[self.rank], theirs[self.rank]
         if (own.size, own.dtype) != (place.size, place.dtype):
@@ -211,8 +213,8 @@ class Group:
         elements, _ = flat(array)
         pair = await self._pair(to, timeout_seconds)
         async with pair.sending, self._sessions.guarded(self._seconds(timeout_seconds)):
-            for number, piece in enumerate(self._pieces(elements)):
-                await pair.outbox.send(piece, _pair_tag(tag, number))
+            for piece, piece_tag in self._pieces(elements, tag):
+                await pair.outbox.send(piece, piece_tag)
             await pair.outbox.flush()
 
     async def receive(
@@ -222,8 +224,8 @@ class Group:
         elements, _ = flat(array)
         pair = await self._pair(source, timeout_seconds)
         async with pair.receiving, self._sessions.guarded(self._seconds(timeout_seconds)):
-            for number, piece in enumerate(self._pieces(elements)):
-                async with await pair.inbox.take(piece, _pair_tag(tag, number)) as theirs:
+            for piece, piece_tag in self._pieces(elements, tag):
+                async with await pair.inbox.take(piece, piece_tag) as theirs:
                     piece[:] = theirs
 
     async def receive_any(
@@ -273,10 +275,11 @@ class Group:
             raise UsageError("group.rank", "a rank can't send to itself")
         return await self._sessions.pair(peer, self._seconds(timeout_seconds))
 
-    def _pieces(self, elements: Elements) -> list[Elements]:
-        """Cut an array into pieces that fit a slot; an empty array is one piece."""
-        step = self._piece(elements)
-        return [elements[at : at + step] for at in range(0, max(elements.size, 1), step)]
+    def _pieces(self, elements: Elements, tag: int) -> Iterator[tuple[Elements, int]]:
+        """Cut an array into pieces that fit a slot, with tags; an empty array is one piece."""
+        step, size = self._piece(elements), max(elements.size, 1)
+        for number, at in enumerate(range(0, size, step)):
+            yield elements[at : at + step], _pair_tag(tag, number, is_last=at + step >= size)
 
     def _check_whole(self, whole: Elements, own: Elements) -> None:
         if whole.size != own.size * self.size or whole.dtype != own.dtype:
@@ -377,8 +380,9 @@ async def join(
         await group.close()
 
 
-def _pair_tag(tag: int, number: int) -> int:
-    return (tag & 0xFFFF) << 16 | number & 0xFFFF
+def _pair_tag(tag: int, number: int, *, is_last: bool) -> int:
+    """Return what tells a piece from others: arrays of other lengths have another last piece."""
+    return (tag & 0xFFFF) << 16 | is_last << 15 | number & 0x7FFF
 
 
 async def _send(

@@ -6,11 +6,13 @@ native endpoint moves the data.
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from sealane._native import Permit, SessionEndpoint
 from sealane.crypto.certificates import Subject
@@ -29,6 +31,7 @@ from sealane.daemon.fabric.establishment import (
 )
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
+from sealane.daemon.fabric.key_making import made_in_thread
 from sealane.daemon.fabric.known_paths import PathKey, PathWindow, PathWindows
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
@@ -136,6 +139,10 @@ class FabricService:
         self._planning = TaskOwner()
         self.plans = SessionPlans(settings)
         self._windows = PathWindows()
+        self._answer_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By peer."""
+        self._doors: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By name of listeners."""
         self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
@@ -313,7 +320,10 @@ class FabricService:
         check_addresses(offer.data_addresses, "session.establish.malformed")
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
-        session, answer, keys = await self._respond(offer, units, peer)
+        # A peer's offers are answered one after the other, so that it can't keep listeners busy.
+        turn = self._answer_turns.setdefault(peer.subject.spiffe_id, asyncio.Lock())
+        async with turn:
+            session, answer, keys = await self._respond(offer, units, peer)
         try:
             peer_addresses = offer.data_addresses[: len(answer.data_addresses)]
             start = Start(
@@ -343,37 +353,26 @@ class FabricService:
         It is `is_answering` then, until it begins.
         """
         mismatch: VerificationError | None = None
-        for session in await self._listeners_for(offer, peer):
-            if session.is_answering or session.state is not State.LISTENING:
-                continue
-            admitted = session.admission
-            certificate, result = self._own_result()
-            session.is_answering, is_made = True, False
+        tried: set[Session] = set()
+        door = self._doors.setdefault(offer.display_name, asyncio.Lock())
+        while True:
+            # In the order of arrival, so that no peer is ahead of another for long.
+            async with door:
+                session = await self._free_listener(offer, peer, tried)
+                if session is None:
+                    break
+                session.is_answering = True
+            tried.add(session)
             try:
-                answer, keys = await asyncio.to_thread(
-                    respond,
-                    offer,
-                    initiator=peer.subject,
-                    initiator_shown=peer.shown,
-                    own=self._own(),
-                    own_certificate=certificate,
-                    own_result=result,
-                    kem=self._kem,
-                    units=units,
-                    data_addresses=session.data_addresses[: len(offer.data_addresses)],
-                    secret=admitted.secret,
-                )
-                is_made = True
+                answer, keys = await self._answer_for(session, offer, units, peer)
             except VerificationError as error:
-                admitted.note_stranger(
+                session.admission.note_stranger(
                     peer.subject, display_name=offer.display_name, reason=error.reason
                 )
                 if error.reason != "session.secret.mismatch":
                     raise
                 mismatch = error
                 continue
-            finally:
-                session.is_answering = is_made
             return session, answer, keys
         if mismatch is not None:
             raise mismatch
@@ -383,8 +382,8 @@ class FabricService:
             f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
         )
 
-    async def _listeners_for(self, offer: Offer, peer: Peer) -> list[Session]:
-        """Return the listeners that may take an offer, after one has time for it."""
+    async def _free_listener(self, offer: Offer, peer: Peer, tried: set[Session]) -> Session | None:
+        """Return a listener that may take an offer; wait if those that may answer others now."""
         for _ in range(_BUSY_TRIES):
             candidates = [
                 session
@@ -394,10 +393,44 @@ class FabricService:
             # An offer that proves a secret is meant for a listener that has one, and no other is.
             has_proof = bool(offer.secret_proof)
             fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
-            if not (candidates and all(one.is_answering for one in fitting or candidates)):
-                return fitting or candidates
+            left = [one for one in fitting or candidates if one not in tried]
+            if not left:
+                return None
+            for session in left:
+                if not session.is_answering:
+                    return session
             await asyncio.sleep(_BUSY_PAUSE_SECONDS)
-        return []
+        return None
+
+    async def _answer_for(
+        self, session: Session, offer: Offer, units: tuple[int, ...], peer: Peer
+    ) -> tuple[Answer, SessionKeys]:
+        """Answer for a listener, which takes no other offer until it begins or this has failed."""
+
+        def abandon(made: tuple[Answer, SessionKeys] | None) -> None:
+            session.is_answering = False
+            if made is not None:
+                made[1].wipe()
+
+        certificate, result = self._own_result()
+        make = functools.partial(
+            respond,
+            offer,
+            initiator=peer.subject,
+            initiator_shown=peer.shown,
+            own=self._own(),
+            own_certificate=certificate,
+            own_result=result,
+            kem=self._kem,
+            units=units,
+            data_addresses=session.data_addresses[: len(offer.data_addresses)],
+            secret=session.admission.secret,
+        )
+        try:
+            return await made_in_thread(make, abandon=abandon)
+        except Exception:
+            session.is_answering = False
+            raise
 
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
         """Start draining in the background, for at most the time that the settings allow."""
@@ -479,7 +512,10 @@ class FabricService:
         peer_addresses = (target.via_addresses or answer.data_addresses)[:paths]
         start = Start(
             units=answer.units,
-            keys=await asyncio.to_thread(initiation.keys, answer),
+            keys=await made_in_thread(
+                functools.partial(initiation.keys, answer),
+                abandon=lambda keys: None if keys is None else keys.wipe(),
+            ),
             peer_addresses=peer_addresses,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,

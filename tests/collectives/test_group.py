@@ -310,6 +310,8 @@ async def test_each_rank_has_something_for_each(ring: Ring) -> None:
         for wrong in ([1] * size, [sum(sent)], [-1, sum(sent) + 1, 0, 0]):
             with pytest.raises(UsageError, match="make up the whole"):
                 await group.all_to_all(uneven, room, send_counts=wrong, receive_counts=received)
+        with pytest.raises(UsageError, match="share memory"):
+            await group.all_to_all(uneven, uneven[: sum(received)], send_counts=sent)
         with pytest.raises(UsageError, match="for this rank itself"):
             await group.all_to_all(uneven, room.astype(np.int8), send_counts=sent)
         await group.barrier()
@@ -367,6 +369,18 @@ async def test_a_part_of_another_length_ends_the_group(ring: Ring) -> None:
     reasons = {getattr(one, "reason", repr(one)) for one in results}
     assert reasons <= {"group.order", "group.aborted"}
     assert results[0].reason == "group.order"
+
+
+async def test_an_array_longer_by_whole_pieces_ends_the_group(ring: Ring) -> None:
+    async def act(group: Group) -> None:
+        if group.rank == 0:
+            await group.send(np.zeros(2 * 4096, np.uint8), 1)
+        elif group.rank == 1:
+            await group.receive(np.zeros(4096, np.uint8), 0)
+        await group.barrier()
+
+    results = await ring.run(act, slot_bytes=4096)
+    assert getattr(results[1], "reason", "") == "group.order"
 
 
 async def test_another_tag_than_expected_ends_the_group(ring: Ring) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from patience import PATIENCE_SECONDS
 from sealane.client.grants import listen_sessions, open_session
 from sealane.client.session import Session
 from sealane.daemon.fabric import service
+from sealane.daemon.fabric.key_making import made_in_thread
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, wait_listening
@@ -162,46 +164,125 @@ def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_answers")
-async def test_offers_at_the_same_time_get_a_listener_each(fabrics: tuple[Any, Any]) -> None:
+async def test_offers_at_the_same_time_get_a_listener_each(
+    fabrics: tuple[Any, Any], make_fabric: MakeFabric
+) -> None:
     left, right = fabrics
 
-    async def come() -> None:
-        async with opened(left, right, wait_seconds=0):
+    async def come(fabric: Any) -> None:
+        async with opened(fabric, right, wait_seconds=0):
             pass
 
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
+        make_fabric("fabric-c") as other,
         listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=2),
     ):
         while len(await names(right)) < 2:  # noqa: ASYNC110 - the fabric makes them
             await asyncio.sleep(0.01)
-        await asyncio.gather(come(), come())
+        await asyncio.gather(come(left), come(other))
 
 
 @pytest.mark.usefixtures("slow_answers")
 async def test_an_offer_that_is_refused_keeps_none_from_the_listener(
-    fabrics: tuple[Any, Any],
+    fabrics: tuple[Any, Any], make_fabric: MakeFabric
 ) -> None:
     left, right = fabrics
     secret = bytes(range(16))
 
-    async def come(known: bytes) -> str:
+    async def come(fabric: Any, known: bytes) -> str:
         try:
-            async with opened(left, right, wait_seconds=0, secret=known):
+            async with opened(fabric, right, wait_seconds=0, secret=known):
                 return ""
         except Error as error:
             return error.reason
 
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
+        make_fabric("fabric-c") as other,
         listen_sessions(
             right.sessions, "data", region_bytes=REGION, backlog=1, secret=secret
         ) as listener,
         asyncio.TaskGroup() as tasks,
     ):
         await wait_listening(right)
-        refused = tasks.create_task(come(secret[::-1]))
+        refused = tasks.create_task(come(left, secret[::-1]))
         await asyncio.sleep(0.1)
-        assert await come(secret) == ""
+        assert await come(other, secret) == ""
         assert await refused == "session.secret.mismatch"
         (await listener.accept()).close()
+
+
+async def test_accept_ends_with_its_block(fabrics: tuple[Any, Any]) -> None:
+    _, right = fabrics
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        asyncio.TaskGroup() as tasks,
+    ):
+        async with listen_sessions(
+            right.sessions, "data", region_bytes=REGION, backlog=2
+        ) as listener:
+            accepting = tasks.create_task(reason_of(listener.accept()))
+            await wait_listening(right)
+        assert await accepting == "session.listener.closed"
+        assert await reason_of(listener.accept()) == "session.listener.closed"
+        while await names(right):  # noqa: ASYNC110 - the fabric ends them
+            await asyncio.sleep(0.01)
+
+
+async def reason_of(call: Awaitable[object]) -> str:
+    try:
+        await call
+    except Error as error:
+        return error.reason
+    return ""
+
+
+@pytest.mark.usefixtures("slow_answers")
+async def test_a_peer_with_many_bad_offers_does_not_keep_others_from_a_listener(
+    make_fabric: MakeFabric,
+) -> None:
+    secret = bytes(range(16))
+    async with (
+        make_fabric("fabric-a", sessions_max=64) as left,
+        make_fabric("fabric-b") as right,
+        make_fabric("fabric-c") as other,
+        listen_sessions(right.sessions, "data", region_bytes=REGION, backlog=1, secret=secret),
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        async def come(fabric: Any, known: bytes) -> str:
+            async def enter() -> None:
+                async with opened(fabric, right, wait_seconds=0, secret=known):
+                    pass
+
+            return await reason_of(enter())
+
+        await wait_listening(right)
+        bad = [tasks.create_task(come(left, secret[::-1])) for _ in range(40)]
+        await asyncio.sleep(0.3)
+        assert await come(other, secret) == ""
+        answered = [await one for one in bad].count("session.secret.mismatch")
+        assert answered < len(bad) // 2, "it did not wait for all of them"
+
+
+async def test_what_a_thread_has_made_for_a_caller_that_left_is_wiped() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    abandoned: list[object] = []
+
+    def make() -> str:
+        begun.set()
+        goes_on.wait(PATIENCE_SECONDS)
+        return "keys"
+
+    making = asyncio.ensure_future(made_in_thread(make, abandon=abandoned.append))
+    await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert abandoned == []
+    goes_on.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not abandoned:  # noqa: ASYNC110 - a thread ends
+            await asyncio.sleep(0.01)
+    assert abandoned == ["keys"]

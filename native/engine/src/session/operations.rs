@@ -31,8 +31,8 @@ pub(super) struct Open {
     /// Its message number in the session, once it has a slot.
     pub(super) message: Option<u64>,
     deadline: Option<Nanos>,
-    /// Its deadline has passed.
-    pub(super) is_expired: bool,
+    /// Its deadline has passed, and it is cancelled for that reason.
+    is_expired: bool,
 }
 
 /// One of the two directions.
@@ -128,10 +128,14 @@ impl Operations {
     pub(super) fn take_expired(&mut self, now: Nanos) -> Option<u64> {
         let (at, handle) = self.deadlines.first().copied().filter(|(at, _)| *at <= now)?;
         self.deadlines.remove(&(at, handle));
-        if let Some(open) = self.open.get_mut(&handle) {
-            open.is_expired = true;
-        }
         Some(handle)
+    }
+
+    /// Sets whether its deadline is the reason why an operation is cancelled.
+    pub(super) fn set_expired(&mut self, handle: u64, is_expired: bool) {
+        if let Some(open) = self.open.get_mut(&handle) {
+            open.is_expired = is_expired;
+        }
     }
 
     /// Streams with waiting parts.

@@ -43,16 +43,18 @@ impl Pauses {
         Self { units, control, units_at: 0 }
     }
 
-    /// When to wake up unless something arrives; `None`: only then.
+    /// When to wake up unless something arrives; `None`: only then. `is_blocked`: the kernel accepts
+    /// no packets, and wakes the thread when it does.
     pub(super) fn until(
         &mut self,
         session: &mut Session,
         flow: Option<&Flow>,
+        is_blocked: bool,
         now: Nanos,
     ) -> Option<Nanos> {
         let turn_at = flow.and_then(Flow::turn_at);
         let due = session.next_timeout().into_iter().chain(turn_at).min();
-        if session.is_urgent() {
+        if session.is_urgent() && !is_blocked {
             self.units_at = 0;
             due
         } else if is_paced(session, flow) {

@@ -85,9 +85,12 @@ impl DaemonRing {
 
     /// Whether the submission to be taken next seems to be urgent. Only a hint: the job may still
     /// change it.
-    pub fn is_next_urgent(&self) -> bool {
+    pub fn is_next_urgent(&mut self) -> bool {
         let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
-        if produced == self.submissions_taken {
+        let has_room = self
+            .unconsumed()
+            .is_ok_and(|unread| self.in_flight + unread < u64::from(self.layout.entries));
+        if produced == self.submissions_taken || !has_room {
             return false;
         }
         let mut entry = [0; ENTRY_BYTES];

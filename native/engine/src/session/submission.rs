@@ -120,7 +120,11 @@ impl Worker {
     /// Cancels the messages whose deadlines have passed.
     pub(super) fn expire(&mut self, time: Nanos) {
         while let Some(operation) = self.progress.operations.take_expired(time) {
-            self.cancel(operation);
+            self.progress.operations.set_expired(operation, true);
+            if self.cancel(operation) != Status::Ok {
+                // It has just ended for another reason, which is still to be reported.
+                self.progress.operations.set_expired(operation, false);
+            }
         }
     }
 

@@ -337,7 +337,8 @@ impl Worker {
             return Some(timespec(0));
         }
         let time = now();
-        let at = self.pauses.until(&mut self.session, self.flow.as_ref(), time);
+        let is_blocked = self.lanes.is_blocked();
+        let at = self.pauses.until(&mut self.session, self.flow.as_ref(), is_blocked, time);
         let at = at.into_iter().chain(self.progress.operations.next_deadline()).min()?;
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };

@@ -202,6 +202,18 @@ impl Flight {
         given_up.min()
     }
 
+    /// The priority of a transmission whose time-out has passed.
+    #[must_use]
+    pub fn expired_priority(
+        &self,
+        now: Nanos,
+        patience: impl Fn(PathId, u64) -> Option<Nanos>,
+    ) -> Option<u8> {
+        let (_, path) = self.next(patience).filter(|(at, _)| *at <= now)?;
+        let oldest = self.lines[path.index()].entries.front()?;
+        Some(oldest.transmission.priority)
+    }
+
     /// Takes an outstanding transmission whose time-out has passed.
     pub fn take_expired(
         &mut self,

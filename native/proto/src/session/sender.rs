@@ -318,14 +318,14 @@ impl Sender {
         now: Nanos,
         patience: impl Fn(PathId, u64) -> Option<Nanos>,
     ) -> Option<Pick> {
-        let lost_priority = self.flight.lost_priority().unwrap_or(0);
-        if self.new_priority().is_some_and(|priority| priority > lost_priority) {
-            return self.pick_new();
-        }
-        let Self { flight, window, .. } = self;
-        while let Some(lost) = flight.take_lost().or_else(|| {
-            flight.take_expired(now, &patience, |transmission| window.is_outstanding(transmission))
-        }) {
+        while !self.is_new_first(now, &patience) {
+            let Self { flight, window, .. } = self;
+            let lost = flight.take_lost().or_else(|| {
+                let is_outstanding =
+                    |transmission: &Transmission| window.is_outstanding(transmission);
+                flight.take_expired(now, &patience, is_outstanding)
+            });
+            let Some(lost) = lost else { break };
             let Transmission { message: number, coded, .. } = lost;
             // A report may be older than a later acknowledgement.
             if window.is_outstanding(&lost)
@@ -337,6 +337,20 @@ impl Sender {
             }
         }
         self.pick_new()
+    }
+
+    /// Whether a new unit has a higher priority than all that are known to be lost.
+    fn is_new_first(
+        &mut self,
+        now: Nanos,
+        patience: impl Fn(PathId, u64) -> Option<Nanos>,
+    ) -> bool {
+        let Some(priority) = self.new_priority().filter(|priority| *priority > 0) else {
+            return false;
+        };
+        self.prune();
+        let lost = self.flight.lost_priority().max(self.flight.expired_priority(now, patience));
+        lost.is_none_or(|lost| priority > lost)
     }
 
     fn pick_new(&self) -> Option<Pick> {

@@ -2,8 +2,8 @@
 
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    CompletionStatus, PRIORITIES, PostError, Reliability, SendRequest, SessionConfig, StreamPart,
-    StreamRequest,
+    CompletionStatus, Detection, PRIORITIES, PostError, Reliability, SendRequest, SessionConfig,
+    StreamPart, StreamRequest,
 };
 
 use crate::pair::{DELAY, MILLISECOND, Pair, UNIT, config, end_with, receive, send};
@@ -165,4 +165,45 @@ fn there_are_no_more_priorities() {
     let mut pair = amid_a_long_message();
     let refused = pair.ends[0].post_send(with_priority(0, UNIT, PRIORITIES), pair.now);
     assert_eq!(refused, Err(PostError::InvalidPriority(PRIORITIES)));
+}
+
+#[test]
+fn a_unit_that_nobody_reports_is_repeated_ahead_of_new_units_of_lower_priority() {
+    let config = |index| SessionConfig { slots: 8, detection: Detection::Timeout, ..config(index) };
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index)))).establish();
+    let many = 20 * LONG;
+    for length in [UNIT, many] {
+        pair.ends[1].post_receive(receive(0, length.min(1 << 15)), pair.now).unwrap();
+    }
+    pair.ends[1].post_receive(receive(0, 1 << 15), pair.now).unwrap();
+    pair.run(20 * MILLISECOND);
+    let urgent = pair.ends[0].post_send(with_priority(0, UNIT, 7), pair.now).unwrap();
+    pair.pump();
+    pair.under_way[1].clear();
+    // New units of a lower priority wait at any time.
+    let later = pair.ends[0].post_stream(
+        StreamRequest {
+            length: 1 << 15,
+            reliability: Reliability::Unreliable,
+            immediate: None,
+            priority: 1,
+            user_data: 0,
+        },
+        pair.now,
+    );
+    let later = later.unwrap();
+    let lost_at = pair.now;
+    let mut is_repeated = false;
+    while !is_repeated && pair.now < lost_at + 500 * MILLISECOND {
+        for _ in 0..8 {
+            let part = StreamPart { offset: 0, remote_offset: 0, length: 100 * UNIT };
+            let _ = pair.ends[0].continue_stream(later, part, pair.now);
+        }
+        pair.run_filtered(10 * MILLISECOND, |index, datagram| {
+            is_repeated |=
+                index == 1 && unit_of(datagram).is_some_and(|(number, _)| number == urgent);
+            true
+        });
+    }
+    assert!(is_repeated && pair.ends[0].statistics().timeouts > 0);
 }
