@@ -263,7 +263,7 @@ async def test_a_peer_with_many_bad_offers_does_not_keep_others_from_a_listener(
         await asyncio.sleep(0.3)
         assert await come(other, secret) == ""
         answered = [await one for one in bad].count("session.secret.mismatch")
-        assert answered < len(bad) // 2, "it did not wait for all of them"
+        assert answered < 8, "it did not wait for all of them"
 
 
 async def test_what_a_thread_has_made_for_a_caller_that_left_is_wiped() -> None:
