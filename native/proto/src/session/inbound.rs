@@ -71,6 +71,7 @@ impl Session {
                 Follow::Path
             }
             Source::Elsewhere if is_newest && heard.consider(self.units.units(), now) => {
+                self.considering = self.considering.with(path);
                 Follow::Candidate
             }
             Source::Path if is_newest => {

@@ -135,6 +135,8 @@ pub struct Session {
     pacer: pacing::Pacer,
     /// The path of the last datagram written, and whether it goes to the path's candidate.
     departed: (PathId, bool),
+    /// Paths that may have a candidate: all that have, and some that had.
+    considering: PathSet,
     /// Paths that have moved to their candidates since the caller last asked.
     moved: PathSet,
     /// When the peer was last heard from.
@@ -214,6 +216,7 @@ impl Session {
             usage: usage::Usage::default(),
             pacer: Pace::of(&config).pacer(now),
             departed: (PathId(0), false),
+            considering: PathSet::default(),
             moved: PathSet::default(),
             last_received: now,
             silent_since: now,

@@ -132,7 +132,14 @@ impl Session {
 
     /// When it is decided whether a path moves to its candidate.
     pub(super) fn decision_at(&self) -> Option<Nanos> {
-        self.paths.iter().filter_map(|(_, path)| self.decision_on(path)).min()
+        self.considering().filter_map(|path| self.decision_on(&self.paths[path])).min()
+    }
+
+    /// The paths that may have a candidate: mostly none, so this must cost nothing.
+    fn considering(&self) -> impl Iterator<Item = PathId> + use<> {
+        let considering = self.considering;
+        let count = if considering.is_empty() { 0 } else { self.paths.count() };
+        (0..count).map(PathId).filter(move |path| considering.has(*path))
     }
 
     fn decision_on(&self, path: &Path) -> Option<Nanos> {
@@ -142,13 +149,16 @@ impl Session {
 
     /// Moves paths whose peers have moved.
     pub(super) fn move_paths(&mut self, now: Nanos) {
-        for path in (0..self.paths.count()).map(PathId) {
+        for path in self.considering() {
             let is_due = self.decision_on(&self.paths[path]).is_some_and(|at| at <= now);
             if is_due && self.paths[path].settle_candidate() {
                 self.moved = self.moved.with(path);
                 self.paths.interrupted(path);
                 self.paths.measured();
                 self.statistics.path_moves += 1;
+            }
+            if self.paths[path].candidate().is_none() {
+                self.considering = self.considering.without(path);
             }
         }
     }
@@ -249,8 +259,8 @@ impl Session {
         if self.state != State::Established {
             return None;
         }
-        let paths = (0..self.paths.count()).map(PathId);
-        paths.filter_map(|path| Some((self.paths.candidate_due(path)?, path))).min()
+        let due = |path| Some((self.paths.candidate_due(path)?, path));
+        self.considering().filter_map(due).min()
     }
 
     /// Writes a challenge to the candidate of a path.
