@@ -165,6 +165,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
             received="ce_received", echoed="ce_echoed", found_missing="marking_failures"
         ),
         "silence": counts(stalls="stalls", time_outs="timeouts", probes="probes_sent"),
+        "paths": counts(skipped="path_silences", moved="path_moves"),
     }
     rows |= {f"path {n}": _path_text(path) for n, path in enumerate(session.paths)}
     if session.HasField("outlook"):

@@ -164,10 +164,10 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
                 await session.receive(row := session.empty(1000, "int64"))
                 assert (np.from_dlpack(row) == number).all()
 
-    async def visit_twice() -> None:
+    async def visit() -> None:
         async with connect(near.socket) as client:
-            for _ in range(2):
-                # The listener's job may have left before this one takes its end.
+            while True:
+                # Either job may have left before the other one takes its end.
                 with contextlib.suppress(UnavailableError):
                     async with client.open_session(
                         "parameters",
@@ -182,11 +182,13 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
     *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(waiting) == 3
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
-        for example in waiting:
-            tasks.create_task(run(example))
-        tasks.create_task(receive_numbers())
-        tasks.create_task(visit_twice())
-        tasks.create_task(asyncio.to_thread(exec, blocking, {**names}))
+        visiting = tasks.create_task(visit())
+        await asyncio.gather(
+            *(run(example) for example in waiting),
+            receive_numbers(),
+            asyncio.to_thread(exec, blocking, {**names}),
+        )
+        visiting.cancel()
 
 
 async def test_examples_of_collectives_run(fabrics: tuple[Daemon, Daemon]) -> None:

@@ -86,6 +86,7 @@ fn path_dict<'py>(py: Python<'py>, path: &PathReport) -> PyResult<Bound<'py, PyD
         ("packets_received", account.arrived.received),
         ("lost_packets", account.lost_packets),
         ("lost_runs", account.lost_runs),
+        ("peer_drops", account.dropped_packets),
         ("srtt_nanos", account.srtt),
         ("ce_received", account.arrived.ce),
         ("ce_echoed", account.received.ce),

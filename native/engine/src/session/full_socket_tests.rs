@@ -3,6 +3,7 @@
 //! path.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
@@ -62,6 +63,26 @@ pub(super) fn post(ends: &mut [End; 2], reliability: Reliability, now: Nanos) {
     let send =
         SendRequest { offset: 0, length, reliability, immediate: None, priority: 0, user_data: 0 };
     ends[0].session.post_send(send, now).expect("room");
+}
+
+/// A sender in the middle of a message, and when its next unit may leave.
+pub(super) fn sending() -> ([End; 2], Nanos) {
+    let mut ends = ends();
+    post(&mut ends, Reliability::SelectiveRepeat, 0);
+    exchange(&mut ends, 0..10);
+    let due = ends[0].session.next_timeout().unwrap();
+    assert!(due < 11 * MILLISECOND, "units are due: {due}");
+    (ends, due)
+}
+
+/// Lets both ends read and send once in each of these milliseconds.
+pub(super) fn exchange(ends: &mut [End; 2], milliseconds: Range<u64>) {
+    for now in milliseconds.map(|count| count * MILLISECOND) {
+        for end in ends.iter_mut() {
+            end.receive(now);
+            end.transmit(now);
+        }
+    }
 }
 
 impl End {

@@ -114,8 +114,12 @@ fn without_units(session: &mut Session) -> Option<Nanos> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use sealane_proto::session::{ReceiveRequest, Reliability, SendRequest};
 
+    use super::*;
+    use crate::session::full_socket_tests::{exchange, sending};
+
+    const MILLISECOND: Nanos = 1_000_000;
     const MICROSECOND: Nanos = 1000;
 
     fn pauses(units: Nanos) -> Pauses {
@@ -146,5 +150,35 @@ mod tests {
         assert_eq!(slow.paced_wake_at(Some(units), later, now), later);
         let long_after = now + 5000 * MICROSECOND;
         assert_eq!(slow.paced_wake_at(Some(long_after), None, now), Some(long_after));
+    }
+
+    #[test]
+    fn an_urgent_unit_waits_for_no_others_unless_the_kernel_accepts_none() {
+        let ([mut sender, receiver], _) = sending();
+        let mut ends = {
+            let mut receiver = receiver;
+            let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
+            receiver.session.post_receive(receive, 10 * MILLISECOND).unwrap();
+            sender.receive(10 * MILLISECOND);
+            [sender, receiver]
+        };
+        exchange(&mut ends, 10..14);
+        let (session, now) = (&mut ends[0].session, 13 * MILLISECOND);
+        let unit_at = session.next_timeout().unwrap();
+        let mut pauses = Pauses::new(session);
+        let paused = pauses.until(session, None, false, now).unwrap();
+        assert!(unit_at < paused && pauses.is_early(session, None, now + 1));
+        let urgent = SendRequest {
+            offset: 0,
+            length: 10,
+            reliability: Reliability::SelectiveRepeat,
+            immediate: None,
+            priority: 1,
+            user_data: 1,
+        };
+        session.post_send(urgent, now).unwrap();
+        assert!(session.is_urgent() && !pauses.is_early(session, None, now + 1));
+        assert_eq!(pauses.until(session, None, false, now), Some(unit_at));
+        assert!(pauses.until(session, None, true, now) > Some(now), "the socket wakes it");
     }
 }

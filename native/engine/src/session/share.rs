@@ -321,26 +321,10 @@ mod tests {
 
     use super::super::ring::Terms;
     use super::*;
-    use crate::session::full_socket_tests::{End, ends, post};
+    use crate::session::full_socket_tests::sending;
 
     const RATE: u64 = 125_000_000;
     const LIMITS: ShareLimits = ShareLimits { rate_bytes_per_second: RATE, receives: 2, sends: 1 };
-
-    /// A sender in the middle of a message, and when its next unit may leave.
-    fn sending() -> ([End; 2], Nanos) {
-        const MILLISECOND: Nanos = 1_000_000;
-        let mut ends = ends();
-        post(&mut ends, Reliability::SelectiveRepeat, 0);
-        for now in (0..10).map(|count| count * MILLISECOND) {
-            for end in &mut ends {
-                end.receive(now);
-                end.transmit(now);
-            }
-        }
-        let due = ends[0].session.next_timeout().unwrap();
-        assert!(due < 11 * MILLISECOND, "units are due: {due}");
-        (ends, due)
-    }
 
     #[test]
     fn a_unit_that_becomes_due_at_the_end_of_a_turn_wakes_the_worker() {
