@@ -293,7 +293,7 @@ class Group:
         """Cut an array into a part for each rank, each like `own`."""
         whole, _ = flat(array)
         self._check_whole(whole, own)
-        return [whole[rank * own.size :][: own.size] for rank in range(self.size)]
+        return self._cut(whole, None)
 
     def _cut(self, whole: Elements, counts: Sequence[int] | None) -> list[Elements]:
         """Cut an array into a part for each rank; `counts` None: equal ones."""

@@ -171,7 +171,7 @@ class GroupSessions:
         return None if head is None else True
 
     def _connecting(self, peer: int) -> "asyncio.Future[Pair]":
-        """Return the connection to a rank, begun anew after a failure."""
+        """Return the connection to a rank; try again after a failure."""
         known = self._pairs.get(peer)
         if known is None or (known.done() and (known.cancelled() or known.exception())):
             known = asyncio.ensure_future(self._connect_pair(peer))

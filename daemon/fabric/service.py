@@ -383,7 +383,7 @@ class FabricService:
         )
 
     async def _free_listener(self, offer: Offer, peer: Peer, tried: set[Session]) -> Session | None:
-        """Return a listener that may take an offer; wait if those that may answer others now."""
+        """Return a listener that may take an offer; wait if all of them are answering others."""
         for _ in range(_BUSY_TRIES):
             candidates = [
                 session

@@ -147,8 +147,9 @@ async def test_peers_that_leave_at_once_end_no_listener(fabrics: tuple[Any, Any]
         while True:
             session = await listener.accept()
             with contextlib.closing(session), contextlib.suppress(SessionError):
-                await session.receive(offset=0, length=1)
+                received = await session.receive(offset=0, length=1)
                 break
+    assert received.length == 1
 
 
 @pytest.fixture
@@ -169,9 +170,9 @@ async def test_offers_at_the_same_time_get_a_listener_each(
 ) -> None:
     left, right = fabrics
 
-    async def come(fabric: Any) -> None:
-        async with opened(fabric, right, wait_seconds=0):
-            pass
+    async def come(fabric: Any) -> int:
+        async with opened(fabric, right, wait_seconds=0) as session:
+            return session.session.state
 
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
@@ -180,7 +181,8 @@ async def test_offers_at_the_same_time_get_a_listener_each(
     ):
         while len(await names(right)) < 2:  # noqa: ASYNC110 - the fabric makes them
             await asyncio.sleep(0.01)
-        await asyncio.gather(come(left), come(other))
+        states = await asyncio.gather(come(left), come(other))
+    assert states == [sessions_pb2.Session.ESTABLISHED] * 2
 
 
 @pytest.mark.usefixtures("slow_answers")

@@ -23,6 +23,15 @@ pub(super) struct SendCounters {
     pub(super) dropped: u64,
 }
 
+impl SendCounters {
+    /// Counts a call with this many datagrams.
+    fn count(&mut self, is_accepted: bool, datagrams: u64) {
+        self.calls += u64::from(is_accepted);
+        self.errors += u64::from(!is_accepted);
+        self.dropped += if is_accepted { 0 } else { datagrams };
+    }
+}
+
 impl std::iter::Sum for SendCounters {
     fn sum<I: Iterator<Item = Self>>(counters: I) -> Self {
         counters.fold(Self::default(), |sum, each| Self {
@@ -93,9 +102,7 @@ impl Outbound {
         if self.is_blocked {
             return;
         }
-        self.counters.calls += u64::from(sent.is_ok());
-        self.counters.errors += u64::from(sent.is_err());
-        self.counters.dropped += if sent.is_err() { self.segments as u64 } else { 0 };
+        self.counters.count(sent.is_ok(), self.segments as u64);
         self.bytes.clear();
         self.segments = 0;
         if !self.held.is_empty() {
@@ -108,9 +115,7 @@ impl Outbound {
     /// full, it is lost.
     pub(super) fn send_apart(&mut self, udp: &Udp, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
         let sent = udp.send(to, datagram, datagram.len(), codepoint(ecn));
-        self.counters.calls += u64::from(sent.is_ok());
-        self.counters.errors += u64::from(sent.is_err());
-        self.counters.dropped += u64::from(sent.is_err());
+        self.counters.count(sent.is_ok(), 1);
     }
 
     /// Adds the datagram at the end of the buffer to the batch.

@@ -154,14 +154,9 @@ mod tests {
 
     #[test]
     fn an_urgent_unit_waits_for_no_others_unless_the_kernel_accepts_none() {
-        let ([mut sender, receiver], _) = sending();
-        let mut ends = {
-            let mut receiver = receiver;
-            let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
-            receiver.session.post_receive(receive, 10 * MILLISECOND).unwrap();
-            sender.receive(10 * MILLISECOND);
-            [sender, receiver]
-        };
+        let (mut ends, _) = sending();
+        let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
+        ends[1].session.post_receive(receive, 10 * MILLISECOND).unwrap();
         exchange(&mut ends, 10..14);
         let (session, now) = (&mut ends[0].session, 13 * MILLISECOND);
         let unit_at = session.next_timeout().unwrap();

@@ -72,10 +72,8 @@ impl DaemonRing {
         if produced == self.submissions_taken || taken >= entries {
             return Ok(None);
         }
-        let mut entry = [0; ENTRY_BYTES];
         let handle = self.submissions_taken;
-        let place = (handle & (entries - 1)) * ENTRY_BYTES as u64;
-        self.submission.copy_out(SUBMISSION_ENTRIES + place, &mut entry);
+        let entry = self.next_entry();
         self.submissions_taken += 1;
         self.completion.word(SUBMISSION_CONSUMER).store(self.submissions_taken, Ordering::Release);
         let submission = Submission::parse(&entry, self.layout.region_bytes)?;
@@ -93,10 +91,15 @@ impl DaemonRing {
         if produced == self.submissions_taken || !has_room {
             return false;
         }
+        self.next_entry()[PRIORITY_AT] > 0
+    }
+
+    /// A private copy of the entry to be taken next.
+    fn next_entry(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
-        let place = self.submissions_taken & (u64::from(self.layout.entries) - 1);
-        self.submission.copy_out(SUBMISSION_ENTRIES + place * ENTRY_BYTES as u64, &mut entry);
-        entry[PRIORITY_AT] > 0
+        let index = self.submissions_taken & (u64::from(self.layout.entries) - 1);
+        self.submission.copy_out(SUBMISSION_ENTRIES + index * ENTRY_BYTES as u64, &mut entry);
+        entry
     }
 
     /// Whether completions that the job has not read leave no room for another message.

@@ -19,10 +19,10 @@ const LOOKUPS_MAX: u32 = 1 << 17;
 pub struct Transmission {
     /// The path …
     pub path: PathId,
-    /// Priority of the message.
-    pub priority: u8,
     /// … and the packet on it.
     pub packet: u64,
+    /// Priority of the message.
+    pub priority: u8,
     /// Its message.
     pub message: u64,
     /// Its coded index.

@@ -62,9 +62,8 @@ impl Session {
             }
             return Follow::Nowhere;
         }
-        let is_newest = heard.newest.is_none_or(|(newest, _)| header.packet_number > newest);
         heard.mark_received(self.source, arrival.ecn);
-        heard.packet_received(header.packet_number, now);
+        let is_newest = heard.packet_received(header.packet_number, now);
         let follow = match self.source {
             Source::Elsewhere if heard.is_challenged() => {
                 heard.unproven = Unproven::default();

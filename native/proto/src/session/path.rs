@@ -321,12 +321,14 @@ impl Path {
         }
     }
 
-    /// Records the arrival of an authentic packet.
-    pub fn packet_received(&mut self, number: u64, now: Nanos) {
-        if self.newest.is_none_or(|(newest, _)| number > newest) {
+    /// Records the arrival of an authentic packet; returns whether it is the newest.
+    pub fn packet_received(&mut self, number: u64, now: Nanos) -> bool {
+        let is_newest = self.newest.is_none_or(|(newest, _)| number > newest);
+        if is_newest {
             self.newest = Some((number, now));
         }
         self.gaps.packet_received(number, self.timing(), now);
+        is_newest
     }
 
     /// Records that the packet with this number leaves. `random`: where canaries come from.

@@ -25,6 +25,21 @@ pub const PATHS_MAX: u8 = 32;
 pub struct PathId(pub u8);
 
 impl PathId {
+    /// The path of a session with `paths` paths that a channel belongs to, and whether it is the
+    /// channel of that path's candidates.
+    #[must_use]
+    pub fn of_channel(channel: u32, paths: u8) -> Option<(Self, bool)> {
+        let of_candidates = channel.checked_sub(PATHS_MAX.into());
+        let path = of_candidates.unwrap_or(channel);
+        (path < paths.into()).then_some((Self(path as u8), of_candidates.is_some()))
+    }
+
+    /// The channel of packets to its candidates.
+    #[must_use]
+    pub fn candidates_channel(self) -> u32 {
+        u32::from(PATHS_MAX) + u32::from(self.0)
+    }
+
     /// Its index among the paths.
     #[must_use]
     pub fn index(self) -> usize {
@@ -170,9 +185,7 @@ impl Paths {
     /// The path that the peer means by a channel, and whether the packet is one to a candidate.
     #[must_use]
     pub fn with_channel(&self, channel: u32) -> Option<(PathId, bool)> {
-        let is_to_candidate = channel >= u32::from(PATHS_MAX);
-        let path = if is_to_candidate { channel - u32::from(PATHS_MAX) } else { channel };
-        (path < u32::from(self.count())).then_some((PathId(path as u8), is_to_candidate))
+        PathId::of_channel(channel, self.count())
     }
 
     /// Paths that units may take in principle: validated, and not silent unless all are.

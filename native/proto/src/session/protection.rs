@@ -6,7 +6,7 @@ use crate::link::Nanos;
 use super::config::{PayloadMode, SessionConfig, SessionKeys};
 use super::epochs::{ReceiveKeys, SendKeys};
 use super::packet::{Header, Kind};
-use super::paths::{PATHS_MAX, PathId};
+use super::paths::PathId;
 use super::replay::ReplayWindow;
 
 /// One channel, that is one path, or the candidates of one: its packet numbers in both directions.
@@ -69,11 +69,9 @@ impl Protection {
     /// Creates the state before any packet.
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
-        let windows = [config.replay_packets(), 0].map(|packets| (packets, config.paths));
-        let windows =
-            windows.into_iter().flat_map(|(packets, paths)| (0..paths).map(move |_| packets));
+        let channels = |packets| (0..config.paths).map(move |_| Channel::new(packets));
         Self {
-            channels: windows.map(Channel::new).collect(),
+            channels: channels(config.replay_packets()).chain(channels(0)).collect(),
             send: SendKeys::new(&keys.send, config.packets_per_key),
             receive: ReceiveKeys::new(&keys.receive),
             connection_id_local: config.connection_id_local,
@@ -129,7 +127,7 @@ impl Protection {
     /// As [`Self::begin`], for a control packet to the path's candidate, which has a channel of its
     /// own: whether it arrives says nothing about the path.
     pub fn begin_to_candidate(&mut self, path: PathId, out: &mut Vec<u8>) -> Option<Unsealed> {
-        self.begin_on(u32::from(PATHS_MAX) + u32::from(path.0), Kind::Control, out)
+        self.begin_on(path.candidates_channel(), Kind::Control, out)
     }
 
     fn begin_on(&mut self, channel: u32, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
@@ -154,12 +152,8 @@ impl Protection {
     /// The place of a channel.
     fn index(&self, channel: u32) -> Option<usize> {
         let paths = self.channels.len() / 2;
-        let (channel, first) = match channel.checked_sub(PATHS_MAX.into()) {
-            Some(of_candidate) => (of_candidate, paths),
-            None => (channel, 0),
-        };
-        let path = channel as usize;
-        (path < paths).then_some(first + path)
+        let (path, is_of_candidates) = PathId::of_channel(channel, paths as u8)?;
+        Some(path.index() + if is_of_candidates { paths } else { 0 })
     }
 
     /// Seals everything appended since [`Self::begin`] and appends the tag.
