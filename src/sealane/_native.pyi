@@ -86,6 +86,8 @@ class SessionEndpoint:
     # endpoint's creates new memories: ValueError once the job has its descriptors. There is one
     # path for each address; sockets beyond those are closed. Without `steering` the session sends
     # at its rate. The session ends when `permit` no longer holds; None: no permit limits it.
+    # `path_threads`: threads beside the session's own that seal, send, receive and open for its
+    # paths, at most one for each; 0: its own does.
     def start(
         self,
         *,
@@ -101,6 +103,7 @@ class SessionEndpoint:
         units: list[int] | None = None,
         steering: Steering | None = None,
         permit: Permit | None = None,
+        path_threads: int = 0,
     ) -> None: ...
     # Final once the session is established.
     @property

@@ -1,6 +1,7 @@
 """Pairs of native endpoints over loopback, with jobs that drive their rings directly."""
 
 import contextlib
+import contextvars
 import ctypes
 import fcntl
 import functools
@@ -27,6 +28,15 @@ from sealane._native import Completion, JobRing, Permit, SessionEndpoint, Steeri
 from sealane.daemon.runtime.clock import monotonic_ns
 
 REGION = 4 << 20
+path_threads = contextvars.ContextVar("path_threads", default=0)
+
+
+@pytest.fixture(autouse=True, params=[0, 1], ids=["own", "path-thread"])
+def _path_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything holds for sessions with a path thread and for those without."""
+    token = path_threads.set(request.param)
+    yield
+    path_threads.reset(token)
 
 
 @dataclass
@@ -142,6 +152,7 @@ def start(
         reordering_ns=reordering_ns,
         steering=steering,
         permit=permit,
+        path_threads=path_threads.get(),
     )
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
 

@@ -14,10 +14,10 @@ pub const HEADER_BYTES: u32 = 28;
 /// `net.core.rmem_max` and `wmem_max`.
 pub const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// The kernel's limit for one GRO list.
-const RECEIVE_BUFFER_BYTES: usize = 65_536;
+pub const RECEIVE_BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call; each can hold a whole GRO list. Two stay in a core's cache while
 /// they are filled, opened and copied; with eight a receiver needs a tenth more time.
-const RECEIVE_BATCH: usize = 2;
+pub const RECEIVE_BATCH: usize = 2;
 
 /// Result of a receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ const MEMINFO_WORDS: usize = 9;
 pub struct Udp {
     socket: UdpSocket,
     state: UdpSocketState,
-    buffers: Vec<u8>,
+    buffers: [Vec<u8>; RECEIVE_BATCH],
     received: [RecvMeta; RECEIVE_BATCH],
     calls: u64,
 }
@@ -54,7 +54,7 @@ impl Udp {
         Ok(Self {
             socket,
             state,
-            buffers: vec![0; RECEIVE_BATCH * RECEIVE_BUFFER_BYTES],
+            buffers: Default::default(),
             received: [RecvMeta::default(); RECEIVE_BATCH],
             calls: 0,
         })
@@ -97,20 +97,14 @@ impl Udp {
     /// Receives once, without blocking, and passes each datagram separately with its metadata:
     /// source and ECN field.
     pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], &RecvMeta)) -> io::Result<Received> {
-        let mut slices: Vec<IoSliceMut<'_>> =
-            self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).map(IoSliceMut::new).collect();
-        let reference = UdpSockRef::from(&self.socket);
-        let lists = match self.state.recv(reference, &mut slices, &mut self.received) {
-            Ok(lists) => lists,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received { datagrams: 0, bytes: 0, is_all: true });
-            }
-            Err(error) => return Err(error),
-        };
-        self.calls += 1;
+        let mut buffers = std::mem::take(&mut self.buffers);
+        for buffer in &mut buffers {
+            buffer.resize(RECEIVE_BUFFER_BYTES, 0);
+        }
+        let lists = self.fill(&mut buffers);
         let (mut datagrams, mut bytes) = (0, 0);
         for (buffer, meta) in
-            self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).zip(&self.received).take(lists)
+            buffers.iter_mut().zip(&self.received).take(*lists.as_ref().unwrap_or(&0))
         {
             let list = buffer.get_mut(..meta.len).unwrap_or_default();
             bytes += list.len();
@@ -119,7 +113,28 @@ impl Udp {
                 datagrams += 1;
             }
         }
-        Ok(Received { datagrams, bytes, is_all: lists < RECEIVE_BATCH })
+        self.buffers = buffers;
+        Ok(Received { datagrams, bytes, is_all: lists? < RECEIVE_BATCH })
+    }
+
+    /// Receives lists of datagrams into these buffers of [`RECEIVE_BUFFER_BYTES`], without
+    /// blocking; returns how many, described by [`Self::received`]. 0: nothing has arrived.
+    pub fn fill(&mut self, buffers: &mut [Vec<u8>; RECEIVE_BATCH]) -> io::Result<usize> {
+        let mut slices = buffers.each_mut().map(|buffer| IoSliceMut::new(buffer));
+        let reference = UdpSockRef::from(&self.socket);
+        match self.state.recv(reference, &mut slices, &mut self.received) {
+            Ok(lists) => {
+                self.calls += 1;
+                Ok(lists)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Metadata of the lists received last.
+    pub fn received(&self) -> &[RecvMeta; RECEIVE_BATCH] {
+        &self.received
     }
 
     /// Sends datagrams of `segment_bytes` each (the last may be shorter) without blocking.

@@ -261,7 +261,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
@@ -277,6 +277,7 @@ impl SessionEndpoint {
         units: Option<Vec<u16>>,
         steering: Option<&Steering>,
         permit: Option<&Permit>,
+        path_threads: u8,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
         let units = Units::descending(&units).ok_or_else(|| {
@@ -297,6 +298,7 @@ impl SessionEndpoint {
             reordering_nanos: reordering_ns,
             is_initiator: initiator,
             permit: permit.map(Permit::shared),
+            path_threads,
             units,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)

@@ -72,6 +72,9 @@ pub struct StartConfig {
     pub is_initiator: bool,
     /// The session ends when this permit no longer holds. `None`: no permit limits it.
     pub permit: Option<Arc<Permit>>,
+    /// Threads beside the session's own that seal, send, receive and open for its paths; 0: its own
+    /// does. At most one for each path is started.
+    pub path_threads: u8,
 }
 
 /// Why an endpoint could not be created or started.
@@ -290,10 +293,15 @@ impl Endpoint {
         self.local_addresses.truncate(paths);
         let search = (start.units, start.is_initiator);
         let session = Session::searching(config, start.steering, search, keys, now());
+        let paths: Vec<_> = sockets.into_iter().zip(start.peer_addresses.iter().copied()).collect();
+        let lanes = match start.path_threads {
+            0 => Lanes::new(paths),
+            threads => Lanes::threaded(paths, threads.into(), &session)?,
+        };
         let worker = Worker {
             shape: self.config,
             job: Arc::clone(&self.job),
-            lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
+            lanes,
             local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
             pauses: Pauses::new(&session),

@@ -5,11 +5,12 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use rustix::event::PollFlags;
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Detection, Ecn, Event, Follow, IpVersion, Memory, PACKETS_PER_KEY,
-    PathId, PathSet, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
     SessionKeys, Source, Steering,
 };
 
@@ -118,11 +119,11 @@ impl End {
 
     pub(super) fn receive(&mut self, now: Nanos) {
         let Self { session, lanes, memory, .. } = self;
-        lanes.polled(PathSet::default().with(PathId(0)));
+        lanes.polled(false, &[PollFlags::empty()]);
         while lanes.has_datagrams() {
             let received = lanes.receive(|(path, _), datagram, _| {
                 let arrival = Arrival { path, source: Source::Path, ecn: Ecn::Ect0 };
-                session.receive(datagram, arrival, memory, now);
+                session.receive_packet(datagram, arrival, memory, now);
                 Follow::Nowhere
             });
             received.expect("a path").expect("a socket");
@@ -136,7 +137,7 @@ impl End {
         let Self { session, lanes, memory, completed } = self;
         session.handle_timeout(now);
         while lanes
-            .push(|bytes| session.next_transmit(memory, now, bytes).then(|| session.departure()))
+            .push(|bytes| session.next_packet(memory, now, bytes).then(|| session.departure()))
         {
         }
         lanes.flush(false);

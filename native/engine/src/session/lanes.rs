@@ -6,20 +6,54 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
+use quinn_udp::RecvMeta;
 use rustix::event::{PollFd, PollFlags};
-use sealane_proto::session::{Departure, Follow, PathId, PathSet, Source};
+use sealane_proto::session::{
+    Departure, Follow, PathId, PathSet, Received, Session, Source, Train,
+};
 
+use super::link::Link;
 use super::outbound::{Outbound, SendCounters};
-use crate::udp::{Received, Udp};
+use super::path_threads::PathThreads;
+use crate::udp::{self, Udp};
+
+/// Where a path's packets go.
+#[derive(Debug)]
+struct Peer {
+    address: SocketAddr,
+    /// Where the peer may have moved to.
+    candidate: Option<SocketAddr>,
+}
+
+impl Peer {
+    /// Passes on a datagram and follows its source if asked to.
+    fn heard(
+        &mut self,
+        path: PathId,
+        datagram: Received<'_>,
+        meta: &RecvMeta,
+        each: &mut impl FnMut((PathId, Source), Received<'_>, &RecvMeta) -> Follow,
+    ) {
+        let source = match meta.addr {
+            from if from == self.address => Source::Path,
+            from if Some(from) == self.candidate => Source::Candidate,
+            _ => Source::Elsewhere,
+        };
+        match each((path, source), datagram, meta) {
+            Follow::Nowhere => {}
+            Follow::Path => self.address = meta.addr,
+            Follow::Candidate => self.candidate = Some(meta.addr),
+        }
+    }
+}
 
 /// One path.
 #[derive(Debug)]
 struct Lane {
-    udp: Udp,
-    peer: SocketAddr,
-    /// Where the peer may have moved to.
-    candidate: Option<SocketAddr>,
+    link: Link,
+    peer: Peer,
     outbound: Outbound,
     has_datagrams: bool,
 }
@@ -28,6 +62,8 @@ struct Lane {
 #[derive(Debug)]
 pub(super) struct Lanes {
     all: Vec<Lane>,
+    /// The threads that serve them, unless the worker does.
+    threads: Option<PathThreads>,
     /// The lane to whose batch the next datagram is written; the right one if paths are used in
     /// turn.
     next: usize,
@@ -36,45 +72,56 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Creates a path for each socket and peer address.
+    /// Creates a path for each socket and peer address, served by the calling thread.
     pub(super) fn new(paths: impl IntoIterator<Item = (Udp, SocketAddr)>) -> Self {
-        let lane = |(udp, peer)| Lane {
-            udp,
-            peer,
-            candidate: None,
-            outbound: Outbound::default(),
-            has_datagrams: false,
+        Self::of(paths.into_iter().map(|(udp, peer)| (Link::own(udp), peer)), None)
+    }
+
+    /// As [`Self::new`], served by this many threads for the given session.
+    pub(super) fn threaded(
+        paths: Vec<(Udp, SocketAddr)>,
+        threads: usize,
+        session: &Session,
+    ) -> io::Result<Self> {
+        let (sockets, peers): (Vec<_>, Vec<_>) = paths.into_iter().unzip();
+        let opener = (session.opener(), session.opener_version());
+        let (threads, ports) = PathThreads::start(sockets, threads, opener)?;
+        let links = ports.into_iter().map(Link::threaded);
+        Ok(Self::of(links.zip(peers), Some(threads)))
+    }
+
+    fn of(links: impl Iterator<Item = (Link, SocketAddr)>, threads: Option<PathThreads>) -> Self {
+        let lane = |(link, address): (Link, SocketAddr)| {
+            link.set_peer(address);
+            let peer = Peer { address, candidate: None };
+            Lane { outbound: Outbound::new(&link), link, peer, has_datagrams: false }
         };
-        Self { all: paths.into_iter().map(lane).collect(), next: 0, read: 0 }
+        Self { all: links.map(lane).collect(), threads, next: 0, read: 0 }
     }
 
     /// The peer address of each path.
     pub(super) fn peers(&self) -> impl Iterator<Item = SocketAddr> {
-        self.all.iter().map(|lane| lane.peer)
+        self.all.iter().map(|lane| lane.peer.address)
     }
 
     /// Receives once on the next path that has data; `None` if none has. `each` gets the datagram,
     /// its path, source and metadata, and returns whether the path follows it.
     pub(super) fn receive(
         &mut self,
-        mut each: impl FnMut((PathId, Source), &mut [u8], &quinn_udp::RecvMeta) -> Follow,
-    ) -> Option<io::Result<Received>> {
+        mut each: impl FnMut((PathId, Source), Received<'_>, &RecvMeta) -> Follow,
+    ) -> Option<io::Result<udp::Received>> {
+        if self.threads.is_some() {
+            return self.take_arrived(&mut each).map(Ok);
+        }
         let count = self.all.len();
         let mut behind = (1..=count).map(|step| (self.read + step) % count);
         let index = behind.find(|index| self.all[*index].has_datagrams)?;
         self.read = index;
-        let Lane { udp, peer, candidate, has_datagrams, .. } = &mut self.all[index];
+        let Lane { link, peer, has_datagrams, .. } = &mut self.all[index];
+        let Link::Own { udp, .. } = link else { return None };
+        let path = PathId(index as u8);
         let received = udp.receive(|datagram, meta| {
-            let source = match meta.addr {
-                from if from == *peer => Source::Path,
-                from if Some(from) == *candidate => Source::Candidate,
-                _ => Source::Elsewhere,
-            };
-            match each((PathId(index as u8), source), datagram, meta) {
-                Follow::Nowhere => {}
-                Follow::Path => *peer = meta.addr,
-                Follow::Candidate => *candidate = Some(meta.addr),
-            }
+            peer.heard(path, Received::sealed(datagram), meta, &mut each);
         });
         if received.as_ref().is_ok_and(|received| received.is_all) {
             *has_datagrams = false;
@@ -82,32 +129,51 @@ impl Lanes {
         Some(received)
     }
 
-    /// Adds one datagram, which `fill` appends to the given buffer, to its path's batch. False if
+    /// Takes a list that a path thread has received.
+    fn take_arrived(
+        &mut self,
+        each: &mut impl FnMut((PathId, Source), Received<'_>, &RecvMeta) -> Follow,
+    ) -> Option<udp::Received> {
+        let threads = self.threads.as_mut()?;
+        let mut arrived = threads.next_arrived()?;
+        let (path, meta, bytes) = (arrived.path, arrived.meta, arrived.arrivals.len());
+        let Lane { link, peer, .. } = &mut self.all[path];
+        let before = peer.address;
+        let mut datagrams = 0;
+        for datagram in arrived.arrivals.datagrams() {
+            peer.heard(PathId(path as u8), datagram, &meta, each);
+            datagrams += 1;
+        }
+        if peer.address != before {
+            link.set_peer(peer.address);
+        }
+        threads.return_buffer(arrived);
+        Some(udp::Received { datagrams, bytes, is_all: false })
+    }
+
+    /// Adds one datagram, which `fill` appends to the given train, to its path's batch. False if
     /// there was none. Must not be called while blocked.
-    pub(super) fn push(&mut self, fill: impl FnOnce(&mut Vec<u8>) -> Option<Departure>) -> bool {
-        let written = self.all[self.next].outbound.buffer();
+    pub(super) fn push(&mut self, fill: impl FnOnce(&mut Train) -> Option<Departure>) -> bool {
+        let written = self.all[self.next].outbound.train();
         let mut start = written.len();
         let Some(Departure { path, is_to_candidate, ecn }) = fill(written) else { return false };
         let index = path.index();
-        if is_to_candidate {
-            let datagram = written.split_off(start);
-            let Lane { udp, candidate, outbound, .. } = &mut self.all[index];
-            if let Some(to) = candidate {
-                outbound.send_apart(udp, *to, &datagram, ecn);
-            }
-            return true;
-        }
         if let Ok([at, chosen]) = self.all.get_disjoint_mut([self.next, index]) {
             // It is for another path: move the datagram to that path's batch.
-            let (from, to) = (at.outbound.buffer(), chosen.outbound.buffer());
+            let (from, to) = (at.outbound.train(), chosen.outbound.train());
             let place = to.len();
-            to.extend_from_slice(&from[start..]);
-            from.truncate(start);
+            from.move_to(start, to);
             start = place;
         }
-        let Lane { udp, peer, outbound, .. } = &mut self.all[index];
-        outbound.add(udp, *peer, start, ecn);
-        self.next = (index + 1) % self.all.len();
+        let Lane { link, peer, outbound, .. } = &mut self.all[index];
+        match peer.candidate {
+            Some(to) if is_to_candidate => outbound.send_apart(link, to, start, ecn),
+            None if is_to_candidate => outbound.train().truncate(start),
+            _ => {
+                outbound.add(link, peer.address, start, ecn);
+                self.next = (index + 1) % self.all.len();
+            }
+        }
         true
     }
 
@@ -115,46 +181,59 @@ impl Lanes {
     pub(super) fn moved(&mut self, paths: PathSet) {
         for (path, lane) in (0..).map(PathId).zip(&mut self.all) {
             if paths.has(path)
-                && let Some(candidate) = lane.candidate.take()
+                && let Some(candidate) = lane.peer.candidate.take()
             {
-                lane.peer = candidate;
+                lane.peer.address = candidate;
+                lane.link.set_peer(candidate);
             }
         }
     }
 
-    /// Whether the kernel did not accept a batch.
+    /// Gives the path threads the session's present keys.
+    pub(super) fn update(&mut self, session: &Session) {
+        if let Some(threads) = &mut self.threads {
+            threads.update(session.opener_version(), || session.opener());
+        }
+    }
+
+    /// Whether a path thread has ended although it should not.
+    pub(super) fn has_failed(&self) -> bool {
+        self.threads.as_ref().is_some_and(PathThreads::has_failed)
+    }
+
+    /// Whether a batch was not accepted.
     pub(super) fn is_blocked(&self) -> bool {
         self.all.iter().any(|lane| lane.outbound.is_blocked())
     }
 
-    /// Sends the gathered batches, or with `only_blocked` only those that the kernel did not accept
-    /// last time.
+    /// Sends the gathered batches, or with `only_blocked` only those that were not accepted last
+    /// time.
     pub(super) fn flush(&mut self, only_blocked: bool) {
-        for Lane { udp, peer, outbound, .. } in &mut self.all {
+        for Lane { link, peer, outbound, .. } in &mut self.all {
             if outbound.is_blocked() || !only_blocked {
-                outbound.flush(udp, *peer);
+                outbound.flush(link, peer.address);
             }
         }
     }
 
     /// Counters of everything sent so far.
     pub(super) fn counters(&self) -> SendCounters {
-        self.all.iter().map(|lane| lane.outbound.counters()).sum()
+        self.all.iter().map(|lane| lane.link.counters()).sum()
     }
 
     /// Number of receive calls that returned data.
     pub(super) fn receive_calls(&self) -> u64 {
-        self.all.iter().map(|lane| lane.udp.calls()).sum()
+        self.all.iter().map(|lane| lane.link.receive_calls()).sum()
     }
 
     /// Datagrams that the kernel dropped so far because a socket's buffer was full.
     pub(super) fn receive_drops(&self) -> u64 {
-        self.all.iter().map(|lane| lane.udp.drops()).sum()
+        self.all.iter().map(|lane| lane.link.receive_drops()).sum()
     }
 
     /// As [`Self::receive_drops`], of one path's socket.
     pub(super) fn receive_drops_on(&self, path: PathId) -> u64 {
-        self.all[path.index()].udp.drops()
+        self.all[path.index()].link.receive_drops()
     }
 
     /// The paths.
@@ -164,23 +243,41 @@ impl Lanes {
 
     /// Whether there may be something to receive.
     pub(super) fn has_datagrams(&self) -> bool {
-        self.all.iter().any(|lane| lane.has_datagrams)
+        self.threads.as_ref().is_some_and(PathThreads::has_arrived)
+            || self.all.iter().any(|lane| lane.has_datagrams)
     }
 
-    /// The descriptors to wait for, one for each path.
+    /// Announces that the thread will sleep on [`Self::poll_fds`]; false if there is something to
+    /// do at once.
+    pub(super) fn fall_asleep(&self, wants_datagrams: bool) -> bool {
+        let Some(threads) = &self.threads else { return true };
+        threads.fall_asleep(wants_datagrams, self.is_blocked());
+        let has_room = |lane: &Lane| lane.outbound.is_blocked() && lane.link.has_room();
+        !(wants_datagrams && threads.has_arrived() || self.all.iter().any(has_room))
+    }
+
+    /// The descriptors to wait for.
     pub(super) fn poll_fds(&self, wants_datagrams: bool) -> impl Iterator<Item = PollFd<'_>> {
-        self.all.iter().map(move |lane| {
+        let event = self.threads.as_ref().map(PathThreads::event);
+        let event = event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN));
+        let sockets = self.all.iter().filter_map(move |lane| {
             let mut wanted = PollFlags::empty();
             wanted.set(PollFlags::IN, wants_datagrams);
             wanted.set(PollFlags::OUT, lane.outbound.is_blocked());
-            PollFd::new(&lane.udp, wanted)
-        })
+            Some(PollFd::from_borrowed_fd(lane.link.udp()?.as_fd(), wanted))
+        });
+        event.into_iter().chain(sockets)
     }
 
-    /// Records the paths on which there may be something to receive.
-    pub(super) fn polled(&mut self, readable: PathSet) {
-        for (path, lane) in (0..).map(PathId).zip(&mut self.all) {
-            lane.has_datagrams |= readable.has(path);
+    /// Processes what `poll` has found about [`Self::poll_fds`], in the same order. Without
+    /// `wants_datagrams` there may be some at any of them.
+    pub(super) fn polled(&mut self, wants_datagrams: bool, found: &[PollFlags]) {
+        if let Some(threads) = &self.threads {
+            return threads.woke_up(found.iter().any(|found| !found.is_empty()));
+        }
+        for (lane, found) in self.all.iter_mut().zip(found) {
+            let arrived = PollFlags::IN | PollFlags::ERR;
+            lane.has_datagrams |= !wants_datagrams || found.intersects(arrived);
         }
     }
 }
@@ -208,7 +305,7 @@ mod tests {
             let departure =
                 Departure { path: PathId(*path), is_to_candidate: false, ecn: Ecn::Ect0 };
             assert!(lanes.push(|bytes| {
-                bytes.extend([*path, number as u8].repeat(50));
+                bytes.append(&[*path, number as u8].repeat(50));
                 Some(departure)
             }));
         }
@@ -237,11 +334,11 @@ mod tests {
         for path in [0, 2] {
             sender.send_to(&[path as u8; 10], addresses[path]).unwrap();
         }
-        lanes.polled([0, 2].map(PathId).into_iter().fold(PathSet::default(), PathSet::with));
+        lanes.polled(true, &[PollFlags::IN, PollFlags::empty(), PollFlags::IN]);
         let mut seen = Vec::new();
         while lanes.has_datagrams() {
             let received = lanes.receive(|(path, source), datagram, _| {
-                assert_eq!((source, datagram[0]), (Source::Elsewhere, path.0));
+                assert_eq!((source, datagram.bytes()[0]), (Source::Elsewhere, path.0));
                 seen.push(path.0);
                 if path.0 == 2 { Follow::Path } else { Follow::Nowhere }
             });
@@ -263,7 +360,7 @@ mod tests {
             from.send_to(&[1; 10], here).unwrap();
             let mut seen = Vec::new();
             while seen.is_empty() {
-                lanes.polled(path);
+                lanes.polled(false, &[PollFlags::empty()]);
                 let received = lanes.receive(|(_, source), _, _| {
                     seen.push(source);
                     follow
@@ -278,7 +375,7 @@ mod tests {
         let send = |lanes: &mut Lanes, byte: u8, is_to_candidate| {
             let departure = Departure { path: PathId(0), is_to_candidate, ecn: Ecn::Ect0 };
             assert!(lanes.push(|bytes| {
-                bytes.extend([byte; 50]);
+                bytes.append(&[byte; 50]);
                 Some(departure)
             }));
         };

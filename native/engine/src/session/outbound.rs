@@ -1,12 +1,11 @@
 //! Datagrams on their way to the kernel: consecutive ones of equal size leave in one call.
 
-use std::io;
 use std::net::SocketAddr;
 
 use quinn_udp::EcnCodepoint;
-use sealane_proto::session::Ecn;
+use sealane_proto::session::{Ecn, Train};
 
-use crate::udp::Udp;
+use super::link::Link;
 
 /// Most bytes of one send call: what an IPv4 packet of 65,535 bytes holds besides its headers, the
 /// kernel's limit for a segmentation list. A call costs as much as sealing 25 packets.
@@ -25,7 +24,7 @@ pub(super) struct SendCounters {
 
 impl SendCounters {
     /// Counts a call with this many datagrams.
-    fn count(&mut self, is_accepted: bool, datagrams: u64) {
+    pub(super) fn count(&mut self, is_accepted: bool, datagrams: u64) {
         self.calls += u64::from(is_accepted);
         self.errors += u64::from(!is_accepted);
         self.dropped += if is_accepted { 0 } else { datagrams };
@@ -42,99 +41,118 @@ impl std::iter::Sum for SendCounters {
     }
 }
 
-/// A batch being gathered: datagrams of one size, of which only the last may be shorter.
-#[derive(Debug, Default)]
-pub(super) struct Outbound {
-    bytes: Vec<u8>,
-    segment_bytes: usize,
-    segments: usize,
+/// Shape of a batch: datagrams of one size, of which only the last may be shorter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) segments: usize,
+    pub(super) segment_bytes: usize,
     ecn: Ecn,
+}
+
+impl Batch {
+    fn of_one(length: usize, ecn: Ecn) -> Self {
+        Self { segments: 1, segment_bytes: length, ecn }
+    }
+
+    /// The ECN field, as the socket takes it.
+    pub(super) fn codepoint(&self) -> Option<EcnCodepoint> {
+        match self.ecn {
+            Ecn::NotEct => None,
+            Ecn::Ect1 => Some(EcnCodepoint::Ect1),
+            Ecn::Ect0 => Some(EcnCodepoint::Ect0),
+            Ecn::Ce => Some(EcnCodepoint::Ce),
+        }
+    }
+}
+
+/// A batch being gathered.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    train: Train,
+    batch: Batch,
     is_closed: bool,
     is_blocked: bool,
     /// A datagram that did not fit the batch while the kernel did not accept it.
-    held: Vec<u8>,
+    held: Train,
     held_ecn: Ecn,
-    counters: SendCounters,
 }
 
 impl Outbound {
+    /// Creates an empty batch for a link.
+    pub(super) fn new(link: &Link) -> Self {
+        Self {
+            train: link.new_train(),
+            batch: Batch::default(),
+            is_closed: false,
+            is_blocked: false,
+            held: link.new_train(),
+            held_ecn: Ecn::default(),
+        }
+    }
+
     /// Whether the kernel's buffer was full at the last attempt.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// Results so far.
-    pub(super) fn counters(&self) -> SendCounters {
-        self.counters
-    }
-
     /// The batch, to which a datagram may be appended; [`Self::add`] then adds it.
-    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.bytes
+    pub(super) fn train(&mut self) -> &mut Train {
+        &mut self.train
     }
 
     /// Adds the datagram that was appended to the batch at `start`. First sends the batch if the
     /// datagram cannot join it. Must not be called while blocked.
-    pub(super) fn add(&mut self, udp: &Udp, to: SocketAddr, start: usize, ecn: Ecn) {
-        let length = self.bytes.len() - start;
+    pub(super) fn add(&mut self, link: &mut Link, to: SocketAddr, start: usize, ecn: Ecn) {
+        let length = self.train.len() - start;
         let joins = !self.is_closed
-            && ecn == self.ecn
-            && length <= self.segment_bytes
-            && self.segments < udp.segments_max()
-            && self.bytes.len() <= BATCH_BYTES_MAX;
-        if self.segments > 0 && !joins {
-            self.held.extend_from_slice(&self.bytes[start..]);
+            && ecn == self.batch.ecn
+            && length <= self.batch.segment_bytes
+            && self.batch.segments < link.segments_max()
+            && self.train.len() <= BATCH_BYTES_MAX;
+        if self.batch.segments > 0 && !joins {
+            self.train.move_to(start, &mut self.held);
             self.held_ecn = ecn;
-            self.bytes.truncate(start);
-            self.flush(udp, to);
+            self.flush(link, to);
         } else {
             self.take(length, ecn);
         }
     }
 
-    /// Sends the batch. If the kernel's buffer is full, keeps it and becomes blocked.
-    pub(super) fn flush(&mut self, udp: &Udp, to: SocketAddr) {
-        if self.segments == 0 {
+    /// Sends the batch. If the link accepts no more at present, keeps it and becomes blocked.
+    pub(super) fn flush(&mut self, link: &mut Link, to: SocketAddr) {
+        if self.batch.segments == 0 {
             return;
         }
-        let sent = udp.send(to, &self.bytes, self.segment_bytes, codepoint(self.ecn));
-        self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        self.is_blocked = !link.send(to, &mut self.train, self.batch);
         if self.is_blocked {
             return;
         }
-        self.counters.count(sent.is_ok(), self.segments as u64);
-        self.bytes.clear();
-        self.segments = 0;
+        self.train.clear();
+        self.batch.segments = 0;
         if !self.held.is_empty() {
-            std::mem::swap(&mut self.bytes, &mut self.held);
-            self.take(self.bytes.len(), self.held_ecn);
+            std::mem::swap(&mut self.train, &mut self.held);
+            self.take(self.train.len(), self.held_ecn);
         }
     }
 
-    /// Sends one datagram at once, to another address than the batch. If the kernel's buffer is
-    /// full, it is lost.
-    pub(super) fn send_apart(&mut self, udp: &Udp, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
-        let sent = udp.send(to, datagram, datagram.len(), codepoint(ecn));
-        self.counters.count(sent.is_ok(), 1);
+    /// Sends the datagram that was appended to the batch at `start` at once, to another address. If
+    /// the link accepts no more at present, it is lost.
+    pub(super) fn send_apart(&mut self, link: &mut Link, to: SocketAddr, start: usize, ecn: Ecn) {
+        let mut apart = link.new_train();
+        self.train.move_to(start, &mut apart);
+        let batch = Batch::of_one(apart.len(), ecn);
+        if !link.send(to, &mut apart, batch) {
+            link.lost(batch);
+        }
     }
 
     /// Adds the datagram at the end of the buffer to the batch.
     fn take(&mut self, length: usize, ecn: Ecn) {
-        if self.segments == 0 {
-            self.segment_bytes = length;
-            self.ecn = ecn;
+        if self.batch.segments == 0 {
+            self.batch = Batch { segments: 0, segment_bytes: length, ecn };
         }
-        self.is_closed = length < self.segment_bytes;
-        self.segments += 1;
-    }
-}
-
-fn codepoint(ecn: Ecn) -> Option<EcnCodepoint> {
-    match ecn {
-        Ecn::NotEct => None,
-        Ecn::Ect1 => Some(EcnCodepoint::Ect1),
-        Ecn::Ect0 => Some(EcnCodepoint::Ect0),
-        Ecn::Ce => Some(EcnCodepoint::Ce),
+        self.is_closed = length < self.batch.segment_bytes;
+        self.batch.segments += 1;
     }
 }
 
@@ -144,11 +162,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::udp::Udp;
 
-    fn push(outbound: &mut Outbound, udp: &Udp, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
-        let start = outbound.buffer().len();
-        outbound.buffer().extend_from_slice(datagram);
-        outbound.add(udp, to, start, ecn);
+    fn loopback() -> Link {
+        Link::own(Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap())
+    }
+
+    fn push(outbound: &mut Outbound, link: &mut Link, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
+        let start = outbound.train().len();
+        outbound.train().append(datagram);
+        outbound.add(link, to, start, ecn);
     }
 
     #[test]
@@ -156,14 +179,14 @@ mod tests {
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let to = receiver.local_addr().unwrap();
-        let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let mut outbound = Outbound::default();
+        let mut link = loopback();
+        let mut outbound = Outbound::new(&link);
         let lengths = [100, 100, 40, 100, 1400, 1400, 1400, 7, 7, 8, 1, 1200];
         for (index, length) in lengths.iter().enumerate() {
-            push(&mut outbound, &udp, to, &vec![index as u8; *length], Ecn::Ect0);
+            push(&mut outbound, &mut link, to, &vec![index as u8; *length], Ecn::Ect0);
         }
-        outbound.flush(&udp, to);
-        assert_eq!(outbound.counters(), SendCounters { calls: 6, errors: 0, dropped: 0 });
+        outbound.flush(&mut link, to);
+        assert_eq!(link.counters(), SendCounters { calls: 6, errors: 0, dropped: 0 });
         let mut bytes = [0; 2000];
         for (index, length) in lengths.iter().enumerate() {
             let received = receiver.recv(&mut bytes).unwrap();
@@ -176,14 +199,14 @@ mod tests {
     fn a_batch_takes_as_many_datagrams_as_the_kernel_does() {
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = receiver.local_addr().unwrap();
-        let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         for (bytes, full) in [(1472, 44), (8972, 7)] {
-            let mut outbound = Outbound::default();
+            let mut link = loopback();
+            let mut outbound = Outbound::new(&link);
             for _ in 0..=full {
-                push(&mut outbound, &udp, to, &vec![7; bytes], Ecn::Ect0);
+                push(&mut outbound, &mut link, to, &vec![7; bytes], Ecn::Ect0);
             }
-            assert_eq!(outbound.counters(), SendCounters { calls: 1, errors: 0, dropped: 0 });
-            assert_eq!(outbound.segments, 1, "{full} of {bytes} bytes left in one call");
+            assert_eq!(link.counters(), SendCounters { calls: 1, errors: 0, dropped: 0 });
+            assert_eq!(outbound.batch.segments, 1, "{full} of {bytes} bytes left in one call");
         }
     }
 
@@ -192,17 +215,17 @@ mod tests {
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let to = receiver.local_addr().unwrap();
-        let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let mut outbound = Outbound::default();
+        let mut link = loopback();
+        let mut outbound = Outbound::new(&link);
         // No one can listen on port 0.
         let nowhere = SocketAddr::new(to.ip(), 0);
         for byte in 0..3 {
-            push(&mut outbound, &udp, nowhere, &[byte; 100], Ecn::NotEct);
+            push(&mut outbound, &mut link, nowhere, &[byte; 100], Ecn::NotEct);
         }
-        outbound.flush(&udp, nowhere);
-        assert_eq!(outbound.counters(), SendCounters { calls: 0, errors: 1, dropped: 3 });
-        push(&mut outbound, &udp, to, &[7; 100], Ecn::NotEct);
-        outbound.flush(&udp, to);
+        outbound.flush(&mut link, nowhere);
+        assert_eq!(link.counters(), SendCounters { calls: 0, errors: 1, dropped: 3 });
+        push(&mut outbound, &mut link, to, &[7; 100], Ecn::NotEct);
+        outbound.flush(&mut link, to);
         let mut bytes = [0; 200];
         assert_eq!(receiver.recv(&mut bytes).unwrap(), 100);
         assert_eq!(bytes[..100], [7; 100]);

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealane_proto::link::Nanos;
-use sealane_proto::session::{
-    Arrival, CloseReason, Ecn, Follow, Memory, PathId, PathSet, Plan, Session, Source,
-};
+use sealane_proto::session::{Arrival, CloseReason, Ecn, Follow, Memory, Plan, Session, Source};
 
 use super::doorbell::DaemonBell;
 use super::endings::{REASON_JOB_GONE, close_code, of_permit};
@@ -126,10 +124,12 @@ impl Worker {
         sharpen_timers();
         self.progress.presence = Presence::new(now());
         loop {
+            assert!(!self.lanes.has_failed(), "a path thread has failed");
             self.progress.received_bytes = 0;
             // Before receiving from or sending to the peer, since an ended session does neither.
             self.end_unpermitted();
             self.receive();
+            self.lanes.update(&self.session);
             self.note_drops();
             let time = self.look();
             if self.session.next_timeout().is_some_and(|at| at <= time) {
@@ -176,7 +176,7 @@ impl Worker {
                 };
                 let ecn = Ecn::from_bits(meta.ecn.map_or(0, |codepoint| codepoint as u8));
                 let arrival = Arrival { path, source, ecn };
-                let follow = session.receive(datagram, arrival, memory, time);
+                let follow = session.receive_packet(datagram, arrival, memory, time);
                 follow.unwrap_or(Follow::Nowhere)
             });
             match received {
@@ -268,8 +268,8 @@ impl Worker {
             }
             session.hold_units(flow.as_ref().is_some_and(Flow::is_spent));
             let before = session.wire_bytes_sent();
-            let pushed = lanes.push(|bytes| {
-                session.next_transmit(&*memory, time, bytes).then(|| session.departure())
+            let pushed = lanes.push(|train| {
+                session.next_packet(&*memory, time, train).then(|| session.departure())
             });
             if let Some(flow) = flow {
                 flow.spend(session.wire_bytes_sent() - before);
@@ -290,6 +290,7 @@ impl Worker {
         let moderation = self.progress.sleeps_on(moderation);
         let gathers = moderation.is_some();
         let timeout = self.timeout(moderation.unwrap_or(Nanos::MAX));
+        let timeout = if self.lanes.fall_asleep(!gathers) { timeout } else { Some(timespec(0)) };
         self.progress.has_more = false;
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watch(self.stop.as_fd())];
@@ -303,17 +304,13 @@ impl Worker {
         if polled.is_err() {
             return; // EINTR: the loop looks at everything again
         }
-        let arrived = PollFlags::IN | PollFlags::ERR;
-        let readable =
-            fds.iter().skip(others).map(|fd| gathers || fd.revents().intersects(arrived));
-        let readable = (0..).map(PathId).zip(readable).filter(|(_, has_arrived)| *has_arrived);
-        let readable = readable.map(|(path, _)| path).fold(PathSet::default(), PathSet::with);
+        let of_lanes: Vec<_> = fds.iter().skip(others).map(PollFd::revents).collect();
         let mut rest = fds.iter().map(|fd| !fd.revents().is_empty());
         let stop = rest.next() == Some(true);
         let is_granted = self.flow.is_some() && rest.next() == Some(true);
         let is_called = self.bell.is_some() && rest.next() == Some(true);
         let is_job_gone = self.bell.is_some() && rest.next() == Some(true);
-        self.lanes.polled(readable);
+        self.lanes.polled(!gathers, &of_lanes);
         if let Some(flow) = self.flow.as_ref().filter(|_| is_granted) {
             flow.woken();
         }

@@ -7,6 +7,8 @@
 //! next key is authentic. Packet numbers continue across epochs, so a number is used once in the
 //! life of a session.
 
+use std::sync::Arc;
+
 use crate::aead::{AeadKey, Secret};
 use crate::link::Nanos;
 
@@ -31,8 +33,9 @@ struct Chain {
 }
 
 impl Chain {
-    fn key(&self) -> AeadKey {
-        AeadKey::new(&self.secret.derive("sealane session packet", &self.epoch.to_be_bytes()))
+    fn key(&self) -> Arc<AeadKey> {
+        let secret = self.secret.derive("sealane session packet", &self.epoch.to_be_bytes());
+        Arc::new(AeadKey::new(&secret))
     }
 
     fn advance(&mut self) {
@@ -50,7 +53,7 @@ fn on_wire(epoch: u64) -> u8 {
 #[derive(Debug)]
 pub struct SendKeys {
     chain: Chain,
-    key: AeadKey,
+    key: Arc<AeadKey>,
     /// Packets of this epoch on all channels.
     packets: u64,
     packets_per_key: u64,
@@ -96,7 +99,7 @@ impl SendKeys {
 
     /// The key of the packet begun last.
     #[must_use]
-    pub fn key(&self) -> &AeadKey {
+    pub fn key(&self) -> &Arc<AeadKey> {
         &self.key
     }
 
@@ -121,7 +124,7 @@ pub enum Age {
 #[derive(Debug)]
 struct EpochKey {
     epoch: u64,
-    key: AeadKey,
+    key: Arc<AeadKey>,
     forgeries_left: u64,
 }
 
@@ -141,6 +144,7 @@ pub struct ReceiveKeys {
     next: EpochKey,
     /// Chain of the next epoch.
     chain: Chain,
+    version: u64,
 }
 
 impl ReceiveKeys {
@@ -151,7 +155,7 @@ impl ReceiveKeys {
         let current = EpochKey::new(&chain);
         chain.advance();
         let next = EpochKey::new(&chain);
-        Self { previous: None, previous_until: 0, current, next, chain }
+        Self { previous: None, previous_until: 0, current, next, chain, version: 0 }
     }
 
     /// Key updates of the peer so far.
@@ -174,15 +178,29 @@ impl ReceiveKeys {
         }
     }
 
-    /// The key, unless it has seen too many forgeries.
+    /// The key and its epoch, unless it has seen too many forgeries.
     #[must_use]
-    pub fn key(&self, age: Age) -> Option<&AeadKey> {
+    pub fn key(&self, age: Age) -> Option<(&AeadKey, u64)> {
         let found = match age {
             Age::Previous => self.previous.as_ref()?,
             Age::Current => &self.current,
             Age::Next => &self.next,
         };
-        (found.forgeries_left > 0).then_some(&found.key)
+        (found.forgeries_left > 0).then_some((&*found.key, found.epoch))
+    }
+
+    /// All keys that may open packets now: epoch in headers, epoch, key.
+    #[must_use]
+    pub fn all(&self) -> Vec<(u8, u64, Arc<AeadKey>)> {
+        let keys = [Some(&self.current), self.previous.as_ref(), Some(&self.next)];
+        let usable = keys.into_iter().flatten().filter(|key| key.forgeries_left > 0);
+        usable.map(|key| (on_wire(key.epoch), key.epoch, Arc::clone(&key.key))).collect()
+    }
+
+    /// Changes of the set of keys so far.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// Records that a packet under this key was not authentic.
@@ -212,6 +230,7 @@ impl ReceiveKeys {
             let current = std::mem::replace(&mut self.next, next);
             self.previous = Some(std::mem::replace(&mut self.current, current));
             self.previous_until = now.saturating_add(PREVIOUS_KEY_NANOS);
+            self.version += 1;
         }
     }
 
@@ -223,8 +242,8 @@ impl ReceiveKeys {
 
     /// Wipes the previous key once no packet under it can still be in flight.
     pub fn retire(&mut self, now: Nanos) {
-        if now >= self.previous_until {
-            self.previous = None;
+        if now >= self.previous_until && self.previous.take().is_some() {
+            self.version += 1;
         }
     }
 }
@@ -243,7 +262,7 @@ mod tests {
     }
 
     fn matching(send: &SendKeys, receive: &ReceiveKeys, age: Age) -> bool {
-        receive.key(age).map(fingerprint) == Some(fingerprint(send.key()))
+        receive.key(age).map(|(key, _)| fingerprint(key)) == Some(fingerprint(send.key()))
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod layout;
 mod marking;
 mod moderation;
 mod narrow;
+mod opening;
 mod order;
 mod outbound;
 mod outgoing;
@@ -49,6 +50,7 @@ mod sender;
 mod statistics;
 mod stream;
 mod subflows;
+mod train;
 mod units;
 mod unproven;
 mod usage;
@@ -80,6 +82,7 @@ pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use events::{CloseReason, CompletionStatus, Event};
 pub use gaps::LossCounts;
+pub use opening::{Arrivals, Opener, Received};
 pub use pacing::BURST_PACKETS;
 pub use path::{PathAccount, PathState};
 pub use paths::{PATHS_MAX, PathId, PathSet};
@@ -91,6 +94,7 @@ pub use requests::{
 };
 pub use statistics::{SendLimit, SessionStatistics};
 pub use stream::STREAM_PARTS_MAX;
+pub use train::Train;
 pub use units::{UNIT_CANDIDATES_MAX, Units};
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent. A
@@ -281,11 +285,22 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) -> Option<Follow> {
+        self.receive_packet(Received::sealed(datagram), arrival, memory, now)
+    }
+
+    /// As [`Self::receive`], for a datagram that an [`Opener`] may have opened.
+    pub fn receive_packet(
+        &mut self,
+        datagram: Received<'_>,
+        arrival: Arrival,
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) -> Option<Follow> {
         if matches!(self.state, State::Closing | State::Closed) {
             return None;
         }
         let path =
-            packet::channel_of(datagram).and_then(|channel| self.paths.with_channel(channel));
+            packet::channel_of(datagram.bytes).and_then(|channel| self.paths.with_channel(channel));
         if path.is_some_and(|(path, _)| path != arrival.path) {
             self.statistics.misdirected += 1;
             return None;
@@ -391,6 +406,14 @@ impl Session {
     /// Appends one whole datagram to `out`; false if nothing may be sent now. [`Self::departure`]
     /// says how to send it.
     pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
+        let mut train = Train::continuing(std::mem::take(out));
+        let is_written = self.next_packet(memory, now, &mut train);
+        *out = train.into_bytes();
+        is_written
+    }
+
+    /// As [`Self::next_transmit`], for a packet that may be sealed later.
+    pub fn next_packet(&mut self, memory: &impl Memory, now: Nanos, out: &mut Train) -> bool {
         if self.state == State::Closed || self.pacer.next_at() > now {
             return false;
         }
@@ -416,6 +439,19 @@ impl Session {
             self.usage.note(self.units_in_flight(), rtt, now);
         }
         is_sent
+    }
+
+    /// The keys that may open the peer's packets now, for another thread; outdated once
+    /// [`Self::opener_version`] has changed.
+    #[must_use]
+    pub fn opener(&self) -> Opener {
+        self.protection.opener()
+    }
+
+    /// Changes of [`Self::opener`] so far.
+    #[must_use]
+    pub fn opener_version(&self) -> u64 {
+        self.protection.opener_version()
     }
 
     /// How to send the datagram that was appended last.

@@ -13,6 +13,7 @@ use super::paths::{PathId, PathSet};
 use super::probes::Probe;
 use super::requests::Memory;
 use super::sender::Pick;
+use super::train::Train;
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
 /// When the newest packet of a path arrived, unless nothing is to be challenged on it.
@@ -224,7 +225,7 @@ impl Session {
         &mut self,
         path: Option<PathId>,
         now: Nanos,
-        out: &mut Vec<u8>,
+        out: &mut Train,
     ) -> bool {
         let start = out.len();
         let is_unheard = now.saturating_sub(self.last_received) > self.paths.timeout();
@@ -240,7 +241,7 @@ impl Session {
         };
         let Some(packet) = self.protection.begin(path, Kind::Control, out) else { return false };
         let room = self.config.datagram_bytes_max() - packet::HEADER_BYTES - TAG_BYTES;
-        self.control.write(out, room, &mut halves, (&mut self.paths, path), now);
+        self.control.write(out.buffer(), room, &mut halves, (&mut self.paths, path), now);
         if self.paths.iter().any(|(_, path)| path.gaps.is_unreported()) {
             self.control.acknowledge_now(now);
         } else if self.paths.iter().any(|(_, path)| path.gaps.is_repeating()) {
@@ -268,7 +269,7 @@ impl Session {
         &mut self,
         path: PathId,
         now: Nanos,
-        out: &mut Vec<u8>,
+        out: &mut Train,
     ) -> bool {
         let start = out.len();
         let token = self.paths.new_token();
@@ -276,9 +277,9 @@ impl Session {
         let unit_bytes = candidate.sent(token, now);
         let Some(packet) = self.protection.begin_to_candidate(path, out) else { return false };
         let payload_start = out.len();
-        Frame::PathChallenge { token }.encode(out);
+        Frame::PathChallenge { token }.encode(out.buffer());
         if let Some(unit_bytes) = unit_bytes {
-            out.resize(payload_start + packet::control_bytes_max(unit_bytes), 0);
+            out.buffer().resize(payload_start + packet::control_bytes_max(unit_bytes), 0);
         }
         let wire_bytes = out.len() - start + TAG_BYTES + self.config.ip.header_bytes();
         self.protection.finish(packet, out);
@@ -293,7 +294,7 @@ impl Session {
         open: PathSet,
         memory: &impl Memory,
         now: Nanos,
-        out: &mut Vec<u8>,
+        out: &mut Train,
     ) -> bool {
         let paths = &self.paths;
         let patience = |path, packet| paths.patience(path, packet, self.config.detection);
@@ -314,7 +315,7 @@ impl Session {
         &mut self,
         memory: &impl Memory,
         now: Nanos,
-        out: &mut Vec<u8>,
+        out: &mut Train,
     ) -> bool {
         let mut paths = (0..self.paths.count()).map(PathId);
         let Some(path) = paths.find(|path| self.paths[*path].is_carrying) else { return false };
@@ -329,7 +330,7 @@ impl Session {
         path: PathId,
         memory: &impl Memory,
         now: Nanos,
-        out: &mut Vec<u8>,
+        out: &mut Train,
     ) -> bool {
         let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {
             return false;
@@ -339,7 +340,7 @@ impl Session {
         let header_bytes = out.len() - start;
         let wire_bytes = header_bytes + payload_bytes + TAG_BYTES + self.config.ip.header_bytes();
         if self.config.payload == PayloadMode::Real {
-            self.sender.write_payload(pick, memory, out);
+            self.sender.write_payload(pick, memory, out.buffer());
         }
         self.protection.finish(packet, out);
         if !self.sender.has_outstanding() && !pick.is_retransmission {

@@ -5,9 +5,11 @@ use crate::link::Nanos;
 
 use super::config::{PayloadMode, SessionConfig, SessionKeys};
 use super::epochs::{ReceiveKeys, SendKeys};
+use super::opening::{Opener, Received};
 use super::packet::{Header, Kind};
 use super::paths::PathId;
 use super::replay::ReplayWindow;
+use super::train::Train;
 
 /// One channel, that is one path, or the candidates of one: its packet numbers in both directions.
 #[derive(Debug)]
@@ -120,17 +122,17 @@ impl Protection {
 
     /// Takes a packet number on a path and appends the header; the caller appends the payload next.
     /// `None` once the key may protect no more packets.
-    pub fn begin(&mut self, path: PathId, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
+    pub fn begin(&mut self, path: PathId, kind: Kind, out: &mut Train) -> Option<Unsealed> {
         self.begin_on(path.0.into(), kind, out)
     }
 
     /// As [`Self::begin`], for a control packet to the path's candidate, which has a channel of its
     /// own: whether it arrives says nothing about the path.
-    pub fn begin_to_candidate(&mut self, path: PathId, out: &mut Vec<u8>) -> Option<Unsealed> {
+    pub fn begin_to_candidate(&mut self, path: PathId, out: &mut Train) -> Option<Unsealed> {
         self.begin_on(path.candidates_channel(), Kind::Control, out)
     }
 
-    fn begin_on(&mut self, channel: u32, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
+    fn begin_on(&mut self, channel: u32, kind: Kind, out: &mut Train) -> Option<Unsealed> {
         let updates = self.send.updates();
         let epoch = self.send.begin()?;
         if self.send.updates() != updates {
@@ -145,7 +147,7 @@ impl Protection {
         let connection_id = self.connection_id_peer;
         let header = Header { connection_id, epoch, channel, packet_number, kind };
         let start = out.len();
-        header.encode(out);
+        header.encode(out.buffer());
         Some(Unsealed { header, start, payload_start: out.len() })
     }
 
@@ -156,30 +158,41 @@ impl Protection {
         Some(path.index() + if is_of_candidates { paths } else { 0 })
     }
 
-    /// Seals everything appended since [`Self::begin`] and appends the tag.
+    /// Ends the packet with everything appended since [`Self::begin`]: it is sealed, now or by
+    /// [`Train::seal`].
     #[expect(
         clippy::needless_pass_by_value,
         reason = "consuming the packet makes a number seal only once"
     )]
-    pub fn finish(&self, packet: Unsealed, out: &mut Vec<u8>) {
+    pub fn finish(&self, packet: Unsealed, out: &mut Train) {
         let Unsealed { header, start, payload_start } = packet;
-        if self.payload == PayloadMode::LengthsOnly {
-            return;
+        if self.payload == PayloadMode::Real {
+            out.finish(self.send.key(), (start, payload_start), header.nonce());
         }
-        let (before, payload) = out.split_at_mut(payload_start);
-        let tag = self.send.key().seal(header.nonce(), &before[start..], payload);
-        out.extend_from_slice(&tag);
     }
 
-    /// Opens a datagram in place, in a buffer that nobody else can access; returns its header and
-    /// plaintext. `is_foreign`: it came from an address that doesn't belong to the session. Cheap
-    /// checks come first; the number counts as seen only if the tag is right.
+    /// The keys that may open packets now, for another thread.
+    #[must_use]
+    pub fn opener(&self) -> Opener {
+        Opener { connection_id: self.connection_id_local, keys: self.receive.all() }
+    }
+
+    /// Changes of [`Self::opener`] so far.
+    #[must_use]
+    pub fn opener_version(&self) -> u64 {
+        self.receive.version()
+    }
+
+    /// Opens a datagram in place, in a buffer that nobody else can access, unless an [`Opener`] did;
+    /// returns its header and plaintext. `is_foreign`: it came from an address that doesn't belong
+    /// to the session. Cheap checks come first; the number counts as seen only if the tag is right.
     pub fn open<'a>(
         &mut self,
-        datagram: &'a mut [u8],
+        datagram: Received<'a>,
         is_foreign: bool,
         now: Nanos,
     ) -> Result<(Header, &'a [u8]), Refusal> {
+        let Received { bytes: datagram, verdict } = datagram;
         let (header, end) = Header::decode(datagram).map_err(|_| Refusal::Malformed)?;
         if header.connection_id != self.connection_id_local {
             return Err(Refusal::Misdirected);
@@ -200,12 +213,18 @@ impl Protection {
             if sealed.len() < TAG_BYTES {
                 return Err(Refusal::Malformed);
             }
-            let key = self.receive.key(age).ok_or(Refusal::Forged)?;
-            let Ok(plaintext) = key.open_in_place(header.nonce(), aad, sealed) else {
+            let (key, epoch) = self.receive.key(age).ok_or(Refusal::Forged)?;
+            let is_authentic = match verdict {
+                // By a key that has been wiped since.
+                Some(verdict) if verdict.epoch != epoch => return Err(Refusal::UnknownEpoch),
+                Some(verdict) => verdict.is_authentic,
+                None => key.open_in_place(header.nonce(), aad, sealed).is_ok(),
+            };
+            if !is_authentic {
                 self.receive.forged(age);
                 return Err(Refusal::Forged);
-            };
-            plaintext
+            }
+            &sealed[..sealed.len() - TAG_BYTES]
         };
         if !channel.replay.accept(header.packet_number) {
             return Err(Refusal::Replayed);
@@ -222,6 +241,7 @@ mod tests {
     use super::*;
     use crate::aead::Secret;
     use crate::session::epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY};
+    use crate::session::opening::Arrivals;
     use crate::session::{Detection, IpVersion};
 
     fn pair_with(packets_per_key: u64) -> (Protection, Protection) {
@@ -271,17 +291,17 @@ mod tests {
         let immediate = Some(9);
         let kind =
             Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, is_stream: false, immediate };
-        let mut out = b"a datagram before it in the same buffer".to_vec();
+        let mut out = Train::continuing(b"a datagram before it in the same buffer".to_vec());
         let start = out.len();
         let packet = from.begin(path, kind, &mut out).unwrap();
-        out.extend_from_slice(b"payload");
+        out.buffer().extend_from_slice(b"payload");
         from.finish(packet, &mut out);
-        out.split_off(start)
+        out.into_bytes().split_off(start)
     }
 
     fn open(at: &mut Protection, datagram: &[u8]) -> Result<u64, Refusal> {
         let mut datagram = datagram.to_vec();
-        let (header, plaintext) = at.open(&mut datagram, false, 0)?;
+        let (header, plaintext) = at.open(Received::sealed(&mut datagram), false, 0)?;
         assert_eq!(plaintext, b"payload");
         Ok(header.packet_number)
     }
@@ -291,10 +311,62 @@ mod tests {
         let (mut a, mut b) = pair();
         let datagram = sealed(&mut a);
         assert_eq!(open(&mut a, &datagram), Err(Refusal::Misdirected), "reflected");
-        assert_eq!(b.open(&mut datagram.clone(), true, 0), Err(Refusal::Foreign));
+        assert_eq!(b.open(Received::sealed(&mut datagram.clone()), true, 0), Err(Refusal::Foreign));
         assert_eq!(open(&mut b, &datagram), Ok(0));
         assert_eq!(open(&mut b, &datagram), Err(Refusal::Replayed));
         assert!(!datagram.windows(7).any(|window| window == b"payload"));
+    }
+
+    /// Opens datagrams of one length by this opener first.
+    fn open_by(at: &mut Protection, by: Opener, datagrams: &[&[u8]]) -> Vec<Result<u64, Refusal>> {
+        let bytes = datagrams.concat();
+        let sizes = (bytes.len(), datagrams[0].len());
+        let mut arrivals = Arrivals::new(bytes, sizes, Some(&by));
+        let opened = arrivals.datagrams().map(|datagram| {
+            let (header, plaintext) = at.open(datagram, false, 0)?;
+            assert_eq!(plaintext, b"payload");
+            Ok(header.packet_number)
+        });
+        opened.collect()
+    }
+
+    #[test]
+    fn packets_opened_elsewhere_are_accepted_once_and_forged_ones_counted() {
+        let (mut a, mut b) = pair();
+        let datagrams = [0, 1, 2].map(|_| sealed(&mut a));
+        let mut forged = datagrams[1].clone();
+        *forged.last_mut().unwrap() ^= 1;
+        let mut misdirected = datagrams[2].clone();
+        misdirected[8] ^= 1;
+        let by = b.opener();
+        let found = open_by(
+            &mut b,
+            by,
+            &[&datagrams[0], &forged, &misdirected, &datagrams[0], &datagrams[1]],
+        );
+        let refused = [Refusal::Forged, Refusal::Misdirected, Refusal::Replayed].map(Err);
+        assert_eq!(found, [Ok(0), refused[0], refused[1], refused[2], Ok(1)]);
+        assert_eq!(open(&mut b, &datagrams[1]), Err(Refusal::Replayed));
+        assert_eq!(open(&mut b, &datagrams[2]), Ok(2));
+    }
+
+    #[test]
+    fn what_was_opened_by_a_key_that_is_wiped_since_is_refused() {
+        let (mut a, mut b) = pair_with(2);
+        let opener = b.opener();
+        let late = sealed(&mut a);
+        while b.key_updates().1 < 256 {
+            let number = a.next_packet_number(PathId(0));
+            let by = b.opener();
+            assert_eq!(open_by(&mut b, by, &[&sealed(&mut a)]), [Ok(number)]);
+            a.acknowledged(PathId(0), number);
+        }
+        assert_eq!((opener.keys.len(), b.opener().keys.len()), (2, 3));
+        // Epochs 0 and 256 are the same in headers.
+        assert_eq!(open_by(&mut b, opener, &[&late]), [Err(Refusal::UnknownEpoch)]);
+        let version = b.opener_version();
+        b.retire(Nanos::MAX);
+        assert_eq!((b.opener_version(), b.opener().keys.len()), (version + 1, 2));
     }
 
     #[test]
@@ -325,7 +397,7 @@ mod tests {
         datagram[9] = 2;
         *datagram.last_mut().unwrap() ^= 1;
         let mut refused = |datagram: &[u8], is_foreign| {
-            b.open(&mut datagram.to_vec(), is_foreign, 0).map(|_| ()).unwrap_err()
+            b.open(Received::sealed(&mut datagram.to_vec()), is_foreign, 0).map(|_| ()).unwrap_err()
         };
         assert_eq!(refused(&datagram, true), Refusal::Malformed);
         datagram[0] ^= 0xf0;
