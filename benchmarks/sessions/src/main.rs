@@ -3,11 +3,15 @@
 //! as the protocol, it sends messages over QUIC one after the other, and BYTES is 0. PACE is in bytes
 //! per second, for TLS only.
 //!
+//! `sealane-benchmark-sessions session NAME=VALUE,...` moves messages between two ends of a session
+//! in one process ([`session::Shape`]).
+//!
 //! The receiver listens and prints its address. At the end, each end prints a line of JSON: bytes, seconds
 //! and processor seconds of its process since the first payload byte.
 
 mod messages;
 mod quic;
+mod session;
 mod tls;
 
 use std::time::Instant;
@@ -36,10 +40,14 @@ impl Meter {
         Self { started: Instant::now(), processor: processor_seconds() }
     }
 
+    /// Seconds and processor seconds until now.
+    pub fn figures(&self) -> (f64, f64) {
+        (self.started.elapsed().as_secs_f64(), processor_seconds() - self.processor)
+    }
+
     /// Prints the figures.
     pub fn finish(&self, bytes: u64) {
-        let (seconds, processor) =
-            (self.started.elapsed().as_secs_f64(), processor_seconds() - self.processor);
+        let (seconds, processor) = self.figures();
         println!(r#"{{"bytes": {bytes}, "seconds": {seconds}, "processor_seconds": {processor}}}"#);
     }
 }
@@ -104,6 +112,11 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [protocol, shape] = arguments.as_slice()
+        && protocol == "session"
+    {
+        return session::run(shape);
+    }
     let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
         bail!("(tls|quic|messages|messages-bbr) (receive|send) ADDRESS BYTES [MTU [PACE]]");
     };

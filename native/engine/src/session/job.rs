@@ -33,7 +33,7 @@ impl Job {
         let completion = SharedMemory::attach(completion, JobAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
-            .ok_or_else(|| invalid("the rings are not of ABI version 3"))?;
+            .ok_or_else(|| invalid("the rings are of another version of the ABI"))?;
         Ok(Self { ring, region: Arc::new(region), bell })
     }
 

@@ -15,7 +15,7 @@ pub(super) enum Link {
     /// The worker's own.
     Own {
         /// The socket.
-        udp: Udp,
+        udp: Box<Udp>,
         /// Results of sending.
         counters: SendCounters,
     },
@@ -31,7 +31,7 @@ pub(super) enum Link {
 impl Link {
     /// A socket that the worker uses itself.
     pub(super) fn own(udp: Udp) -> Self {
-        Self::Own { udp, counters: SendCounters::default() }
+        Self::Own { udp: Box::new(udp), counters: SendCounters::default() }
     }
 
     /// A socket that a path thread uses.

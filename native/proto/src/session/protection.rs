@@ -318,10 +318,10 @@ mod tests {
     }
 
     /// Opens datagrams of one length by this opener first.
-    fn open_by(at: &mut Protection, by: Opener, datagrams: &[&[u8]]) -> Vec<Result<u64, Refusal>> {
+    fn open_by(at: &mut Protection, by: &Opener, datagrams: &[&[u8]]) -> Vec<Result<u64, Refusal>> {
         let bytes = datagrams.concat();
         let sizes = (bytes.len(), datagrams[0].len());
-        let mut arrivals = Arrivals::new(bytes, sizes, Some(&by));
+        let mut arrivals = Arrivals::new(bytes, sizes, Some(by));
         let opened = arrivals.datagrams().map(|datagram| {
             let (header, plaintext) = at.open(datagram, false, 0)?;
             assert_eq!(plaintext, b"payload");
@@ -339,9 +339,7 @@ mod tests {
         let mut misdirected = datagrams[2].clone();
         misdirected[8] ^= 1;
         let by = b.opener();
-        let found = open_by(
-            &mut b,
-            by,
+        let found = open_by(&mut b, &by,
             &[&datagrams[0], &forged, &misdirected, &datagrams[0], &datagrams[1]],
         );
         let refused = [Refusal::Forged, Refusal::Misdirected, Refusal::Replayed].map(Err);
@@ -358,12 +356,12 @@ mod tests {
         while b.key_updates().1 < 256 {
             let number = a.next_packet_number(PathId(0));
             let by = b.opener();
-            assert_eq!(open_by(&mut b, by, &[&sealed(&mut a)]), [Ok(number)]);
+            assert_eq!(open_by(&mut b, &by, &[&sealed(&mut a)]), [Ok(number)]);
             a.acknowledged(PathId(0), number);
         }
         assert_eq!((opener.keys.len(), b.opener().keys.len()), (2, 3));
         // Epochs 0 and 256 are the same in headers.
-        assert_eq!(open_by(&mut b, opener, &[&late]), [Err(Refusal::UnknownEpoch)]);
+        assert_eq!(open_by(&mut b, &opener, &[&late]), [Err(Refusal::UnknownEpoch)]);
         let version = b.opener_version();
         b.retire(Nanos::MAX);
         assert_eq!((b.opener_version(), b.opener().keys.len()), (version + 1, 2));
