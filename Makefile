@@ -184,6 +184,10 @@ bench-sessions-field: build ## the same with bursts, jitter, outages and more (r
 bench-sessions-fairness: build ## how jobs, sessions and priorities share a fabric (3 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions fairness $(ARGS)
 
+.PHONY: bench-sessions-threads
+bench-sessions-threads: build ## rate of a session by path threads, message size and chunk (Cargo; 10 minutes)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions threads $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	rm -rf build/lib build/lib.* # setuptools would pack modules of earlier builds that are gone

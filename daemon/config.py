@@ -415,6 +415,7 @@ class FabricConfig(Section):
     jobs: JobsConfig | None = None
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    path_threads: Annotated[int, Field(ge=0, le=PATHS_MAX)] = 0
     congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
     marking: Literal["queue", "phantom", "none"] = "queue"
     line_bits_per_second: LineRate | None = Field(default=None, validate_default=True)

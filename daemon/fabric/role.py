@@ -62,6 +62,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             paths=config.paths,
             idle_timeout_seconds=config.idle_timeout_seconds,
             reordering_micros=config.reordering_micros,
+            path_threads=config.path_threads,
             steering=Steering(
                 congestion=config.congestion,
                 marking=config.marking,

@@ -70,6 +70,7 @@ class Start:
     connection_id_peer: bytes
     idle_timeout_seconds: float
     reordering_micros: int
+    path_threads: int = 0
     steering: Steering
     known_window: PathWindow | None = None
     is_initiator: bool
@@ -142,6 +143,7 @@ class Session:
                 rate_bits_per_second=identity.rate_bits_per_second,
                 idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
                 reordering_ns=start.reordering_micros * 1000,
+                path_threads=start.path_threads,
                 steering=start.steering.for_engine(start.known_window),
                 initiator=start.is_initiator,
                 permit=start.permit,

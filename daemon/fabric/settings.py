@@ -47,6 +47,8 @@ class FabricSettings:
     """A session ends if the peer is silent for this long."""
     reordering_micros: int = 0
     """Known skew of the paths: a packet may arrive this much later than one sent after it."""
+    path_threads: int = 0
+    """Threads beside a session's own that seal, send, receive and open for its paths."""
     steering: Steering = field(default_factory=Steering)
     """Congestion control of all sessions."""
     establish_timeout_seconds: float = 10.0

@@ -76,6 +76,7 @@ def start() -> Start:
         connection_id_peer=bytes(8),
         idle_timeout_seconds=1.5,
         reordering_micros=3000,
+        path_threads=2,
         steering=Steering(),
         is_initiator=True,
         permit=Permit(),
@@ -101,5 +102,6 @@ async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEnd
 
     assert endpoint.started["idle_timeout_ns"] == 1_500_000_000
     assert endpoint.started["reordering_ns"] == 3_000_000
+    assert endpoint.started["path_threads"] == 2
     assert isinstance(endpoint.started["steering"], _native.Steering)
     assert isinstance(endpoint.started["permit"], Permit)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 use rustix::time::Timespec;
+use sealane_engine::session::completion::Status;
 use sealane_engine::session::endpoint::{Endpoint, EndpointConfig, StartConfig, State};
 use sealane_engine::session::entry::{Operation, Submission, Terms};
 use sealane_engine::session::job::Job;
@@ -102,16 +103,16 @@ impl Shape {
         Ok(endpoint.start(&start, &keys)?)
     }
 
-    fn post(&self, job: &mut Job, number: u64, kind: Operation) -> Result<()> {
-        let offset = number % self.in_flight * self.message;
-        let length = self.message;
-        job.post(&Submission { kind, offset, length, user_data: number })
+    fn post(&self, job: &mut Job, place: u64, kind: Operation) -> Result<()> {
+        let (offset, length) = (place * self.message, self.message);
+        job.post(&Submission { kind, offset, length, user_data: place })
             .map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         Ok(())
     }
 
-    /// Keeps messages in flight until `end`, then lets them end; counts them in `done`.
-    fn drive(&self, mut job: Job, kind: Operation, end: &AtomicU64, done: &AtomicU64) -> Result<()> {
+    /// Keeps messages in flight until `end`, then lets them end; counts them in `done`. Returns the
+    /// job, without which the session ends.
+    fn drive(&self, mut job: Job, kind: Operation, end: &AtomicU64, done: &AtomicU64) -> Result<Job> {
         let mut posted = 0;
         while posted < self.in_flight {
             self.post(&mut job, posted, kind)?;
@@ -124,15 +125,19 @@ impl Shape {
                 let found = poll(&mut [PollFd::new(&job.doorbell().as_fd(), PollFlags::IN)], Some(&wait))?;
                 ensure!(found > 0, "nothing completed for 10 s");
             }
+            for completion in &completions {
+                let status = completion.status;
+                ensure!(status == Status::Ok, "a message ended: {status:?}, {}", job.close_reason());
+            }
             done.fetch_add(completions.len() as u64, Ordering::Relaxed);
-            for _ in 0..completions.len() {
+            for completion in &completions {
                 if posted < end.load(Ordering::Relaxed) {
-                    self.post(&mut job, posted, kind)?;
+                    self.post(&mut job, completion.user_data, kind)?;
                     posted += 1;
                 }
             }
         }
-        Ok(())
+        Ok(job)
     }
 }
 
@@ -172,22 +177,26 @@ pub fn run(shape: &str) -> Result<()> {
         let figures = meter.figures();
         let last = received.load(Ordering::Relaxed) + 4 * shape.in_flight;
         end.store(last, Ordering::Relaxed);
-        let ended = [sender, receiver].map(|end| end.join());
+        let ended = [receiver, sender].map(|end| end.join());
         (figures, moved, ended)
     });
-    let ((seconds, processor), moved, _) = meter;
-    let names: Vec<_> = statistics::names().collect();
-    let of = |endpoint: &Endpoint, wanted: &str| {
-        let values = endpoint.statistics();
-        let index = names.iter().position(|name| *name == wanted);
-        index.and_then(|index| values.get(index)).copied().unwrap_or(0)
+    let ((seconds, processor), moved, ended) = meter;
+    for end in ended {
+        let end = end.map_err(|_| anyhow::anyhow!("a job panicked"))?;
+        if let Err(error) = end {
+            bail!("{error}; sender's end: {:?}, receiver's: {:?}", near.state(), far.state());
+        }
+    }
+    let statistics = |endpoint: &Endpoint| {
+        let named = statistics::names().zip(endpoint.statistics());
+        let shown = named.filter(|(_, value)| *value > 0);
+        shown.map(|(name, value)| format!(r#""{name}": {value}"#)).collect::<Vec<_>>().join(", ")
     };
     println!(
-        r#"{{"messages": {moved}, "bytes": {}, "seconds": {seconds}, "processor_seconds": {processor}, "retransmitted": {}, "receive_drops": {}, "send_calls": {}}}"#,
+        r#"{{"messages": {moved}, "bytes": {}, "seconds": {seconds}, "processor_seconds": {processor}, "sender": {{{}}}, "receiver": {{{}}}}}"#,
         moved * shape.message,
-        of(&near, "retransmitted_packets"),
-        of(&far, "receive_drops"),
-        of(&near, "send_calls"),
+        statistics(&near),
+        statistics(&far),
     );
     std::process::exit(0)
 }

@@ -234,7 +234,14 @@ impl PathThreads {
                 segments_max,
             });
             let waiting = VecDeque::new();
-            served[thread].push(Served { path, udp, state, waiting, is_readable: true });
+            served[thread].push(Served {
+                path,
+                udp,
+                state,
+                waiting,
+                is_blocked: false,
+                is_readable: true,
+            });
         }
         let mut this = Self { threads: Vec::with_capacity(count), worker, read: 0, opener_version };
         for (index, (shared, ports)) in shared.into_iter().zip(served).enumerate() {
@@ -328,33 +335,40 @@ struct Served {
     state: Arc<PortState>,
     /// Batches that the thread has taken over.
     waiting: VecDeque<Order>,
+    /// Whether the kernel did not accept the first of them.
+    is_blocked: bool,
     is_readable: bool,
 }
 
 impl Served {
-    /// Sends what is waiting, as far as the kernel takes it.
+    /// Seals the first batch that waits and sends it.
     fn send(&mut self, shared: &Shared) {
-        while let Some(Order { to, train, batch, .. }) = self.waiting.front_mut() {
-            train.seal();
-            let sent = self.udp.send(*to, train.sealed(), batch.segment_bytes, batch.codepoint());
-            if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-                return;
-            }
-            let PortState { calls, errors, dropped, queued, .. } = &*self.state;
-            if sent.is_ok() {
-                calls.fetch_add(1, Ordering::Relaxed);
-            } else {
-                errors.fetch_add(1, Ordering::Relaxed);
-                dropped.fetch_add(batch.segments as u64, Ordering::Relaxed);
-            }
-            if let Some(Order { mut train, .. }) = self.waiting.pop_front() {
-                train.clear();
-                lock(&shared.spare_trains).push(train);
-            }
-            if queued.fetch_sub(1, Ordering::SeqCst) - 1 <= QUEUED_MAX / 2 {
-                shared.worker.wake(ROOM);
-            }
+        let Some(Order { to, train, batch, .. }) = self.waiting.front_mut() else { return };
+        train.seal();
+        let sent = self.udp.send(*to, train.sealed(), batch.segment_bytes, batch.codepoint());
+        self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        if self.is_blocked {
+            return;
         }
+        let PortState { calls, errors, dropped, queued, .. } = &*self.state;
+        if sent.is_ok() {
+            calls.fetch_add(1, Ordering::Relaxed);
+        } else {
+            errors.fetch_add(1, Ordering::Relaxed);
+            dropped.fetch_add(batch.segments as u64, Ordering::Relaxed);
+        }
+        if let Some(Order { mut train, .. }) = self.waiting.pop_front() {
+            train.clear();
+            lock(&shared.spare_trains).push(train);
+        }
+        if queued.fetch_sub(1, Ordering::SeqCst) - 1 <= QUEUED_MAX / 2 {
+            shared.worker.wake(ROOM);
+        }
+    }
+
+    /// Whether a batch waits that the kernel may accept.
+    fn can_send(&self) -> bool {
+        !self.waiting.is_empty() && !self.is_blocked
     }
 
     /// Receives and opens what has arrived, as far as the worker has returned buffers.
@@ -421,16 +435,18 @@ impl PathThread {
             for order in std::mem::take(&mut *lock(&self.shared.orders)) {
                 self.ports[order.port].waiting.push_back(order);
             }
+            // One batch a turn, so that no report waits for more than that.
             for port in &mut self.ports {
                 port.send(&self.shared);
                 if !is_over {
                     port.receive(&self.shared, self.index);
                 }
             }
-            if is_over {
+            if !is_over {
+                self.sleep();
+            } else if !self.ports.iter().any(Served::can_send) {
                 return;
             }
-            self.sleep();
         }
     }
 
@@ -440,6 +456,7 @@ impl PathThread {
         let has_buffers = lock(&shared.spare_buffers).len() >= RECEIVE_BATCH;
         let has_work = shared.is_over.load(Ordering::SeqCst)
             || !lock(&shared.orders).is_empty()
+            || ports.iter().any(Served::can_send)
             || (has_buffers && ports.iter().any(|port| port.is_readable));
         let mut is_rung = false;
         if !has_work {
@@ -447,7 +464,7 @@ impl PathThread {
             fds.extend(ports.iter().map(|port| {
                 let mut wanted = PollFlags::empty();
                 wanted.set(PollFlags::IN, has_buffers && !port.is_readable);
-                wanted.set(PollFlags::OUT, !port.waiting.is_empty());
+                wanted.set(PollFlags::OUT, port.is_blocked);
                 PollFd::new(&port.udp, wanted)
             }));
             // EINTR: the loop looks at everything again.
@@ -456,6 +473,7 @@ impl PathThread {
             is_rung = !found[0].is_empty();
             for (port, revents) in ports.iter_mut().zip(&found[1..]) {
                 port.is_readable |= revents.intersects(PollFlags::IN | PollFlags::ERR);
+                port.is_blocked &= !revents.intersects(PollFlags::OUT | PollFlags::ERR);
             }
         }
         shared.wake.woke_up(is_rung);

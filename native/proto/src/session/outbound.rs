@@ -26,6 +26,9 @@ fn last_heard(path: &Path) -> Option<Nanos> {
 const LANDING_SILENCE: Nanos = 1_000_000_000;
 /// Other paths that have to be heard of before a path counts as silent without a time-out.
 const WITNESSES: usize = 3;
+/// How late, at least, a peer that is heard of on other paths may be on one of them: its threads
+/// wait for a processor, and gather what they acknowledge.
+const LATENESS: Nanos = 2_000_000;
 
 impl Session {
     /// When the peer's silence requires a challenge or a stall that has not happened yet.
@@ -104,7 +107,8 @@ impl Session {
         let srtt = self.paths[path].rtt.smoothed().max(self.paths.srtt());
         match srtt {
             Some(srtt) if self.paths.witnesses(path, sent_at) >= WITNESSES => {
-                (srtt + srtt / 4).saturating_add(self.config.reordering).min(timeout)
+                let late = (srtt / 4).max(LATENESS);
+                (srtt + late).saturating_add(self.config.reordering).min(timeout)
             }
             _ => timeout,
         }

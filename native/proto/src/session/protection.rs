@@ -339,7 +339,9 @@ mod tests {
         let mut misdirected = datagrams[2].clone();
         misdirected[8] ^= 1;
         let by = b.opener();
-        let found = open_by(&mut b, &by,
+        let found = open_by(
+            &mut b,
+            &by,
             &[&datagrams[0], &forged, &misdirected, &datagrams[0], &datagrams[1]],
         );
         let refused = [Refusal::Forged, Refusal::Misdirected, Refusal::Replayed].map(Err);
