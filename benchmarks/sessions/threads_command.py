@@ -7,9 +7,9 @@ controller. Three experiments after figures 14 to 16 of the SDR-RDMA paper:
   chunks    units of 256 bytes (the least; the paper's packets have 64), chunks of 1 to 64 units
   threads   path threads, a path each, at a series of rates; the figure is the highest rate reached
 
-A figure counts only if less than 0.1 % of the packets were sent again: beyond that, the rate is more
-than the receiver takes. Goodput is payload; processor seconds are those of both ends, kernel and
-jobs included. Prints tables, saves every sample as a line of JSON and draws a plot. `--samples`
+A figure counts only if less than 0.1 % of the packets were sent again: beyond that, the rate is
+more than the receiver takes. Goodput is payload; processor seconds are those of both ends, kernel
+and jobs included. Prints tables, saves every sample as a line of JSON and draws a plot. `--samples`
 shows the samples of another machine instead of measuring.
 """
 
