@@ -23,7 +23,7 @@ const MESSAGE_BYTES: usize = 1_200_000;
 /// Packets of about three milliseconds.
 const BUFFER_BYTES: usize = 128 << 10;
 
-struct Bytes(Vec<u8>);
+pub(super) struct Bytes(Vec<u8>);
 
 impl Memory for Bytes {
     fn read(&self, offset: u64, into: &mut [u8]) {
@@ -43,7 +43,7 @@ impl Memory for Bytes {
 pub(super) struct End {
     pub(super) session: Session,
     lanes: Lanes,
-    memory: Bytes,
+    pub(super) memory: Bytes,
     completed: Vec<CompletionStatus>,
 }
 

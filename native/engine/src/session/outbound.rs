@@ -50,7 +50,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    fn of_one(length: usize, ecn: Ecn) -> Self {
+    pub(super) fn of_one(length: usize, ecn: Ecn) -> Self {
         Self { segments: 1, segment_bytes: length, ecn }
     }
 

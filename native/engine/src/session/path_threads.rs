@@ -460,22 +460,128 @@ impl PathThread {
             || (has_buffers && ports.iter().any(|port| port.is_readable));
         let mut is_rung = false;
         if !has_work {
-            let mut fds = vec![PollFd::new(&shared.wake.event, PollFlags::IN)];
-            fds.extend(ports.iter().map(|port| {
+            let wanted = |port: &Served| {
                 let mut wanted = PollFlags::empty();
                 wanted.set(PollFlags::IN, has_buffers && !port.is_readable);
                 wanted.set(PollFlags::OUT, port.is_blocked);
-                PollFd::new(&port.udp, wanted)
-            }));
+                wanted
+            };
+            // Not those of which nothing is wanted: `poll` would report their errors at once,
+            // again and again.
+            let waits = |port: &Served| !wanted(port).is_empty();
+            let mut fds = vec![PollFd::new(&shared.wake.event, PollFlags::IN)];
+            let watched = ports.iter().filter(|port| waits(port));
+            fds.extend(watched.map(|port| PollFd::new(&port.udp, wanted(port))));
             // EINTR: the loop looks at everything again.
             let _ = poll(&mut fds, None);
             let found: Vec<_> = fds.iter().map(PollFd::revents).collect();
             is_rung = !found[0].is_empty();
-            for (port, revents) in ports.iter_mut().zip(&found[1..]) {
+            let watched = ports.iter_mut().filter(|port| waits(port));
+            for (port, revents) in watched.zip(&found[1..]) {
                 port.is_readable |= revents.intersects(PollFlags::IN | PollFlags::ERR);
                 port.is_blocked &= !revents.intersects(PollFlags::OUT | PollFlags::ERR);
             }
         }
         shared.wake.woke_up(is_rung);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::{Duration, Instant};
+
+    use sealane_proto::session::Ecn;
+
+    use super::*;
+    use crate::session::full_socket_tests::sending;
+
+    fn loopback() -> Udp {
+        Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+    }
+
+    fn peer() -> (UdpSocket, SocketAddr) {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let address = socket.local_addr().unwrap();
+        (socket, address)
+    }
+
+    fn opener() -> (Opener, u64) {
+        (Opener::default(), 0)
+    }
+
+    fn send(port: &Port, to: SocketAddr, byte: u8) -> bool {
+        let mut train = Train::deferred();
+        train.append(&[byte; 100]);
+        let batch = Batch::of_one(100, Ecn::Ect0);
+        port.send(to, &mut train, batch)
+    }
+
+    #[test]
+    fn what_is_queued_leaves_before_the_threads_end() {
+        let sockets = [0, 1, 2].map(|_| loopback()).into();
+        let (threads, ports) = PathThreads::start(sockets, 2, opener()).unwrap();
+        let (socket, to) = peer();
+        for (byte, port) in (0..).zip(ports.iter().cycle().take(9)) {
+            assert!(send(port, to, byte), "three batches of a path have room");
+        }
+        drop(threads);
+        let mut bytes = [0; 200];
+        let mut seen: Vec<u8> =
+            (0..9).map(|_| (socket.recv(&mut bytes).unwrap(), bytes[0]).1).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..9).collect::<Vec<u8>>());
+        let calls: u64 = ports.iter().map(|port| port.counters().calls).sum();
+        assert_eq!(calls, 9);
+    }
+
+    #[test]
+    fn no_more_batches_wait_than_may() {
+        let (threads, ports) = PathThreads::start(vec![loopback()], 1, opener()).unwrap();
+        // It ends, so it takes nothing.
+        drop(threads);
+        let (_, to) = peer();
+        let taken = (0..10).filter(|byte| send(&ports[0], to, *byte)).count();
+        assert_eq!(taken, QUEUED_MAX);
+        assert!(!ports[0].has_room());
+    }
+
+    #[test]
+    fn packets_from_others_than_the_peer_are_left_sealed() {
+        let ([mut sender, receiver], due) = sending();
+        let mut train = Train::default();
+        assert!(sender.session.next_packet(&sender.memory, due, &mut train));
+        let keys = (receiver.session.opener(), receiver.session.opener_version());
+        let udp = loopback();
+        let here = udp.local_address().unwrap();
+        let (mut threads, ports) = PathThreads::start(vec![udp], 1, keys).unwrap();
+        let ((known, address), (stranger, _)) = (peer(), peer());
+        ports[0].set_peer(address);
+        for (socket, is_tried) in [(stranger, false), (known, true)] {
+            socket.send_to(train.sealed(), here).unwrap();
+            let until = Instant::now() + Duration::from_secs(5);
+            let mut arrived = loop {
+                if let Some(arrived) = threads.next_arrived() {
+                    break arrived;
+                }
+                assert!(Instant::now() < until);
+            };
+            let tried: Vec<_> = arrived.arrivals.datagrams().map(|one| one.is_tried()).collect();
+            assert_eq!(tried, [is_tried]);
+            threads.return_buffer(arrived);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_noticed() {
+        let (threads, _) = PathThreads::start(vec![loopback()], 1, opener()).unwrap();
+        assert!(!threads.has_failed());
+        threads.threads[0].0.is_over.store(true, Ordering::SeqCst);
+        threads.threads[0].0.wake.wake(WORK);
+        let until = Instant::now() + Duration::from_secs(5);
+        while !threads.has_failed() {
+            assert!(Instant::now() < until);
+        }
     }
 }

@@ -27,6 +27,12 @@ impl<'a> Received<'a> {
         Self { bytes, verdict: None }
     }
 
+    /// Whether an [`Opener`] has tried to open it.
+    #[must_use]
+    pub fn is_tried(&self) -> bool {
+        self.verdict.is_some()
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -35,7 +41,7 @@ impl<'a> Received<'a> {
 }
 
 /// The receiving keys of a session at one time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Opener {
     pub(super) connection_id: u64,
     /// Epoch in headers, epoch, key.
