@@ -295,9 +295,15 @@ impl Endpoint {
         let session = Session::searching(config, start.steering, search, keys, now());
         let paths: Vec<_> = sockets.into_iter().zip(start.peer_addresses.iter().copied()).collect();
         let lanes = match start.path_threads {
-            0 => Lanes::new(paths),
-            threads => Lanes::threaded(paths, threads.into(), &session)?,
+            0 => Ok(Lanes::new(paths)),
+            threads => Lanes::threaded(paths, threads.into(), &session),
         };
+        let flow = self.account.take().map(Flow::new).transpose();
+        let (lanes, flow) = lanes.and_then(|lanes| Ok((lanes, flow?))).inspect_err(|_| {
+            let reason = "session.endpoint.resources";
+            memory.ring.publish_closed(reason);
+            self.report.set(State::Closed { reason: reason.into() });
+        })?;
         let worker = Worker {
             shape: self.config,
             job: Arc::clone(&self.job),
@@ -314,7 +320,7 @@ impl Endpoint {
             next_plan: Arc::clone(&self.next_plan),
             limits: Limits::new(now()),
             permit: start.permit.clone(),
-            flow: self.account.take().map(Flow::new).transpose()?,
+            flow,
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());

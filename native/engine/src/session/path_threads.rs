@@ -66,9 +66,14 @@ impl Wake {
     fn wake(&self, reason: u8) {
         let wants = self.reasons.load(Ordering::SeqCst) & reason != 0;
         if wants && self.reasons.swap(0, Ordering::SeqCst) != 0 {
-            // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            self.ring();
         }
+    }
+
+    /// Wakes the thread whatever it waits for.
+    fn ring(&self) {
+        // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 
@@ -79,11 +84,12 @@ pub(super) struct Port {
     state: Arc<PortState>,
     /// Index among the thread's ports.
     index: usize,
-    segments_max: usize,
 }
 
 #[derive(Debug, Default)]
 struct PortState {
+    /// Most datagrams of a batch; falls to 1 if the network device can't cut batches.
+    segments_max: AtomicUsize,
     /// The peer's address: packets from others are left to the worker, which limits what forged
     /// ones cost.
     peer: Mutex<Option<SocketAddr>>,
@@ -105,7 +111,7 @@ impl PortState {
 impl Port {
     /// Most datagrams of a batch.
     pub(super) fn segments_max(&self) -> usize {
-        self.segments_max
+        self.state.segments_max.load(Ordering::Relaxed)
     }
 
     /// Takes a batch to send, and leaves an empty one; false if too many are waiting.
@@ -180,6 +186,8 @@ struct Shared {
     spare_buffers: Mutex<Vec<Vec<u8>>>,
     opener: Mutex<Arc<Opener>>,
     is_over: AtomicBool,
+    /// Whether the thread has ended.
+    has_ended: AtomicBool,
     wake: Wake,
     worker: Arc<Wake>,
 }
@@ -217,6 +225,7 @@ impl PathThreads {
                 spare_buffers: Mutex::new((0..LISTS_MAX).map(|_| Vec::new()).collect()),
                 opener: Mutex::new(Arc::clone(&opener)),
                 is_over: AtomicBool::new(false),
+                has_ended: AtomicBool::new(false),
                 wake: Wake::new()?,
                 worker: Arc::clone(&worker),
             }))
@@ -226,12 +235,12 @@ impl PathThreads {
         let mut ports = Vec::with_capacity(sockets.len());
         for (path, udp) in sockets.into_iter().enumerate() {
             let (thread, index) = (path % count, path / count);
-            let (state, segments_max) = (Arc::<PortState>::default(), udp.segments_max());
+            let state = Arc::<PortState>::default();
+            state.segments_max.store(udp.segments_max(), Ordering::Relaxed);
             ports.push(Port {
                 thread: Arc::clone(&shared[thread]),
                 state: Arc::clone(&state),
                 index,
-                segments_max,
             });
             let waiting = VecDeque::new();
             served[thread].push(Served {
@@ -245,7 +254,7 @@ impl PathThreads {
         }
         let mut this = Self { threads: Vec::with_capacity(count), worker, read: 0, opener_version };
         for (index, (shared, ports)) in shared.into_iter().zip(served).enumerate() {
-            let thread = PathThread { shared: Arc::clone(&shared), index, ports };
+            let thread = PathThread { shared: Arc::clone(&shared), index, ports, first: 0 };
             let builder = std::thread::Builder::new().name(format!("sealane-paths-{index}"));
             this.threads.push((shared, builder.spawn(move || thread.run())?));
         }
@@ -282,7 +291,7 @@ impl PathThreads {
 
     /// Whether a thread has ended although it should not.
     pub(super) fn has_failed(&self) -> bool {
-        self.threads.iter().any(|(_, handle)| handle.is_finished())
+        self.threads.iter().any(|(shared, _)| shared.has_ended.load(Ordering::SeqCst))
     }
 
     /// Gives the threads the keys of this version, unless they have them.
@@ -350,12 +359,13 @@ impl Served {
         if self.is_blocked {
             return;
         }
-        let PortState { calls, errors, dropped, queued, .. } = &*self.state;
+        let PortState { segments_max, calls, errors, dropped, queued, .. } = &*self.state;
         if sent.is_ok() {
             calls.fetch_add(1, Ordering::Relaxed);
         } else {
             errors.fetch_add(1, Ordering::Relaxed);
             dropped.fetch_add(batch.segments as u64, Ordering::Relaxed);
+            segments_max.store(self.udp.segments_max(), Ordering::Relaxed);
         }
         if let Some(Order { mut train, .. }) = self.waiting.pop_front() {
             train.clear();
@@ -425,6 +435,16 @@ struct PathThread {
     shared: Arc<Shared>,
     index: usize,
     ports: Vec<Served>,
+    /// Index of the port that comes first in this turn.
+    first: usize,
+}
+
+impl Drop for PathThread {
+    /// Also after a panic: the worker must notice.
+    fn drop(&mut self) {
+        self.shared.has_ended.store(true, Ordering::SeqCst);
+        self.shared.worker.ring();
+    }
 }
 
 impl PathThread {
@@ -435,8 +455,11 @@ impl PathThread {
             for order in std::mem::take(&mut *lock(&self.shared.orders)) {
                 self.ports[order.port].waiting.push_back(order);
             }
+            // The first port of a turn gets the buffers that are left: each port in turn.
+            self.first = (self.first + 1) % self.ports.len();
+            let (before, from_first) = self.ports.split_at_mut(self.first);
             // One batch a turn, so that no report waits for more than that.
-            for port in &mut self.ports {
+            for port in from_first.iter_mut().chain(before) {
                 port.send(&self.shared);
                 if !is_over {
                     port.receive(&self.shared, self.index);
@@ -571,6 +594,31 @@ mod tests {
             assert_eq!(tried, [is_tried]);
             threads.return_buffer(arrived);
         }
+    }
+
+    #[test]
+    fn a_flooded_path_does_not_take_all_buffers_of_its_thread() {
+        let sockets = vec![loopback(), loopback()];
+        let to: Vec<_> = sockets.iter().map(|udp| udp.local_address().unwrap()).collect();
+        let (mut threads, _ports) = PathThreads::start(sockets, 1, opener()).unwrap();
+        let (socket, _) = peer();
+        for _ in 0..20 * LISTS_MAX {
+            socket.send_to(&[0; 10], to[0]).unwrap();
+        }
+        socket.send_to(&[1; 10], to[1]).unwrap();
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut taken = 0;
+        loop {
+            assert!(Instant::now() < until);
+            let Some(arrived) = threads.next_arrived() else { continue };
+            let is_other = arrived.path == 1;
+            threads.return_buffer(arrived);
+            if is_other {
+                break;
+            }
+            taken += 1;
+        }
+        assert!(taken < 4 * LISTS_MAX, "{taken} lists of the other path came first");
     }
 
     #[test]

@@ -31,6 +31,8 @@ const RECEIVES_PER_TURN: usize = 16;
 const DATAGRAMS_PER_TURN: usize = 256;
 /// Datagrams between two reads of the clock: some microseconds.
 const DATAGRAMS_PER_LOOK: usize = 8;
+/// How long to wait for room to send, at least, unless something arrives.
+const BLOCKED_NANOS: Nanos = 500_000;
 
 /// The job's region, and the bitmap of what has landed in it.
 #[derive(Debug)]
@@ -129,13 +131,13 @@ impl Worker {
             // Before receiving from or sending to the peer, since an ended session does neither.
             self.end_unpermitted();
             self.receive();
-            self.lanes.update(&self.session);
             self.note_drops();
             let time = self.look();
             if self.session.next_timeout().is_some_and(|at| at <= time) {
                 self.session.handle_timeout(time);
                 self.lanes.moved(self.session.take_moved());
             }
+            self.lanes.update(&self.session);
             self.expire(time);
             if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
@@ -258,6 +260,8 @@ impl Worker {
         let mut time = now();
         for index in 0..DATAGRAMS_PER_TURN {
             if lanes.is_blocked() {
+                // What was gathered for other paths need not wait.
+                lanes.flush(false);
                 return;
             }
             if index % DATAGRAMS_PER_LOOK == 0 {
@@ -339,6 +343,8 @@ impl Worker {
         let at = at.into_iter().chain(self.progress.operations.next_deadline()).min()?;
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
+        // What is due can't leave before the kernel or a path thread says that there is room.
+        let at = if is_blocked { at.max(time.saturating_add(BLOCKED_NANOS)) } else { at };
         let at = at.min(time.saturating_add(longest));
         Some(timespec(at.saturating_sub(time)))
     }

@@ -101,6 +101,7 @@ impl Train {
     pub fn truncate(&mut self, start: usize) {
         self.bytes.truncate(start);
         self.unsealed.retain(|packet| packet.start < start);
+        self.drop_unused_key();
     }
 
     /// Moves the packets from byte `start` on to the end of another train.
@@ -119,6 +120,14 @@ impl Train {
         other.unsealed.extend(moved);
         other.bytes.extend_from_slice(&self.bytes[start..]);
         self.bytes.truncate(start);
+        self.drop_unused_key();
+    }
+
+    /// A key must not outlive its packets: nobody may touch this train for the rest of a session.
+    fn drop_unused_key(&mut self) {
+        if self.unsealed.is_empty() {
+            self.key = None;
+        }
     }
 
     /// The buffer, to which the next packet is appended.
@@ -216,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cleared_train_keeps_no_key() {
+    fn an_emptied_train_keeps_no_key() {
         let key = key(1);
         let mut train = Train::deferred();
         add(&mut train, &key, 1);
@@ -224,5 +233,11 @@ mod tests {
         train.clear();
         assert_eq!(Arc::strong_count(&key), 1);
         assert!(train.is_empty() && train.sealed().is_empty());
+        add(&mut train, &key, 2);
+        train.move_to(0, &mut Train::deferred());
+        assert_eq!(Arc::strong_count(&key), 1, "moved away");
+        add(&mut train, &key, 3);
+        train.truncate(0);
+        assert_eq!(Arc::strong_count(&key), 1, "removed");
     }
 }
