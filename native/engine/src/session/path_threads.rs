@@ -417,6 +417,11 @@ impl Served {
     }
 }
 
+/// Whether the worker has returned enough buffers for a receive call.
+fn has_buffers(shared: &Shared) -> bool {
+    lock(&shared.spare_buffers).len() >= RECEIVE_BATCH
+}
+
 /// Takes the buffers of a receive call, if the worker has returned enough.
 fn take_buffers(shared: &Shared) -> Option<[Vec<u8>; RECEIVE_BATCH]> {
     let mut spare = lock(&shared.spare_buffers);
@@ -455,8 +460,12 @@ impl PathThread {
             for order in std::mem::take(&mut *lock(&self.shared.orders)) {
                 self.ports[order.port].waiting.push_back(order);
             }
-            // The first port of a turn gets the buffers that are left: each port in turn.
-            self.first = (self.first + 1) % self.ports.len();
+            // The first port of a turn gets the buffers that are left, and is looked at even while
+            // another one always has something: each port in turn.
+            if has_buffers(&self.shared) {
+                self.first = (self.first + 1) % self.ports.len();
+            }
+            self.ports[self.first].is_readable = true;
             let (before, from_first) = self.ports.split_at_mut(self.first);
             // One batch a turn, so that no report waits for more than that.
             for port in from_first.iter_mut().chain(before) {
@@ -476,7 +485,7 @@ impl PathThread {
     fn sleep(&mut self) {
         let Self { shared, ports, .. } = self;
         shared.wake.fall_asleep(WORK);
-        let has_buffers = lock(&shared.spare_buffers).len() >= RECEIVE_BATCH;
+        let has_buffers = has_buffers(shared);
         let has_work = shared.is_over.load(Ordering::SeqCst)
             || !lock(&shared.orders).is_empty()
             || ports.iter().any(Served::can_send)
