@@ -70,7 +70,7 @@ class Start:
     connection_id_peer: bytes
     idle_timeout_seconds: float
     reordering_micros: int
-    path_threads: int = 0
+    path_threads: int
     steering: Steering
     known_window: PathWindow | None = None
     is_initiator: bool

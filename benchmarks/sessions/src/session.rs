@@ -112,7 +112,13 @@ impl Shape {
 
     /// Keeps messages in flight until `end`, then lets them end; counts them in `done`. Returns the
     /// job, without which the session ends.
-    fn drive(&self, mut job: Job, kind: Operation, end: &AtomicU64, done: &AtomicU64) -> Result<Job> {
+    fn drive(
+        &self,
+        mut job: Job,
+        kind: Operation,
+        end: &AtomicU64,
+        done: &AtomicU64,
+    ) -> Result<Job> {
         let mut posted = 0;
         while posted < self.in_flight {
             self.post(&mut job, posted, kind)?;
@@ -122,12 +128,17 @@ impl Shape {
             let completions = job.completions(64)?;
             if completions.is_empty() {
                 let wait = Timespec { tv_sec: 10, tv_nsec: 0 };
-                let found = poll(&mut [PollFd::new(&job.doorbell().as_fd(), PollFlags::IN)], Some(&wait))?;
+                let found =
+                    poll(&mut [PollFd::new(&job.doorbell().as_fd(), PollFlags::IN)], Some(&wait))?;
                 ensure!(found > 0, "nothing completed for 10 s");
             }
             for completion in &completions {
                 let status = completion.status;
-                ensure!(status == Status::Ok, "a message ended: {status:?}, {}", job.close_reason());
+                ensure!(
+                    status == Status::Ok,
+                    "a message ended: {status:?}, {}",
+                    job.close_reason()
+                );
             }
             done.fetch_add(completions.len() as u64, Ordering::Relaxed);
             for completion in &completions {

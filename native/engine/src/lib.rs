@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod emulator;
+mod event;
 pub mod permit;
 pub mod reduce;
 pub mod session;

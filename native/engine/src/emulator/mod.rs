@@ -238,8 +238,7 @@ impl Emulator {
     fn command(&self, command: Command) {
         // Sending fails only once the thread has ended; then `last` has the results.
         if self.commands.send(command).is_ok() {
-            // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            crate::event::ring(&self.wake);
         }
     }
 }

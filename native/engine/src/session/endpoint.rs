@@ -26,6 +26,7 @@ use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
 use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
+use crate::event;
 use crate::permit::Permit;
 use crate::udp::Udp;
 
@@ -340,9 +341,7 @@ impl Endpoint {
 
     /// The state of the session; clears the notification.
     pub fn state(&self) -> State {
-        let mut count = [0; 8];
-        // Nothing to read means no change since the last call.
-        let _ = rustix::io::read(&self.report.changed, &mut count);
+        event::clear(&self.report.changed);
         self.report.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -365,8 +364,7 @@ impl Endpoint {
     /// closed before that, the peer gets the same close code: the time was up.
     pub fn drain(&self) {
         self.report.is_to_drain.store(true, Ordering::Release);
-        // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        event::ring(&self.stop);
     }
 
     /// Ends the session and waits until it is closed, which takes one turn of its worker. The
@@ -378,8 +376,7 @@ impl Endpoint {
         if std::mem::take(&mut self.is_running) {
             let asked = Some(reason.to_owned());
             *self.report.end.lock().unwrap_or_else(PoisonError::into_inner) = asked;
-            // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
-            let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+            event::ring(&self.stop);
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);
             let is_open = |state: &mut State| !matches!(state, State::Closed { .. });
             drop(self.report.settled.wait_while(state, is_open));

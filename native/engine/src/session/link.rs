@@ -1,6 +1,5 @@
 //! One path's way to the network: its socket, used by the worker itself or by a path thread.
 
-use std::io;
 use std::net::SocketAddr;
 
 use sealane_proto::session::Train;
@@ -20,12 +19,7 @@ pub(super) enum Link {
         counters: SendCounters,
     },
     /// A path thread's.
-    Threaded {
-        /// The worker's side of it.
-        port: Port,
-        /// Results of what the thread did not take.
-        counters: SendCounters,
-    },
+    Threaded(Port),
 }
 
 impl Link {
@@ -36,14 +30,14 @@ impl Link {
 
     /// A socket that a path thread uses.
     pub(super) fn threaded(port: Port) -> Self {
-        Self::Threaded { port, counters: SendCounters::default() }
+        Self::Threaded(port)
     }
 
     /// The socket, if it is the worker's.
     pub(super) fn udp(&self) -> Option<&Udp> {
         match self {
             Self::Own { udp, .. } => Some(udp),
-            Self::Threaded { .. } => None,
+            Self::Threaded(_) => None,
         }
     }
 
@@ -51,7 +45,7 @@ impl Link {
     pub(super) fn new_train(&self) -> Train {
         match self {
             Self::Own { .. } => Train::default(),
-            Self::Threaded { .. } => Train::deferred(),
+            Self::Threaded(_) => Train::deferred(),
         }
     }
 
@@ -59,42 +53,37 @@ impl Link {
     pub(super) fn segments_max(&self) -> usize {
         match self {
             Self::Own { udp, .. } => udp.segments_max(),
-            Self::Threaded { port, .. } => port.segments_max(),
+            Self::Threaded(port) => port.segments_max(),
         }
     }
 
     /// Sends a batch, whose packets may be gone afterwards. False if it is not accepted at present.
     pub(super) fn send(&mut self, to: SocketAddr, train: &mut Train, batch: Batch) -> bool {
         match self {
-            Self::Own { udp, counters } => {
-                let sent = udp.send(to, train.sealed(), batch.segment_bytes, batch.codepoint());
-                if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-                    return false;
-                }
-                counters.count(sent.is_ok(), batch.segments as u64);
-                true
-            }
-            Self::Threaded { port, .. } => port.send(to, train, batch),
+            Self::Own { udp, counters } => batch.send(udp, (to, train), counters),
+            Self::Threaded(port) => port.send(to, train, batch),
         }
     }
 
     /// Counts a batch that is given up.
     pub(super) fn lost(&mut self, batch: Batch) {
-        let (Self::Own { counters, .. } | Self::Threaded { counters, .. }) = self;
-        counters.count(false, batch.segments as u64);
+        match self {
+            Self::Own { counters, .. } => counters.count(false, batch.segments as u64),
+            Self::Threaded(port) => port.lost(batch),
+        }
     }
 
     /// Whether a batch that was not accepted may be now.
     pub(super) fn has_room(&self) -> bool {
         match self {
             Self::Own { .. } => false,
-            Self::Threaded { port, .. } => port.has_room(),
+            Self::Threaded(port) => port.has_room(),
         }
     }
 
     /// Sets the peer's address.
     pub(super) fn set_peer(&self, peer: SocketAddr) {
-        if let Self::Threaded { port, .. } = self {
+        if let Self::Threaded(port) = self {
             port.set_peer(peer);
         }
     }
@@ -103,7 +92,7 @@ impl Link {
     pub(super) fn counters(&self) -> SendCounters {
         match self {
             Self::Own { counters, .. } => *counters,
-            Self::Threaded { port, counters } => [port.counters(), *counters].into_iter().sum(),
+            Self::Threaded(port) => port.counters(),
         }
     }
 
@@ -111,7 +100,7 @@ impl Link {
     pub(super) fn receive_calls(&self) -> u64 {
         match self {
             Self::Own { udp, .. } => udp.calls(),
-            Self::Threaded { port, .. } => port.receive_calls(),
+            Self::Threaded(port) => port.receive_calls(),
         }
     }
 
@@ -119,7 +108,7 @@ impl Link {
     pub(super) fn receive_drops(&self) -> u64 {
         match self {
             Self::Own { udp, .. } => udp.drops(),
-            Self::Threaded { port, .. } => port.receive_drops(),
+            Self::Threaded(port) => port.receive_drops(),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Datagrams on their way to the kernel: consecutive ones of equal size leave in one call.
 
+use std::io;
 use std::net::SocketAddr;
 
 use quinn_udp::EcnCodepoint;
 use sealane_proto::session::{Ecn, Train};
 
 use super::link::Link;
+use crate::udp::Udp;
 
 /// Most bytes of one send call: what an IPv4 packet of 65,535 bytes holds besides its headers, the
 /// kernel's limit for a segmentation list. A call costs as much as sealing 25 packets.
@@ -54,8 +56,23 @@ impl Batch {
         Self { segments: 1, segment_bytes: length, ecn }
     }
 
+    /// Sends it; false if the kernel does not accept it at present.
+    pub(super) fn send(
+        self,
+        udp: &Udp,
+        (to, train): (SocketAddr, &Train),
+        counters: &mut SendCounters,
+    ) -> bool {
+        let sent = udp.send(to, train.sealed(), self.segment_bytes, self.codepoint());
+        if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            return false;
+        }
+        counters.count(sent.is_ok(), self.segments as u64);
+        true
+    }
+
     /// The ECN field, as the socket takes it.
-    pub(super) fn codepoint(&self) -> Option<EcnCodepoint> {
+    fn codepoint(self) -> Option<EcnCodepoint> {
         match self.ecn {
             Ecn::NotEct => None,
             Ecn::Ect1 => Some(EcnCodepoint::Ect1),
@@ -162,7 +179,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::udp::Udp;
 
     fn loopback() -> Link {
         Link::own(Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap())

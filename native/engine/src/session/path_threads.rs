@@ -3,7 +3,7 @@
 //! worker's.
 //!
 //! A worker without them does all of it itself, which costs a small message no change of threads
-//! and a large one three quarters of its rate (docs/decisions/0088-path-threads.md).
+//! and a large one half of its rate (docs/decisions/0088-path-threads.md).
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use sealane_proto::session::{Arrivals, Opener, Train};
 
 use super::outbound::{Batch, SendCounters};
+use crate::event;
 use crate::udp::{RECEIVE_BATCH, RECEIVE_BUFFER_BYTES, Udp};
 
 /// Most batches of a path that wait to be sent: enough to seal one while another is written.
@@ -57,23 +58,15 @@ impl Wake {
     fn woke_up(&self, is_rung: bool) {
         self.reasons.store(0, Ordering::SeqCst);
         if is_rung {
-            let mut count = [0; 8];
-            // It was readable a moment ago, and is read only here.
-            let _ = rustix::io::read(&self.event, &mut count);
+            event::clear(&self.event);
         }
     }
 
     fn wake(&self, reason: u8) {
         let wants = self.reasons.load(Ordering::SeqCst) & reason != 0;
         if wants && self.reasons.swap(0, Ordering::SeqCst) != 0 {
-            self.ring();
+            event::ring(&self.event);
         }
-    }
-
-    /// Wakes the thread whatever it waits for.
-    fn ring(&self) {
-        // Writing 1 to an eventfd fails only after 2^64-2 unread ones.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 
@@ -95,9 +88,7 @@ struct PortState {
     peer: Mutex<Option<SocketAddr>>,
     /// Batches that wait to be sent.
     queued: AtomicUsize,
-    calls: AtomicU64,
-    errors: AtomicU64,
-    dropped: AtomicU64,
+    sent: Mutex<SendCounters>,
     receive_calls: AtomicU64,
     receive_drops: AtomicU64,
 }
@@ -129,10 +120,12 @@ impl Port {
 
     /// Results of sending so far.
     pub(super) fn counters(&self) -> SendCounters {
-        let PortState { calls, errors, dropped, .. } = &*self.state;
-        let [calls, errors, dropped] =
-            [calls, errors, dropped].map(|counter| counter.load(Ordering::Relaxed));
-        SendCounters { calls, errors, dropped }
+        *lock(&self.state.sent)
+    }
+
+    /// Counts a batch that is given up.
+    pub(super) fn lost(&self, batch: Batch) {
+        lock(&self.state.sent).count(false, batch.segments as u64);
     }
 
     /// Number of receive calls that returned data.
@@ -354,19 +347,16 @@ impl Served {
     fn send(&mut self, shared: &Shared) {
         let Some(Order { to, train, batch, .. }) = self.waiting.front_mut() else { return };
         train.seal();
-        let sent = self.udp.send(*to, train.sealed(), batch.segment_bytes, batch.codepoint());
-        self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        let mut results = SendCounters::default();
+        self.is_blocked = !batch.send(&self.udp, (*to, train), &mut results);
         if self.is_blocked {
             return;
         }
-        let PortState { segments_max, calls, errors, dropped, queued, .. } = &*self.state;
-        if sent.is_ok() {
-            calls.fetch_add(1, Ordering::Relaxed);
-        } else {
-            errors.fetch_add(1, Ordering::Relaxed);
-            dropped.fetch_add(batch.segments as u64, Ordering::Relaxed);
-            segments_max.store(self.udp.segments_max(), Ordering::Relaxed);
-        }
+        let PortState { segments_max, sent, queued, .. } = &*self.state;
+        let mut sent = lock(sent);
+        *sent = [*sent, results].into_iter().sum();
+        drop(sent);
+        segments_max.store(self.udp.segments_max(), Ordering::Relaxed);
         if let Some(Order { mut train, .. }) = self.waiting.pop_front() {
             train.clear();
             lock(&shared.spare_trains).push(train);
@@ -448,7 +438,8 @@ impl Drop for PathThread {
     /// Also after a panic: the worker must notice.
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
-        self.shared.worker.ring();
+        // Whatever it waits for.
+        event::ring(&self.shared.worker.event);
     }
 }
 

@@ -53,8 +53,7 @@ impl Report {
     pub(super) fn set(&self, state: State) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.settled.notify_all();
-        // Writing 1 to an eventfd fails only after 2^64-2 unread ones; then it is readable, too.
-        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+        crate::event::ring(&self.changed);
     }
 }
 

@@ -12,6 +12,7 @@ use sealane_proto::share::{Answer, FlowId, JobId, JobUse, SharedRate, UserId};
 
 use super::ring::Operation;
 use crate::clock::now;
+use crate::event;
 
 /// The rate that all sessions of a fabric share.
 #[derive(Debug)]
@@ -127,9 +128,7 @@ impl Line {
     fn wake_granted(&mut self) {
         while let Some(flow) = self.rate.next_granted() {
             if let Some(wake) = self.wakes.get(&flow) {
-                // Writing 1 to an eventfd fails only after 2^64-2 unread ones; then it is readable,
-                // too.
-                let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+                event::ring(wake);
             }
         }
     }
@@ -266,9 +265,7 @@ impl Flow {
 
     /// Clears the wake-up.
     pub(super) fn woken(&self) {
-        let mut count = [0; 8];
-        // Nothing to read means that it was cleared already.
-        let _ = rustix::io::read(&self.wake, &mut count);
+        event::clear(&self.wake);
     }
 
     /// Counts a posted operation; false if the job or its user has reached its limit for this kind.

@@ -319,9 +319,7 @@ impl Worker {
             flow.woken();
         }
         if stop {
-            let mut count = [0; 8];
-            // It was readable a moment ago, and is read only here.
-            let _ = rustix::io::read(&self.stop, &mut count);
+            crate::event::clear(&self.stop);
             self.obey();
         }
         if let Some(bell) = self.bell.as_ref().filter(|_| is_called) {
