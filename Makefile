@@ -75,6 +75,16 @@ lab: build ## all tests with stock Linux kernels as hosts and targets (15 minute
 lab-short: build ## the part of the lab that CI runs (a minute)
 	$(BIN)/pytest tests/kernel_lab -m lab_short --durations=0 $(ARGS)
 
+SYSTEMD_LAB = SEALANE_DEB="$$(echo dist/sealane_*.deb)" $(BIN)/pytest tests/systemd_lab --durations=0
+
+.PHONY: lab-systemd
+lab-systemd: deb ## the package on Debian machines with real systemd (root; 3 minutes)
+	$(SYSTEMD_LAB) -m lab_systemd $(ARGS)
+
+.PHONY: lab-systemd-short
+lab-systemd-short: deb ## the part of it that CI runs (a minute)
+	$(SYSTEMD_LAB) -m lab_systemd_short $(ARGS)
+
 .PHONY: test-order
 test-order: build ## fast tests in another order, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=2
@@ -197,10 +207,24 @@ wheel: build ## one abi3 wheel in dist/
 test-wheel: wheel ## install the wheel alone and run a small demo from an empty directory
 	$(SHELL) tools/try-wheel $(PYTHON) dist/sealane-*.whl
 
+# Its Python is Debian's, which need not be the one of the build.
+$(STAMP)/tpm2_pytss: requirements-tpm.lock $(STAMP)/venv
+	rm -rf $@ && $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $< -w $@
+
+.PHONY: deb
+deb: wheel $(STAMP)/tpm2_pytss ## Debian package of daemon and client in dist/ (make packages installs what it needs)
+	rm -f dist/sealane_*.deb
+	WHEEL="$$(echo dist/sealane-*.whl)" TPM_WHEEL="$$(echo $(STAMP)/tpm2_pytss/*.whl)" \
+	  PIP="$(CURDIR)/$(BIN)/pip" MANUALS="$(CURDIR)/$(BIN)/python $(CURDIR)/tools/manuals" OUT="$(CURDIR)/dist" \
+	  dpkg-buildpackage --build=binary --no-sign --no-check-builddeps \
+	  --buildinfo-file=dist/sealane.buildinfo --buildinfo-option=-udist --changes-file=dist/sealane.changes --changes-option=-udist
+	lintian --no-tag-display-limit --fail-on error dist/sealane_*.deb
+
 .PHONY: lock
 lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements.lock
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --extra hsm --extra lab -c requirements-dev.lock pyproject.toml - -o requirements-package.lock <<< packaging
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
 
 .PHONY: errors

@@ -52,7 +52,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run `sealanectl`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     output = Output(options.output)
     try:
         if options.is_offline:
@@ -106,7 +106,8 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     return rows
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> OneLineParser:
+    """Return the parser of the program's arguments."""
     parser = OneLineParser(
         prog="sealanectl", description="Command-line client of the sealaned on this machine."
     )

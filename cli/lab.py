@@ -28,7 +28,7 @@ _ARROWS: Final = {"forward": "→", "backward": "←"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the lab; return its exit code (3: the run is void)."""
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -199,7 +199,8 @@ def _way_row(way: Way) -> dict[str, Any]:
     }
 
 
-def _parser() -> OneLineParser:
+def command_line() -> OneLineParser:
+    """Return the parser of the program's arguments."""
     parser = OneLineParser(
         prog="sealane lab",
         description=(

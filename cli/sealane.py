@@ -47,6 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> DemoOptions:
     """Read the command line; a mistake ends the program with one line and exit code 2."""
+    parsed = command_line().parse_args(arguments)
+    return DemoOptions(
+        input=parsed.input,
+        output=parsed.output,
+        messages=parsed.messages,
+        volume_bytes=parsed.volume_size,
+        seed=parsed.seed,
+        all_reduce=parsed.all_reduce,
+    )
+
+
+def command_line() -> OneLineParser:
+    """Return the parser of the program's arguments."""
     parser = OneLineParser(prog="sealane", description=sealane.__doc__)
     parser.add_argument("--version", action="version", version=f"sealane {sealane.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -99,12 +112,4 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
     )
     # Only for --help: sealane.cli.lab reads its arguments.
     commands.add_parser("lab", help="hosts and long links in network namespaces", add_help=False)
-    parsed = parser.parse_args(arguments)
-    return DemoOptions(
-        input=parsed.input,
-        output=parsed.output,
-        messages=parsed.messages,
-        volume_bytes=parsed.volume_size,
-        seed=parsed.seed,
-        all_reduce=parsed.all_reduce,
-    )
+    return parser

@@ -25,6 +25,7 @@ from sealane.daemon.runtime.config_types import (
     NodeName,
     PeerAddress,
     RunDir,
+    SecretPath,
     Section,
     is_loopback,
 )
@@ -75,7 +76,7 @@ class HsmConfig(Section):
     module: AbsolutePath
     token: str
     label: str
-    pin_file: AbsolutePath
+    pin_file: SecretPath
 
 
 def _hosts(endpoints: list[PeerAddress]) -> list[PeerAddress]:
@@ -90,7 +91,7 @@ class EtcdConfig(Section):
     endpoints: Annotated[list[PeerAddress], AfterValidator(_hosts)]
     ca_file: AbsolutePath | None = None
     certificate_file: AbsolutePath | None = None
-    key_file: AbsolutePath | None = None
+    key_file: SecretPath | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -116,7 +117,7 @@ class BrokerConfig(Section):
     policy_owner_key: AbsolutePath | None = None
     allow_unsigned_policy: bool = False
     collateral_dir: AbsolutePath | None = None
-    key_file: AbsolutePath | None = None
+    key_file: SecretPath | None = None
     hsm: HsmConfig | None = None
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
@@ -223,7 +224,7 @@ class EnrolmentConfig(Section):
     trust_anchor: AbsolutePath
     evidence: Annotated[str, AfterValidator(_evidence)]
     settings: Annotated[dict[str, str], Field(default_factory=dict)]
-    key_file: AbsolutePath | None = None
+    key_file: SecretPath | None = None
     tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
     tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
     secondary: Annotated[
@@ -308,8 +309,8 @@ class ThirdPartyConfig(Section):
     address: PeerAddress
     subsystem_nqn: Nqn
     namespace_id: Annotated[int, Field(ge=1, lt=2**32 - 1)] = 1
-    dhchap_key_file: AbsolutePath | None = None
-    dhchap_controller_key_file: AbsolutePath | None = None
+    dhchap_key_file: SecretPath | None = None
+    dhchap_controller_key_file: SecretPath | None = None
     digests: bool = True
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """`sealaned`: command line and process of the daemon."""
 
+import argparse
 import asyncio
 import os
 import signal
@@ -12,30 +13,45 @@ from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.reload import reload
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
+from sealane.daemon.runtime.directories import as_owner
 from sealane.daemon.runtime.logs import get_logger, priority, set_up_logs
 from sealane.daemon.runtime.process import forbid_inspection, lock_memory
+from sealane.daemon.set_up import set_up
 from sealane.errors import Error, UnavailableError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run `sealaned`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     try:
         config = load_config(options.config)
-        if options.print_config:
-            print(config.to_json())
-            return 0
-        if options.reload:
-            reload(config)
+        if _is_done(options, config):
             return 0
         check_start(config)
-        return 0 if options.check else run(config, options.config)
+        return run(config, options.config)
     except* (Error, OSError) as group:
         error = first_error(group)
     if isinstance(error, OSError):
         return system_refused("sealaned", error)
     print(f"{priority('error')}sealaned: {error}", file=sys.stderr)
     return error.exit_code
+
+
+def _is_done(options: argparse.Namespace, config: Config) -> bool:
+    """Do what was asked instead of a start; return False if it is a start."""
+    if options.print_config:
+        print(config.to_json())
+    elif options.reload:
+        reload(config)
+    elif options.set_up:
+        for line in set_up(config):
+            print(line)
+    elif options.check:
+        with as_owner(Path(config.node.state_dir)):
+            check_start(config)
+    else:
+        return False
+    return True
 
 
 def run(config: Config, path: Path) -> int:
@@ -90,7 +106,8 @@ def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:
     return first
 
 
-def _parser() -> OneLineParser:
+def command_line() -> OneLineParser:
+    """Return the parser of the program's arguments."""
     parser = OneLineParser(
         prog="sealaned", description="Sealane's daemon: attested volumes and sessions."
     )
@@ -111,6 +128,12 @@ def _parser() -> OneLineParser:
         "--reload",
         action="store_true",
         help="make the running daemon reread its files, wait, and report the outcome",
+    )
+    what.add_argument(
+        "--set-up",
+        action="store_true",
+        help="make the keys and the policy that the configuration names and that are missing, for "
+        "development, and exit",
     )
     what.add_argument(
         "--print-config", action="store_true", help="print every setting as JSON and exit"

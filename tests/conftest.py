@@ -14,6 +14,20 @@ settings.register_profile(
 settings.load_profile("gate")
 
 
+LABS = ("lab", "lab_systemd")
+"""Markers of tests that boot machines: run only if selected with `-m`."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that boot machines, unless the selection is about them."""
+    if "lab" in (config.option.markexpr or ""):
+        return
+    left_out = [item for item in items if any(map(item.get_closest_marker, LABS))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Have the summary give each reason for skipped tests once, not once a place."""

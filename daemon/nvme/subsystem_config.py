@@ -5,7 +5,7 @@ from uuid import UUID, uuid5
 
 from pydantic import AfterValidator, Field, model_validator
 
-from sealane.daemon.runtime.config_types import AbsolutePath, Section
+from sealane.daemon.runtime.config_types import AbsolutePath, SecretPath, Section
 from sealane.daemon.volume.store_kinds import STORE_KINDS, only_with
 from sealane.errors import UsageError
 from sealane.protocol.kinds import StoreKind
@@ -63,8 +63,8 @@ class HostConfig(Section):
     """A host that may connect, and the key files of its authentication."""
 
     nqn: Nqn
-    dhchap_key_file: AbsolutePath | None = None
-    dhchap_controller_key_file: AbsolutePath | None = None
+    dhchap_key_file: SecretPath | None = None
+    dhchap_controller_key_file: SecretPath | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -20,6 +20,12 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(**options)
         self._fill = fill
 
+    def complete(self) -> None:
+        """Get the arguments now: for who reads the parser, rather than parses with it."""
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+
     def parse_known_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
@@ -30,9 +36,7 @@ class OneLineParser(argparse.ArgumentParser):
         for argument in given:
             if any("\ud800" <= c <= "\udfff" for c in argument):
                 self.error(f"argument {argument!r}: not UTF-8")
-        if self._fill is not None:
-            fill, self._fill = self._fill, None
-            fill(self)
+        self.complete()
         return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from sealane.crypto.certificates import NAME_PATTERN
+from sealane.daemon.runtime.credentials import CREDENTIAL_PREFIX, credential_path
 
 # A Unix socket's path has at most 108 bytes including the terminating zero.
 _RUN_DIR_BYTES_MAX: Final = 80
@@ -84,6 +85,15 @@ def _path(value: str) -> str:
     return value
 
 
+def _secret_path(value: str) -> str:
+    if value.startswith(CREDENTIAL_PREFIX):
+        return credential_path(value.removeprefix(CREDENTIAL_PREFIX))
+    try:
+        return _path(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {CREDENTIAL_PREFIX}NAME") from None
+
+
 def _run_dir(value: str) -> str:
     if len(_path(value).encode()) > _RUN_DIR_BYTES_MAX:
         raise ValueError(f"an absolute path of at most {_RUN_DIR_BYTES_MAX} bytes")
@@ -96,6 +106,8 @@ LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 IpAddresses = Annotated[tuple[str, ...], BeforeValidator(_ip_addresses)]
 NodeName = Annotated[str, AfterValidator(_name)]
 AbsolutePath = Annotated[str, AfterValidator(_path)]
+SecretPath = Annotated[str, AfterValidator(_secret_path)]
+"""The file of a secret: a path, or a credential of the service manager."""
 RunDir = Annotated[str, AfterValidator(_run_dir)]
 
 

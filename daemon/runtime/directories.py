@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import pwd
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -122,6 +123,38 @@ def _check_enterable(path: Path, *, key: str, is_own: bool) -> None:
             f"{key} {path}: mode {mode:04o}; allowed: closed to writing by others, and open to "
             "entering by jobs, as 0711 is",
         )
+
+
+@contextlib.contextmanager
+def as_owner(path: Path) -> Iterator[None]:
+    """Act as the owner of a directory if we are root and it is another user's.
+
+    For root's check of what a daemon needs that runs as that user: files must be readable to it.
+    """
+    try:
+        owner = path.stat()
+    except OSError:
+        owner = None
+    if os.geteuid() != 0 or owner is None or owner.st_uid == 0:
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups(_groups_of(owner))
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(os.getgid())
+        os.setgroups(groups)
+
+
+def _groups_of(owner: os.stat_result) -> list[int]:
+    try:
+        return os.getgrouplist(pwd.getpwuid(owner.st_uid).pw_name, owner.st_gid)
+    except KeyError:
+        return [owner.st_gid]
 
 
 @contextlib.contextmanager

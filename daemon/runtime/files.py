@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from sealane.daemon.runtime.credentials import STORES, is_credential, store_access
 from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -44,10 +45,20 @@ def read_secret(path: str, *, key: str) -> bytes:
     """
     try:
         # Non-blocking, since opening a FIFO would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with store_access(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             _check_private(os.fstat(descriptor), path, key)
             content = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        if not is_credential(path):
+            raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error
+        name = Path(path).name
+        raise UsageError(
+            "config.unreadable",
+            f"{key}: the unit has no credential {name}; it comes from {STORES[0]}/{name}, if the "
+            f"unit has the line LoadCredential={name}",
+        ) from error
     except OSError as error:
         raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error
     return _sized(content, path, key)
@@ -111,11 +122,7 @@ def _write_durably(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    _sync_directory(path.parent)
 
 
 def _check_private(status: os.stat_result, path: str, key: str) -> None:
@@ -129,9 +136,7 @@ def _check_private(status: os.stat_result, path: str, key: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     # The service manager opens credentials to one user by an access list, whose mask appears as
     # the group's permissions.
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    is_credential = credentials is not None and Path(path).parent == Path(credentials)
-    if mode & (0o007 if is_credential else 0o077):
+    if mode & (0o007 if is_credential(path) else 0o077):
         raise UsageError("key.file.mode", f"{key} {path}: mode {mode:04o}; allowed: 0600 or 0400")
 
 
@@ -142,13 +147,37 @@ def _sized(content: bytes, path: str, key: str) -> bytes:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read.
+    """Write a new file that only its owner can read; raises as `write_new` does."""
+    write_new(path, content, mode=0o600)
+
+
+def write_new(path: Path, content: bytes, *, mode: int) -> None:
+    """Write a new file: a crash leaves all of it or nothing. On return it is durable.
 
     UsageError `key.unwritable` if it exists or can't be written.
     """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                os.fchmod(descriptor, mode)
+                file.flush()
+                os.fsync(descriptor)
+            # Unlike a rename, fails if the file exists.
+            path.hardlink_to(draft)
+        finally:
+            draft.unlink()
+        _sync_directory(path.parent)
     except OSError as error:
         raise UsageError("key.unwritable", f"{path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make new names in a directory durable."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -19,6 +19,9 @@ CORRELATION_KEY: Final = "sealane-correlation-id"
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
+_FIRST: Final = ("event", "reason", "role", "correlation_id", "message")
+
+
 def priority(level: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return a line's prefix for this level; empty unless standard error goes to the journal."""
     return f"<{_PRIORITIES[level]}>" if _is_journal(environment) else ""
@@ -41,9 +44,14 @@ class _Renderer:
         self._has_priorities = _is_journal(os.environ)
 
     def __call__(self, logger: object, name: str, event: structlog.typing.EventDict) -> str:
-        line = self._json(logger, name, event)
+        line = self._json(logger, name, _in_order(event))
         text = line.decode() if isinstance(line, bytes) else line
         return f"<{_PRIORITIES[event['level']]}>{text}" if self._has_priorities else text
+
+
+def _in_order(event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Return the fields with those first that a reader of a long line looks for."""
+    return {name: event[name] for name in _FIRST if name in event} | dict(event)
 
 
 def set_up_logs(level: str, *, node: str) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the kernel lab. Its tests run only if selected with `-m`."""
+"""Fixtures of the kernel lab."""
 
 import os
 import shutil
@@ -15,16 +15,6 @@ from kernel_lab.lab import Lab
 HERE = Path(__file__).resolve().parent
 BUILD_SECONDS = 900
 SIZE_MIB = 64
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that boot a guest, unless their marker is selected."""
-    if "lab" in (config.option.markexpr or ""):
-        return
-    left_out = [item for item in items if item.get_closest_marker("lab")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

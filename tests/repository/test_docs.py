@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.cli.ctl import NOUNS, _parser
+from sealane.cli.ctl import NOUNS, command_line
 from sealane.daemon.runtime.sections import load_section
 from sealane.lab.topology import Topology
 
@@ -124,7 +124,7 @@ def test_no_example_hides_from_the_tests() -> None:
 
 
 def test_commands_of_operators_exist() -> None:
-    nouns = choices(_parser())
+    nouns = choices(command_line())
     verbs = {noun: choices(nouns[noun]) for noun in NOUNS}
     for noun, verb in shown(r"sealanectl (?:--socket \S+ )?([a-z]+) ([a-z]+)(?![a-z])"):
         assert noun in nouns, noun

@@ -1,5 +1,6 @@
 """The systemd unit: as restricted as possible, but permitting everything the roles call."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from sealane.errors import UsageError, VerificationError
 
 UNIT = Path(__file__).parents[2] / "systemd" / "sealaned.service"
-EXPOSURE_MAX = 20
+EXAMPLES = sorted({UNIT.with_name("sealaned.toml"), *UNIT.parent.glob("examples/*.toml")})
+EXPOSURE_MAX = 13
 """Tenths; up to 2.9 systemd calls a service OK."""
 CALLED = (
     *("memfd_create", "ftruncate", "mmap", "madvise", "socketpair", "eventfd2"),  # rings
@@ -40,7 +42,7 @@ def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -
 
 
 def test_the_drop_in_for_jobs_tells_users_apart_and_opens_their_directory_only() -> None:
-    dropped = (UNIT.parent / "sealaned.service.d" / "jobs.conf").read_text().splitlines()
+    dropped = (UNIT.parent / "drop-ins" / "jobs.conf").read_text().splitlines()
     settings = [line for line in dropped if "=" in line and not line.startswith("#")]
     assert settings == ["PrivateUsers=no", "ReadWritePaths=/run/sealane-jobs"]
     made = (UNIT.parent / "sealane.tmpfiles").read_text().splitlines()
@@ -58,6 +60,43 @@ def test_a_wrong_configuration_is_not_tried_again() -> None:
     # The setting concerns the main process: a failing check before it would be retried forever.
     assert "ExecStartPre" not in settings
     assert settings["ExecReload"] == [settings["ExecStart"][0] + " --reload"]
+
+
+def template_of(unit: Path) -> str:
+    """Return the unit's template, as the package has it."""
+    sed = ["sed", "-f", UNIT.with_name("instance.sed"), unit]
+    return subprocess.run(sed, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_instance_shares_nothing_with_another_daemon() -> None:
+    named = re.compile(r"/etc/sealane/\S+|(?:State|Runtime)Directory=\S+|LoadCredential=\S+")
+    found = named.findall(template_of(UNIT))
+    assert found == [
+        *("/etc/sealane/%i.toml", "/etc/sealane/%i.toml"),
+        *("StateDirectory=sealane-%i", "RuntimeDirectory=sealane-%i"),
+        "LoadCredential=sealane.%i.kek",
+        "LoadCredential=sealane.%i.attestation-key",
+        "LoadCredential=sealane.%i.hsm-pin",
+        "LoadCredential=sealane.%i.etcd-key",
+    ]
+    setup = template_of(UNIT.with_name("sealaned-setup.service"))
+    assert "ConditionDirectoryNotEmpty=!/var/lib/sealane-%i\n" in setup
+    assert "Before=sealaned@%i.service\n" in setup
+    assert "sealaned-setup@%i.service\n" in template_of(UNIT)
+
+
+def test_examples_name_the_credentials_and_directories_of_their_unit() -> None:
+    for path in EXAMPLES:
+        example = tomllib.loads(path.read_text())
+        is_instance = path.parent != UNIT.parent
+        suffix = f"-{path.stem}" if is_instance else ""
+        unit = template_of(UNIT).replace("%i", path.stem) if is_instance else UNIT.read_text()
+        assert example["node"]["state_dir"] == f"/var/lib/sealane{suffix}"
+        assert example["node"]["run_dir"] == f"/run/sealane{suffix}"
+        named = re.findall(r'^\w*key_file = "credential:(\S+)"', path.read_text(), re.MULTILINE)
+        assert named
+        for name in named:
+            assert f"LoadCredential={name}\n" in unit
 
 
 def test_unit_loads(tmp_path: Path) -> None:
@@ -109,14 +148,17 @@ def allowed() -> set[str]:
 
 
 def test_unit_is_closed_to_what_no_role_needs() -> None:
-    analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", UNIT)
+    for unit in (UNIT, UNIT.with_name("sealaned-setup.service")):
+        analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit)
 
 
 def test_unit_keeps_keys_out_of_core_files_and_swap() -> None:
     lines = UNIT.read_text().splitlines()
     assert {"LimitCORE=0", "LimitMEMLOCK=infinity", "MemorySwapMax=0"} <= {*lines}
-    example = tomllib.loads((UNIT.parent / "sealaned.toml").read_text())
-    assert example["node"]["lock_memory"] == "require"
+    for path in EXAMPLES:
+        example = tomllib.loads(path.read_text())
+        assert example["node"]["lock_memory"] == "prefer"
+        assert '"require" where memory can be locked' in path.read_text()
 
 
 def test_filter_lets_through_what_the_roles_call() -> None:

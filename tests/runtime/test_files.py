@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sealane.daemon.runtime.files import (
     read_file,
     read_secret,
     write_durably,
+    write_new,
 )
 from sealane.errors import UsageError
 
@@ -117,3 +119,14 @@ def _fill(path: Path) -> None:
                     os.write(descriptor, bytes(size))
     finally:
         os.close(descriptor)
+
+
+def test_a_new_file_never_replaces_another_and_leaves_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_new(path, b"first", mode=0o640)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    with pytest.raises(UsageError) as caught:
+        write_new(path, b"second", mode=0o640)
+    assert caught.value.reason == "key.unwritable"
+    assert path.read_bytes() == b"first"
+    assert [each.name for each in tmp_path.iterdir()] == ["key"]

@@ -1,0 +1,8 @@
+# Turns a unit into its template: `sed -f instance.sed sealaned.service > sealaned@.service`. Instance
+# NAME reads /etc/sealane/NAME.toml, and has directories and credentials of its own.
+/^Description=/s/$/ (%i)/
+s|/etc/sealane/sealaned\.toml|/etc/sealane/%i.toml|
+s#^\(State\|Runtime\)Directory=sealane$#&-%i#
+s|^\(ConditionDirectoryNotEmpty=!/var/lib/sealane\)$|\1-%i|
+s|^LoadCredential=sealane\.|&%i.|
+s|sealaned\(-setup\)\?\.service|sealaned\1@%i.service|g

@@ -1,0 +1,96 @@
+"""`sealaned --set-up`: the keys and the policy of a development configuration."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from control_plane import sealaned
+from sealane.daemon.config import load_config
+from sealane.daemon.set_up import set_up
+
+NODE = """
+[node]
+name = "node-1"
+state_dir = "{root}/state"
+run_dir = "{root}/run"
+"""
+BROKER = """
+[broker]
+policy_file = "{root}/policy.toml"
+key_file = "{root}/keys/kek"
+allow_unsigned_policy = true
+"""
+SIGNED = """
+[broker]
+policy_file = "{root}/policy.toml"
+key_file = "{root}/keys/kek"
+policy_owner_key = "{root}/owner.pem"
+"""
+ENROLMENT = """
+[enrolment]
+broker_address = "127.0.0.1:7440"
+attestation_address = "127.0.0.1:7441"
+trust_anchor = "{root}/state/trust-anchor.pem"
+"""
+SOFTWARE = ENROLMENT + 'evidence = "software"\nkey_file = "{root}/keys/attestation"\n'
+TPM = ENROLMENT + 'evidence = "tpm2"\n'
+ROLES = '[target]\n[gateway]\ntarget_node = "node-1"\ntarget_address = "127.0.0.1:7442"\n'
+
+
+def written(root: Path, *parts: str) -> Path:
+    path = root / "sealaned.toml"
+    path.write_text("".join((NODE, *parts)).replace("{root}", str(root)))
+    return path
+
+
+def made(root: Path) -> set[str]:
+    found = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
+    return found - {"sealaned.toml"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((BROKER, SOFTWARE, ROLES), {"keys/kek", "keys/attestation", "policy.toml"}),
+        ((SIGNED, SOFTWARE, ROLES), {"keys/kek", "keys/attestation"}),
+        ((BROKER,), {"keys/kek"}),
+        ((SOFTWARE, ROLES), {"keys/attestation"}),
+        ((TPM, ROLES), set()),
+    ],
+)
+def test_it_makes_what_development_needs_and_no_more(
+    tmp_path: Path, parts: tuple[str, ...], expected: set[str]
+) -> None:
+    config = load_config(written(tmp_path, *parts))
+    assert len(list(set_up(config))) == len(expected)
+    assert made(tmp_path) == expected
+    for name in expected - {"policy.toml"}:
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert list(set_up(config)) == []
+
+
+def test_with_what_it_made_the_check_passes(tmp_path: Path) -> None:
+    path = written(tmp_path, BROKER, SOFTWARE, ROLES)
+    done = sealaned("--config", path, "--set-up")
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 3)
+    checked = sealaned("--config", path, "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_what_exists_stays_as_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, BROKER, SOFTWARE, ROLES)
+    (tmp_path / "keys").mkdir()
+    for name in ("keys/kek", "policy.toml"):
+        (tmp_path / name).write_text("mine")
+    config = load_config(path)
+    (line,) = set_up(config)
+    assert "attestation" in line
+    assert {(tmp_path / name).read_text() for name in ("keys/kek", "policy.toml")} == {"mine"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_directory_that_is_not_ours_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir(mode=0o500)
+    done = sealaned("--config", written(tmp_path, BROKER), "--set-up")
+    assert (done.returncode, "[key.unwritable]" in done.stderr) == (2, True)
