@@ -289,3 +289,4 @@ format: build ## format Python and Rust
 .PHONY: clean
 clean: ## remove everything that make created
 	rm -rf $(VENV) $(STAMP) build dist native/target src/sealane/*.so src/*.egg-info
+	cd debian && rm -rf .debhelper sealane files debhelper-build-stamp *.substvars *.debhelper*
