@@ -105,7 +105,7 @@ def _attest_verify(options: argparse.Namespace, output: Output) -> None:
             role=options.role,
             safe_flags={v.evidence_type: v.safe_flags for v in known},
         )
-    if output.form == "json":
+    if output.is_data:
         output.show_one(_as_json(claims, appraisal))
     else:
         for label, item in claims.items():

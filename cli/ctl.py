@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sealane import __version__
-from sealane.cli.output import Command, Output, text_of
-from sealane.cli.verbs import sentence
+from sealane.cli.output import FORMS, Command, Output, text_of
+from sealane.cli.verbs import sentence, watched
 from sealane.client import (
     Client,
     NodeStatus,
@@ -73,7 +73,15 @@ def main(arguments: list[str] | None = None) -> int:
 async def _call(options: argparse.Namespace, output: "Output") -> None:
     async with connect(options.socket) as client:
         run: Command = options.run
+        argument, find = options.finds
+        called = getattr(options, argument, None)
+        if called is not None:
+            setattr(options, argument, await find(client, called))
         await run(client, options, output)
+        while options.every is not None:
+            await asyncio.sleep(options.every)
+            output.begin_again()
+            await run(client, options, output)
 
 
 async def _status(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -111,7 +119,7 @@ def command_line() -> OneLineParser:
     parser = OneLineParser(
         prog="sealanectl", description="Command-line client of the sealaned on this machine."
     )
-    parser.set_defaults(is_offline=False)
+    parser.set_defaults(is_offline=False, every=None, finds=("", None))
     _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
@@ -121,7 +129,7 @@ def command_line() -> OneLineParser:
             noun, help=text, description=sentence(text), fill=functools.partial(_fill, sources)
         )
     text = "the daemon's roles, evidence and addresses"
-    status = nouns.add_parser("status", help=text, description=sentence(text))
+    status = watched(nouns.add_parser("status", help=text, description=sentence(text)))
     status.set_defaults(run=_status)
     _add_shared(status)
     return parser
@@ -141,8 +149,8 @@ def _add_shared(
         help=f"the daemon's socket (default: {DEFAULT_SOCKET})",
     )
     parser.add_argument(
-        "--output",
-        choices=("table", "json"),
+        *("-o", "--output"),
+        choices=FORMS,
         default=output,
         help="format of the output (default: table)",
     )

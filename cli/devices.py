@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from sealane.cli.output import CALL_SECONDS, Output, pages
-from sealane.cli.verbs import confirm, destructive, verb
+from sealane.cli.names import find_device, list_devices
+from sealane.cli.output import CALL_SECONDS, Output
+from sealane.cli.verbs import CALLED, confirm, destructive, finds, verb, watched
 from sealane.client import Client, translated
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2
@@ -13,13 +14,8 @@ from sealane.protocol.v1 import devices_pb2
 
 async def device_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Print every device, including those that await `device init`."""
-
-    def call(token: str) -> Awaitable[devices_pb2.ListDevicesResponse]:
-        request = devices_pb2.ListDevicesRequest(page_token=token)
-        return client.devices.ListDevices(request, timeout=CALL_SECONDS)
-
-    with translated():
-        output.show([_row(device) async for page in pages(call) for device in page.devices])
+    rows = [_row(device) for device in await list_devices(client)]
+    output.show(rows, things="devices")
 
 
 async def device_show(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -90,10 +86,10 @@ async def device_forget(client: Client, options: argparse.Namespace, output: Out
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `device`."""
-    verb(verbs, "list", device_list, "list every device, including those awaiting init")
+    watched(verb(verbs, "list", device_list, "list every device, including those awaiting init"))
     show = verb(verbs, "show", device_show, "show a device, its volumes and its anchor")
     init = verb(verbs, "init", device_init, "accept a new device, trusting the contents found")
-    init.add_argument("device", metavar="DEVICE", nargs="?", help="UUID of a device awaiting init")
+    finds(init, "device", find_device, metavar="DEVICE", nargs="?", help=CALLED)
     init.add_argument(
         "--next", metavar="NODE", help="accept the next unknown device that this node presents"
     )
@@ -111,7 +107,7 @@ def add_verbs(verbs: Any) -> None:
     for parser in (init, move, forget):
         destructive(parser)
     for parser in (show, move, forget):
-        parser.add_argument("device", metavar="DEVICE", help="UUID")
+        finds(parser, "device", find_device, metavar="DEVICE", help=CALLED)
 
 
 def _row(device: devices_pb2.Device) -> Mapping[str, Any]:

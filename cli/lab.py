@@ -154,7 +154,7 @@ def _row(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_status(status: dict[str, Any], output: Output) -> None:
-    if output.form == "json":
+    if output.is_data:
         output.show_one(status)
         return
     output.show_one(_row(status))

@@ -70,7 +70,7 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
         name = f"{options.node}-{label}"
         lines += ["", *_reference_entry(device, safe, name=name, secondary=[], roles=roles)]
     text = "\n".join(lines)
-    if output.form == "json":
+    if output.is_data:
         output.show_one({"hardware_id": claims.hardware_id, "policy": text})
     else:
         print(text)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from google.protobuf import timestamp_pb2
 
 from sealane.cli.output import CALL_SECONDS, Output, pages
-from sealane.cli.verbs import confirm, destructive, verb
+from sealane.cli.verbs import confirm, destructive, verb, watched
 from sealane.client import Client, translated
 from sealane.crypto.roles import NODE_ROLES
 from sealane.protocol.v1 import trust_pb2
@@ -21,7 +21,8 @@ async def node_list(client: Client, options: argparse.Namespace, output: Output)
     """Print every node that attested or was revoked."""
     with translated():
         listed = pages(functools.partial(_page, client))
-        output.show([_row(member) async for page in listed for member in page.nodes])
+        rows = [_row(member) async for page in listed for member in page.nodes]
+    output.show(rows, things="nodes")
 
 
 def _page(client: Client, token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
@@ -59,7 +60,7 @@ async def node_restore(client: Client, options: argparse.Namespace, output: Outp
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `node`."""
-    verb(verbs, "list", node_list, "list every node that attested or was revoked")
+    watched(verb(verbs, "list", node_list, "list every node that attested or was revoked"))
     revoke = verb(
         verbs, "revoke", node_revoke, "refuse a node from now on; its I/O ends within 30 s"
     )

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
 
+import yaml
+
 if TYPE_CHECKING:
     from sealane.client import Client
 
@@ -47,8 +49,12 @@ async def pages(call: Callable[[str], Awaitable[_Page]]) -> AsyncIterator[_Page]
             return
 
 
+FORMS: Final = ("table", "wide", "json", "yaml", "name")
+"""Forms of output: aligned text, with more columns, for programs, and names alone."""
+
+
 class Output:
-    """Prints records as aligned text or as JSON, to standard output or another file."""
+    """Prints records in one of `FORMS`, to standard output or another file."""
 
     def __init__(self, form: str, file: TextIO | None = None) -> None:
         self.form = form
@@ -59,30 +65,64 @@ class Output:
         """The file it prints to."""
         return sys.stdout if self._file is None else self._file
 
+    @property
+    def is_data(self) -> bool:
+        """Whether the output is for programs, with every field and nothing else."""
+        return self.form in {"json", "yaml"}
+
     def show(
         self,
         rows: Sequence[Mapping[str, Any]],
         table: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        wide: Sequence[Mapping[str, Any]] | None = None,
+        things: str = "",
     ) -> None:
-        """Print `rows` as JSON, or `table` (default: `rows`) as a table with a header line."""
+        """Print `rows` as data, or `table` (default: `rows`) as a table with a header line.
+
+        `wide` is the table with more columns. An empty table is reported as no `things`, on
+        standard error, if they are given.
+        """
         shown = rows if table is None else table
-        if self.form == "json":
-            print(_json(list(rows)), file=self.file)
+        if self.is_data:
+            self._print_data(list(rows))
+        elif self.form == "name":
+            for row in shown:
+                print(text_of(_name(row)), file=self.file)
         elif shown:
-            heads = [_head(name) for name in shown[0]]
-            self._print([heads, *([text_of(v) for v in row.values()] for row in shown)])
+            lines = wide if self.form == "wide" and wide is not None else shown
+            heads = [_head(name) for name in lines[0]]
+            self._print([heads, *([text_of(v) for v in row.values()] for row in lines)])
+        elif things:
+            print(f"no {things}", file=sys.stderr)
 
     def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
-        """Print `row` as JSON, or `table` (default: `row`) with a line for each value."""
-        if self.form == "json":
-            print(_json(row), file=self.file)
+        """Print `row` as data, or `table` (default: `row`) with a line for each value."""
+        if self.is_data:
+            self._print_data(row)
+        elif self.form == "name":
+            print(text_of(_name(row)), file=self.file)
         else:
             shown = row if table is None else table
             self._print([[_head(key), text_of(value)] for key, value in shown.items()])
 
+    def _print_data(self, value: object) -> None:
+        text = _json(value)
+        if self.form == "yaml":
+            # Of what JSON can say, so that both forms have the same types.
+            text = _yaml(json.loads(text))
+        print(text, file=self.file)
+
+    def begin_again(self) -> None:
+        """Make room for the same once more: clear a terminal, or leave a line empty."""
+        if self.file.isatty() and not self.is_data:
+            print("\x1b[H\x1b[2J", end="", file=self.file)
+        elif not self.is_data:
+            print(file=self.file)
+
     def line(self, row: Mapping[str, Any]) -> None:
-        """Print one record of a stream, as one line."""
-        if self.form == "json":
+        """Print one record of a stream, as one line; each YAML document is a line, too."""
+        if self.is_data:
             print(json.dumps(row, default=_plain), file=self.file, flush=True)
         else:
             shown = (text_of(v) for v in row.values() if v != "")
@@ -123,6 +163,16 @@ def _head(name: str) -> str:
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2, default=_plain)
+
+
+def _yaml(value: object) -> str:
+    text: str = yaml.safe_dump(value, allow_unicode=True, sort_keys=False)
+    return text.rstrip("\n")
+
+
+def _name(row: Mapping[str, Any]) -> object:
+    """Return what a record is called: its name, or its first value."""
+    return row["name"] if "name" in row else next(iter(row.values()), "")
 
 
 def _plain(value: object) -> object:

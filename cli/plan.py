@@ -105,7 +105,7 @@ def session_plan(options: argparse.Namespace, output: Output) -> None:
         }
         for row in chosen.rows
     ]
-    if output.form == "json":
+    if output.is_data:
         output.show_one(
             {
                 "ideal_seconds": fastest,
@@ -127,7 +127,7 @@ def session_plan(options: argparse.Namespace, output: Output) -> None:
         output.show(rows)
     if options.plot is not None:
         draw_map(options.plot, path, objective, options.parity_budget, size_bytes=options.size)
-        if output.form != "json":
+        if not output.is_data:
             print(f"\nmap: {options.plot}")
 
 

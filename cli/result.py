@@ -56,7 +56,7 @@ def show_identities(
 def _print(
     rows: list[dict[str, Any]], results: list[AttestationResult | None], output: Output
 ) -> None:
-    if output.form == "json":
+    if output.is_data:
         output.show(
             [
                 {**row, "submodules": [] if result is None else [*_submodule_rows(result)]}

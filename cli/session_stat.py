@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sealane.cli.names import find_session
 from sealane.cli.output import CALL_SECONDS, Output, size_text
+from sealane.cli.verbs import CALLED, finds, pause
 from sealane.client import Client, translated
 from sealane.protocol.v1 import sessions_pb2
 
@@ -24,32 +26,18 @@ LIMITS: Final = {
 """Possible limits of sending: the name in statistics and JSON, and the text in tables."""
 _SHARE_MIN: Final = 0.005
 """Smallest share of the time for which a table shows a limit."""
-WATCH_SECONDS_MIN: Final = 0.1
-WATCH_SECONDS_MAX: Final = 86_400
 LAST_ROW: Final = (1 << 64) - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `session stat`."""
-    parser.add_argument("name", metavar="NAME", help="resource name, as list prints it")
+    finds(parser, "name", find_session, metavar="NAME", help=CALLED)
     parser.add_argument(
         "--watch",
-        type=_pause,
+        type=pause,
         metavar="SECONDS",
         help="repeat at this interval, with the figures of the interval, until interrupted",
     )
-
-
-def _pause(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not WATCH_SECONDS_MIN <= seconds <= WATCH_SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: {WATCH_SECONDS_MIN} to {WATCH_SECONDS_MAX} seconds"
-        )
-    return seconds
 
 
 async def session_stat(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -58,7 +46,7 @@ async def session_stat(client: Client, options: argparse.Namespace, output: Outp
     for turn in itertools.count():
         if turn:
             await asyncio.sleep(options.watch)
-            if output.form == "table":
+            if not output.is_data:
                 print(file=output.file)
         request = sessions_pb2.GetSessionRequest(name=options.name)
         with translated():

@@ -4,12 +4,13 @@
 
 import argparse
 import importlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from sealane.cli.output import CALL_SECONDS, Output, pages
+from sealane.cli.names import find_session, list_sessions
+from sealane.cli.output import CALL_SECONDS, Output
 from sealane.cli.session_stat import LIMITS, limits, record
-from sealane.cli.verbs import named, sentence, verb
+from sealane.cli.verbs import named, sentence, verb, watched
 from sealane.client import Client, translated
 from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import sessions_pb2
@@ -17,11 +18,19 @@ from sealane.protocol.v1 import sessions_pb2
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `session`."""
-    every = verb(verbs, "list", _session_list, "list the sessions that are open or awaited")
+    every = watched(
+        verb(verbs, "list", _session_list, "list the sessions that are open or awaited")
+    )
     every.add_argument("--all", action="store_true", help="include recently closed sessions")
-    named(verbs, "get", _session_get, "show a session")
-    named(verbs, "watch", _session_watch, "print a session's state changes until it is closed")
-    named(verbs, "close", _session_close, "close a session")
+    named(verbs, "get", _session_get, "show a session", find=find_session)
+    named(
+        verbs,
+        "watch",
+        _session_watch,
+        "print a session's state changes until it is closed",
+        find=find_session,
+    )
+    named(verbs, "close", _session_close, "close a session", find=find_session)
     for name, fill, text in (
         ("limits", _fill_limits, "show the limits and the usage of jobs"),
         ("drain", _fill_drain, "refuse new sessions and end existing ones cleanly"),
@@ -53,14 +62,10 @@ def _fill_stat(parser: argparse.ArgumentParser) -> None:
 
 
 async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:
-    def call(token: str) -> Awaitable[sessions_pb2.ListSessionsResponse]:
-        request = sessions_pb2.ListSessionsRequest(page_token=token)
-        return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
-
-    with translated():
-        found = [session async for page in pages(call) for session in page.sessions]
+    found = await list_sessions(client)
     shown = [s for s in found if options.all or s.state != sessions_pb2.Session.CLOSED]
-    output.show([_session_row(s) for s in shown], [_line(s) for s in shown])
+    rows = [_session_row(s) for s in shown]
+    output.show(rows, [_line(s) for s in shown], wide=rows, things="sessions")
 
 
 async def _session_get(client: Client, options: argparse.Namespace, output: Output) -> None:

@@ -59,10 +59,10 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
             "signature": signature,
             "hardware": len(policy.hardware),
             "reference values": len(policy.references),
-            "cautions": len(found) if output.form == "table" else found,
+            "cautions": len(found) if not output.is_data else found,
         }
     )
-    if output.form == "table":
+    if not output.is_data:
         for line in found:
             print(f"caution: {line}")
 
@@ -92,7 +92,7 @@ def _owner_private_key(path: Path) -> OwnerPrivateKey:
 
 async def _policy_show(client: Client, options: argparse.Namespace, output: Output) -> None:
     in_force = await _in_force(client)
-    if output.form == "json":
+    if output.is_data:
         output.show_one({**_brief(in_force), "document": in_force.document.decode()})
     else:
         print(in_force.document.decode(), end="")
@@ -117,7 +117,7 @@ async def _policy_diff(client: Client, options: argparse.Namespace, output: Outp
     in_force = await _in_force(client)
     before = parse_policy(in_force.document, source="the policy in force")
     changes = [*_changes(before, after)]
-    if output.form == "json":
+    if output.is_data:
         output.show_one(
             {"version_before": before.version, "version": after.version, "changes": changes}
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from sealane.cli.names import find_volume
 from sealane.cli.output import SIZE_UNITS, Output, size_text, text_of
 from sealane.cli.verbs import named
 from sealane.client import Client, JobFinding, Volume, VolumeJob, VolumeStore
@@ -29,7 +30,7 @@ _KINDS = {
 def add_job_verbs(verbs: Any) -> None:
     """Add the verbs about background jobs."""
     for kind, text in _KINDS.items():
-        parser = named(verbs, str(kind), partial(_run_job, kind=kind), text)
+        parser = named(verbs, str(kind), partial(_run_job, kind=kind), text, find=find_volume)
         parser.add_argument(
             "--rate",
             type=parse_rate,
@@ -49,7 +50,13 @@ def add_job_verbs(verbs: Any) -> None:
             orders.add_argument(
                 f"--{order}", dest="order", action="store_const", const=order, default="", help=what
             )
-    named(verbs, "jobs", _show_jobs, "show a volume's last scrub and refresh, and what they found")
+    named(
+        verbs,
+        "jobs",
+        _show_jobs,
+        "show a volume's last scrub and refresh, and what they found",
+        find=find_volume,
+    )
 
 
 async def _run_job(
@@ -76,7 +83,7 @@ async def _show_jobs(client: Client, options: argparse.Namespace, output: Output
             f"{volume.name}: its store can't be read: {volume.store_unknown}",
         )
     jobs = volume.store.jobs
-    if output.form == "json":
+    if output.is_data:
         output.show([dataclasses.asdict(job) for job in jobs])
         return
     for job in jobs:

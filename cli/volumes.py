@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sealane.cli.names import find_volume
 from sealane.cli.output import SIZE_UNITS, Output, size_text
-from sealane.cli.verbs import confirm, destructive, named, verb
+from sealane.cli.verbs import confirm, destructive, named, verb, watched
 from sealane.cli.volume_io import add_range, volume_read, volume_write
 from sealane.cli.volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
@@ -51,10 +52,12 @@ def add_verbs(verbs: Any) -> None:
         "the volume as a whole can be rolled back unnoticed (default: broker)",
     )
     create.add_argument("--wait", action="store_true", help="wait until the volume is filled")
-    named(verbs, "get", _volume_get, "show a volume")
-    verb(verbs, "list", _volume_list, "list every volume")
-    destructive(named(verbs, "delete", _volume_delete, "delete a volume and its data"))
-    attach = named(verbs, "attach", _volume_attach, "export a volume to one host")
+    named(verbs, "get", _volume_get, "show a volume", find=find_volume)
+    watched(verb(verbs, "list", _volume_list, "list every volume"))
+    destructive(
+        named(verbs, "delete", _volume_delete, "delete a volume and its data", find=find_volume)
+    )
+    attach = named(verbs, "attach", _volume_attach, "export a volume to one host", find=find_volume)
     attach.add_argument(
         "--secret-file",
         type=Path,
@@ -69,23 +72,49 @@ def add_verbs(verbs: Any) -> None:
         metavar="HOST:PORT",
         help="connect to the target through this address",
     )
-    named(verbs, "detach", _volume_detach, "stop exporting a volume")
-    share = named(verbs, "share", _volume_share, "let another tenant's gateways use a volume")
+    named(verbs, "detach", _volume_detach, "stop exporting a volume", find=find_volume)
+    share = named(
+        verbs,
+        "share",
+        _volume_share,
+        "let another tenant's gateways use a volume",
+        find=find_volume,
+    )
     share.add_argument("--read-only", action="store_true", help="allow reads only")
     unshare = named(
-        verbs, "unshare", _volume_unshare, "stop sharing a volume; starts a new key epoch"
+        verbs,
+        "unshare",
+        _volume_unshare,
+        "stop sharing a volume; starts a new key epoch",
+        find=find_volume,
     )
     for parser_of_share in (share, unshare):
         parser_of_share.add_argument("--tenant", required=True, help="tenant, as policies name it")
-    read = named(verbs, "read", volume_read, "copy bytes of a detached volume to standard output")
+    read = named(
+        verbs,
+        "read",
+        volume_read,
+        "copy bytes of a detached volume to standard output",
+        find=find_volume,
+    )
     add_range(read, length_default="to the volume's end")
-    write = named(verbs, "write", volume_write, "copy standard input to a detached volume")
+    write = named(
+        verbs, "write", volume_write, "copy standard input to a detached volume", find=find_volume
+    )
     add_range(write, length_default="all of standard input")
-    named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
+    named(
+        verbs, "watch", _volume_watch, "print a volume's events until interrupted", find=find_volume
+    )
     add_job_verbs(verbs)
-    resize = named(verbs, "resize", _volume_resize, "make a volume larger")
+    resize = named(verbs, "resize", _volume_resize, "make a volume larger", find=find_volume)
     resize.add_argument("--size", type=parse_size, required=True, help="new size, such as 16GiB")
-    named(verbs, "clone", _volume_clone, "always refused: sectors are bound to their volume")
+    named(
+        verbs,
+        "clone",
+        _volume_clone,
+        "always refused: sectors are bound to their volume",
+        find=find_volume,
+    )
 
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -130,10 +159,12 @@ async def _volume_clone(client: Client, options: argparse.Namespace, output: Out
 
 async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
     volumes = await client.volumes.list(with_store=True)
-    if output.form == "json":
-        output.show([dataclasses.asdict(v) for v in volumes])
-        return
-    output.show([_brief(v) for v in volumes])
+    output.show(
+        [dataclasses.asdict(v) for v in volumes],
+        [_brief(v) for v in volumes],
+        wide=[_wide(v) for v in volumes],
+        things="volumes",
+    )
 
 
 def _brief(volume: Volume) -> Mapping[str, Any]:
@@ -147,6 +178,17 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "health": health_text(volume.store) if volume.store else volume.store_unknown,
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
+    }
+
+
+def _wide(volume: Volume) -> Mapping[str, Any]:
+    a = volume.attachment
+    return {
+        **_brief(volume),
+        "mode": volume.mode,
+        "tenant": volume.tenant,
+        "key epoch": volume.key_epoch,
+        "host": a.host_nqn if a is not None else "",
     }
 
 

@@ -390,6 +390,8 @@ ReasonId = Literal[
     "model.loss.range",
     "model.path.range",
     "model.ring.range",
+    "name.ambiguous",
+    "name.unknown",
     "namespace.device",
     "namespace.exists",
     "namespace.format",

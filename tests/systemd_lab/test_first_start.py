@@ -41,7 +41,12 @@ def test_two_commands_give_a_machine_with_every_role(image: str, package: Path) 
         machine.run("systemctl", "start", "sealaned")
         assert status_of(machine)["roles"] == ["broker", "target", "gateway", "fabric"]
         machine.run("sealanectl", "volume", "create", "--size", "16MiB", "--display-name", "first")
-        assert "first" in machine.run("sealanectl", "volume", "list")
+        name = machine.run("sealanectl", "volume", "get", "first", "-o", "name").strip()
+        assert machine.run("sealanectl", "volume", "list", "-o", "name").split() == [name]
+        beginning = name.removeprefix("volumes/")[:8]
+        assert name in machine.run("sealanectl", "volume", "get", beginning)
+        typo = machine.attempt("sealanectl", "volume", "delete", "fisrt", "--yes")
+        assert (typo.returncode, "[name.unknown]" in typo.stderr) == (4, True)
 
         security = machine.run("systemd-analyze", "security", "--no-pager", "sealaned")
         (exposure,) = re.findall(r"Overall exposure level for sealaned.service: ([\d.]+)", security)

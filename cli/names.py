@@ -1,0 +1,113 @@
+"""What an operator calls a thing: by its name, its id or the beginning of that, or its label."""
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sealane.cli.output import CALL_SECONDS, pages
+from sealane.client import Client, translated
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import devices_pb2, sessions_pb2
+
+PREFIX_MIN: Final = 4
+"""Shortest beginning of an id that stands for it."""
+SHOWN_MAX: Final = 5
+
+Find = Callable[[Client, str], Awaitable[str]]
+"""Returns the resource name of what is called so; raises if nothing is, or several things are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A resource and its label, which needn't be unique."""
+
+    name: str
+    label: str = ""
+
+    @property
+    def id(self) -> str:
+        """The resource name without its collection."""
+        return self.name.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.label})" if self.label else self.name
+
+
+def meant(text: str, things: Iterable[Thing], *, noun: str) -> str:
+    """Return the name of the thing that `text` means.
+
+    UnavailableError `name.unknown`, or UsageError `name.ambiguous`. A label never hides an id that
+    begins so: whoever may give labels could otherwise redirect a command.
+    """
+    known = list(things)
+    for thing in known:
+        if text in {thing.name, thing.id}:
+            return thing.name
+    is_prefix = len(text) >= PREFIX_MIN
+    found = [t for t in known if t.label == text or (is_prefix and t.id.startswith(text))]
+    if not found:
+        raise UnavailableError(
+            "name.unknown",
+            f"no {noun} is called {text!r}; allowed: a name, the first {PREFIX_MIN} or more "
+            f"characters of an id, or a display name, as sealanectl {noun} list shows them",
+        )
+    if len(found) > 1:
+        shown = ", ".join(map(str, found[:SHOWN_MAX]))
+        more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
+        raise UsageError("name.ambiguous", f"{text!r} may mean {shown}{more}")
+    return found[0].name
+
+
+async def find_volume(client: Client, text: str) -> str:
+    """Return a volume's name, `volumes/UUID`."""
+    if text.startswith("volumes/"):
+        return text
+    if _is_uuid(text):
+        return f"volumes/{text}"
+    volumes = await client.volumes.list()
+    return meant(text, (Thing(v.name, v.display_name) for v in volumes), noun="volume")
+
+
+async def find_session(client: Client, text: str) -> str:
+    """Return a session's name, `sessions/ID`."""
+    if text.startswith("sessions/"):
+        return text
+    found = await list_sessions(client)
+    return meant(text, (Thing(s.name, s.display_name) for s in found), noun="session")
+
+
+async def find_device(client: Client, text: str) -> str:
+    """Return a device's UUID."""
+    if _is_uuid(text):
+        return text
+    return meant(text, (Thing(d.device_id) for d in await list_devices(client)), noun="device")
+
+
+async def list_sessions(client: Client) -> list[sessions_pb2.Session]:
+    """Return every session of the fabric, recently closed ones, too."""
+
+    def call(token: str) -> Awaitable[sessions_pb2.ListSessionsResponse]:
+        request = sessions_pb2.ListSessionsRequest(page_token=token)
+        return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
+
+    with translated():
+        return [session async for page in pages(call) for session in page.sessions]
+
+
+async def list_devices(client: Client) -> list[devices_pb2.Device]:
+    """Return every device that the broker knows."""
+
+    def call(token: str) -> Awaitable[devices_pb2.ListDevicesResponse]:
+        request = devices_pb2.ListDevicesRequest(page_token=token)
+        return client.devices.ListDevices(request, timeout=CALL_SECONDS)
+
+    with translated():
+        return [device async for page in pages(call) for device in page.devices]
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
