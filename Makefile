@@ -211,11 +211,15 @@ test-wheel: wheel ## install the wheel alone and run a small demo from an empty 
 $(STAMP)/tpm2_pytss: requirements-tpm.lock $(STAMP)/venv
 	rm -rf $@ && $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $< -w $@
 
+# Of a commit without a release tag: the release before it, and the commit's time and id.
+DEB_VERSION = $(shell git describe --exact-match --match 'v*' HEAD >/dev/null 2>&1 || \
+  git log -1 --date=format:%Y%m%d%H%M%S --format="$$(dpkg-parsechangelog -S Version)+%cd.%h" 2>/dev/null)
+
 .PHONY: deb
 deb: wheel $(STAMP)/tpm2_pytss ## Debian package of daemon and client in dist/ (make packages installs what it needs)
 	rm -f dist/sealane_*.deb
 	WHEEL="$$(echo dist/sealane-*.whl)" TPM_WHEEL="$$(echo $(STAMP)/tpm2_pytss/*.whl)" \
-	  PIP="$(CURDIR)/$(BIN)/pip" MANUALS="$(CURDIR)/$(BIN)/python $(CURDIR)/tools/manuals" OUT="$(CURDIR)/dist" \
+	  PIP="$(CURDIR)/$(BIN)/pip" MANUALS="$(CURDIR)/$(BIN)/python $(CURDIR)/tools/manuals" OUT="$(CURDIR)/dist" VERSION="$(DEB_VERSION)" \
 	  dpkg-buildpackage --build=binary --no-sign --no-check-builddeps \
 	  --buildinfo-file=dist/sealane.buildinfo --buildinfo-option=-udist --changes-file=dist/sealane.changes --changes-option=-udist
 	lintian --no-tag-display-limit --fail-on error dist/sealane_*.deb

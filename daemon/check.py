@@ -16,7 +16,7 @@ from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.node.evidence.choose import check_driver
-from sealane.daemon.runtime.directories import JobsDirectory, check_directory
+from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.daemon.target.subsystems import read_host_secrets
 from sealane.daemon.volume.store_kinds import STORE_KINDS
@@ -36,15 +36,22 @@ def check_start(config: Config) -> None:
     UsageError, or VerificationError for a policy without its owner's signature. Contacts neither
     hardware nor another daemon, and binds no address.
     """
-    check_directory(Path(config.node.state_dir), key="node.state_dir")
-    check_directory(Path(config.node.run_dir), key="node.run_dir")
+    state_dir = Path(config.node.state_dir)
+    # In the unit, the service manager makes these two; root's check may come before that.
+    is_state_made = state_dir.exists() or not is_for_another()
+    if is_state_made:
+        check_directory(state_dir, key="node.state_dir")
+    if Path(config.node.run_dir).exists() or not is_for_another():
+        check_directory(Path(config.node.run_dir), key="node.run_dir")
     if config.broker is not None:
         _check_broker(config.broker)
     if config.enrolment is not None:
         _check_enrolment(config.enrolment, own_anchor=_own_anchor(config))
     if config.target is not None:
-        if STORE_KINDS[config.target.store].is_kept:
-            check_directory(Path(config.target_directory), key="target.directory", is_shared=True)
+        directory = Path(config.target_directory)
+        is_made = is_state_made or not directory.is_relative_to(state_dir)
+        if STORE_KINDS[config.target.store].is_kept and is_made:
+            check_directory(directory, key="target.directory", is_shared=True)
         for device in config.target.namespaces:
             if not Path(device).exists():
                 raise UsageError("config.unreadable", f"target.namespaces {device}: does not exist")

@@ -494,18 +494,19 @@ def load_config(path: Path) -> Config:
     config = load_section(Config, path)
     _check_roles(config, path)
     if config.fabric is not None and config.fabric.jobs is not None:
-        _check_writers(path)
+        check_writers(path, wherefore="with fabric.jobs")
     return config
 
 
-def _check_writers(path: Path) -> None:
+def check_writers(path: Path, *, wherefore: str) -> None:
+    """Raise UsageError `config.writable` if others than root and we may write the file."""
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in {0, os.geteuid()} or mode & 0o022:
         raise UsageError(
             "config.writable",
-            f"{path}: mode {mode:04o}, owner {status.st_uid}; allowed with fabric.jobs: written to "
-            f"by root or user {os.geteuid()} only",
+            f"{path}: mode {mode:04o}, owner {status.st_uid}; allowed {wherefore}: written to by "
+            f"root or user {os.geteuid()} only",
         )
 
 

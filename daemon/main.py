@@ -10,10 +10,10 @@ from pathlib import Path
 from sealane import __version__
 from sealane.daemon.check import check_start, load_checked
 from sealane.daemon.compose import serve
-from sealane.daemon.config import Config, load_config
+from sealane.daemon.config import Config, check_writers, load_config
 from sealane.daemon.reload import reload
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
-from sealane.daemon.runtime.directories import as_owner
+from sealane.daemon.runtime.directories import as_daemon
 from sealane.daemon.runtime.logs import get_logger, priority, set_up_logs
 from sealane.daemon.runtime.process import forbid_inspection, lock_memory
 from sealane.daemon.set_up import set_up
@@ -42,13 +42,15 @@ def _is_done(options: argparse.Namespace, config: Config) -> bool:
     if options.print_config:
         print(config.to_json())
     elif options.reload:
-        reload(config)
+        with as_daemon(Path(config.node.state_dir)):
+            reload(config)
     elif options.set_up:
+        check_writers(options.config, wherefore="with --set-up")
         for line in set_up(config):
             print(line)
     elif options.check:
-        with as_owner(Path(config.node.state_dir)):
-            check_start(config)
+        with as_daemon(Path(config.node.state_dir)):
+            load_checked(options.config)
     else:
         return False
     return True

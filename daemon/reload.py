@@ -50,7 +50,9 @@ def _ready(directory: RunDirectory) -> dict[str, Any]:
         # A killed daemon leaves its file behind, and its pid may belong to another process by now.
         if directory.is_claimed:
             content: dict[str, Any] = json.loads(directory.ready_file.read_text())
-            return content
+            # Other numbers would make the signal one to many processes.
+            if content["pid"] > 1:
+                return content
     except FileNotFoundError:
         pass
     raise UnavailableError("daemon.stopped", f"no daemon is ready at {directory.ready_file.parent}")

@@ -3,6 +3,6 @@
 /^Description=/s/$/ (%i)/
 s|/etc/sealane/sealaned\.toml|/etc/sealane/%i.toml|
 s#^\(State\|Runtime\)Directory=sealane$#&-%i#
-s|^\(ConditionDirectoryNotEmpty=!/var/lib/sealane\)$|\1-%i|
+/^\(ConditionPathExists\|RequiresMountsFor\)=/s|/var/lib/sealane|&-%i|
 s|^LoadCredential=sealane\.|&%i.|
 s|sealaned\(-setup\)\?\.service|sealaned\1@%i.service|g

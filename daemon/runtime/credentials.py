@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Final
 
 CREDENTIAL_PREFIX: Final = "credential:"
-STORES: Final = ("/etc/credstore", "/run/credstore", "/usr/lib/credstore")
-"""Where systemd looks for a credential's file, in this order."""
+STORES: Final = (
+    "/run/credentials/@system",
+    *("/etc/credstore", "/run/credstore", "/usr/local/lib/credstore", "/usr/lib/credstore"),
+)
+"""Where systemd looks for a credential's file, in this order; the first has the machine's own."""
+ENCRYPTED_STORES: Final = tuple(
+    f"{parent}/credstore.encrypted" for parent in ("/etc", "/run", "/usr/local/lib", "/usr/lib")
+)
+"""Where it looks for those of `LoadCredentialEncrypted=`."""
+OWN_STORE: Final = "/etc/credstore"
+"""Where this machine's operator puts them."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,126}")
 
@@ -31,16 +40,17 @@ def credential_path(name: str) -> str:
     given = os.environ.get("CREDENTIALS_DIRECTORY")
     if given is not None:
         return str(Path(given, name))
-    places = [os.path.join(store, name) for store in STORES]  # noqa: PTH118 - see the next line
+    places = [f"{store}/{name}" for store in (*STORES, *ENCRYPTED_STORES)]
     # Unlike Path.exists, returns False for a store that is closed to us.
-    return next(filter(os.path.exists, places), places[0])
+    found = filter(os.path.exists, places)
+    return next(found, f"{OWN_STORE}/{name}")
 
 
 @contextlib.contextmanager
 def store_access(path: str) -> Iterator[None]:
     """Open the stores to a check by root that otherwise acts as the daemon's user."""
     user = os.geteuid()
-    if user == 0 or os.getuid() != 0 or str(Path(path).parent) not in STORES:
+    if user == 0 or os.getuid() != 0 or not is_stored(path):
         yield
         return
     os.seteuid(0)
@@ -48,6 +58,16 @@ def store_access(path: str) -> Iterator[None]:
         yield
     finally:
         os.seteuid(user)
+
+
+def is_encrypted(path: str) -> bool:
+    """Return True if this is the file of a credential that only the service manager decrypts."""
+    return str(Path(path).parent) in ENCRYPTED_STORES
+
+
+def is_stored(path: str) -> bool:
+    """Return True if this is, or would be, the file of a credential in a store."""
+    return str(Path(path).parent) in {*STORES, *ENCRYPTED_STORES}
 
 
 def is_credential(path: str) -> bool:

@@ -19,6 +19,9 @@ RING_SOCKET_NAME: Final = "ring.sock"
 JOBS_SOCKET_NAME: Final = "jobs.sock"
 _JOBS_DIRECTORY_MODE: Final = 0o711
 READY_NAME: Final = "ready.json"
+_UNIT_USER: Final = "sealane"
+_UNIT_STATE: Final = "/var/lib/sealane*"
+"""User and state directories of the systemd units."""
 _RUN_LOCK_NAME: Final = "sealaned.lock"
 _STATE_LOCK_NAME: Final = "state.lock"
 
@@ -59,7 +62,7 @@ def check_directory(path: Path, *, key: str, is_shared: bool = False) -> None:
         raise UsageError("directory.unusable", f"{key} {path}: {existing} is not a directory")
     if existing == path and not is_shared:
         _check_closed(status, path, key)
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
         raise UsageError("directory.unusable", f"{key} {path}: {existing} is not writable")
 
 
@@ -125,23 +128,34 @@ def _check_enterable(path: Path, *, key: str, is_own: bool) -> None:
         )
 
 
-@contextlib.contextmanager
-def as_owner(path: Path) -> Iterator[None]:
-    """Act as the owner of a directory if we are root and it is another user's.
+def daemon_user(state_dir: Path) -> tuple[int, int]:
+    """Return user and group of the daemon, for root who prepares or checks its start.
 
-    For root's check of what a daemon needs that runs as that user: files must be readable to it.
+    That is the owner of its state directory; before there is one, the units' user if it is where a
+    unit has it. Otherwise, and for anyone but root, it is us.
     """
-    try:
-        owner = path.stat()
-    except OSError:
-        owner = None
-    if os.geteuid() != 0 or owner is None or owner.st_uid == 0:
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError, KeyError):
+            if state_dir.exists():
+                status = state_dir.stat()
+                return status.st_uid, status.st_gid
+            if state_dir.match(_UNIT_STATE):
+                known = pwd.getpwnam(_UNIT_USER)
+                return known.pw_uid, known.pw_gid
+    return os.geteuid(), os.getegid()
+
+
+@contextlib.contextmanager
+def as_daemon(state_dir: Path) -> Iterator[None]:
+    """Act as the daemon's user if we are root: so a check finds what that user can't use."""
+    user, group = daemon_user(state_dir)
+    if user == os.geteuid():
         yield
         return
     groups = os.getgroups()
-    os.setgroups(_groups_of(owner))
-    os.setegid(owner.st_gid)
-    os.seteuid(owner.st_uid)
+    os.setgroups(_groups_of(user, group))
+    os.setegid(group)
+    os.seteuid(user)
     try:
         yield
     finally:
@@ -150,11 +164,21 @@ def as_owner(path: Path) -> Iterator[None]:
         os.setgroups(groups)
 
 
-def _groups_of(owner: os.stat_result) -> list[int]:
+def is_for_another() -> bool:
+    """Return True while root acts as the daemon's user."""
+    return os.getuid() == 0 != os.geteuid()
+
+
+def _groups_of(user: int, group: int) -> list[int]:
     try:
-        return os.getgrouplist(pwd.getpwuid(owner.st_uid).pw_name, owner.st_gid)
+        return os.getgrouplist(pwd.getpwuid(user).pw_name, group)
     except KeyError:
-        return [owner.st_gid]
+        return [group]
+
+
+def has_started(state_dir: Path) -> bool:
+    """Return True if a daemon has held this state directory before."""
+    return (state_dir / _STATE_LOCK_NAME).exists()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,12 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.runtime.credentials import STORES, is_credential, store_access
+from sealane.daemon.runtime.credentials import (
+    OWN_STORE,
+    is_credential,
+    is_encrypted,
+    store_access,
+)
 from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -43,6 +48,10 @@ def read_secret(path: str, *, key: str) -> bytes:
 
     UsageError `key.file…`, `config.unreadable` or `config.size`.
     """
+    if is_encrypted(path):
+        raise UsageError(
+            "key.encrypted", f"{key} {path}: only the service manager can read it, for the unit"
+        )
     try:
         # Non-blocking, since opening a FIFO would wait for its writer.
         with store_access(path):
@@ -56,7 +65,7 @@ def read_secret(path: str, *, key: str) -> bytes:
         name = Path(path).name
         raise UsageError(
             "config.unreadable",
-            f"{key}: the unit has no credential {name}; it comes from {STORES[0]}/{name}, if the "
+            f"{key}: the unit has no credential {name}; it comes from {OWN_STORE}/{name}, if the "
             f"unit has the line LoadCredential={name}",
         ) from error
     except OSError as error:
@@ -151,9 +160,12 @@ def write_secret(path: Path, content: bytes) -> None:
     write_new(path, content, mode=0o600)
 
 
-def write_new(path: Path, content: bytes, *, mode: int) -> None:
+def write_new(
+    path: Path, content: bytes, *, mode: int, owner: tuple[int, int] | None = None
+) -> None:
     """Write a new file: a crash leaves all of it or nothing. On return it is durable.
 
+    It belongs to us, or to the user and group `owner`.
     UsageError `key.unwritable` if it exists or can't be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -162,6 +174,8 @@ def write_new(path: Path, content: bytes, *, mode: int) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+                if owner is not None:
+                    os.fchown(descriptor, *owner)
                 os.fchmod(descriptor, mode)
                 file.flush()
                 os.fsync(descriptor)

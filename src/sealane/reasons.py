@@ -339,6 +339,7 @@ ReasonId = Literal[
     "input.volume",
     "journal.refused",
     "keep_alive.expired",
+    "key.encrypted",
     "key.epoch",
     "key.file",
     "key.file.mode",

@@ -7,7 +7,9 @@ import pytest
 
 from control_plane import sealaned
 from sealane.daemon.config import load_config
+from sealane.daemon.runtime.directories import claimed_state
 from sealane.daemon.set_up import set_up
+from sealane.errors import UsageError
 
 NODE = """
 [node]
@@ -27,6 +29,13 @@ policy_file = "{root}/policy.toml"
 key_file = "{root}/keys/kek"
 policy_owner_key = "{root}/owner.pem"
 """
+CLUSTER = (
+    BROKER
+    + """store = "etcd"
+[broker.etcd]
+endpoints = ["127.0.0.1:2379"]
+"""
+)
 ENROLMENT = """
 [enrolment]
 broker_address = "127.0.0.1:7440"
@@ -53,7 +62,8 @@ def made(root: Path) -> set[str]:
     ("parts", "expected"),
     [
         ((BROKER, SOFTWARE, ROLES), {"keys/kek", "keys/attestation", "policy.toml"}),
-        ((SIGNED, SOFTWARE, ROLES), {"keys/kek", "keys/attestation"}),
+        ((SIGNED, SOFTWARE, ROLES), {"keys/attestation"}),
+        ((CLUSTER,), set()),
         ((BROKER,), {"keys/kek"}),
         ((SOFTWARE, ROLES), {"keys/attestation"}),
         ((TPM, ROLES), set()),
@@ -87,6 +97,34 @@ def test_what_exists_stays_as_it_is(tmp_path: Path) -> None:
     (line,) = set_up(config)
     assert "attestation" in line
     assert {(tmp_path / name).read_text() for name in ("keys/kek", "policy.toml")} == {"mine"}
+
+
+def test_a_lost_key_is_not_replaced(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, BROKER, SOFTWARE, ROLES))
+    with claimed_state(tmp_path / "state"):
+        pass
+    assert list(set_up(config)) == []
+    assert made(tmp_path) == {"state/state.lock"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_makes_is_the_daemons(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    os.chown(tmp_path / "state", 65534, 65534)
+    path = written(tmp_path, BROKER, SOFTWARE, ROLES)
+    with pytest.raises(UsageError, match="Permission denied"):
+        list(set_up(load_config(path)))  # nobody enters a directory that root keeps to itself
+    (tmp_path / "keys").chmod(0o755)
+    for each in (tmp_path, *tmp_path.parents):
+        if each.owner() == "root" and each != Path("/"):
+            each.chmod(each.stat().st_mode | 0o011)
+    list(set_up(load_config(path)))
+    for name in ("keys/kek", "keys/attestation"):
+        status = (tmp_path / name).stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (65534, 0o600)
+    path.chmod(0o666)
+    refused = sealaned("--config", path, "--set-up")
+    assert (refused.returncode, "[config.writable]" in refused.stderr) == (2, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -68,7 +68,7 @@ def template_of(unit: Path) -> str:
     return subprocess.run(sed, capture_output=True, text=True, check=True).stdout
 
 
-def test_an_instance_shares_nothing_with_another_daemon() -> None:
+def test_an_instance_has_files_of_its_own() -> None:
     named = re.compile(r"/etc/sealane/\S+|(?:State|Runtime)Directory=\S+|LoadCredential=\S+")
     found = named.findall(template_of(UNIT))
     assert found == [
@@ -80,7 +80,7 @@ def test_an_instance_shares_nothing_with_another_daemon() -> None:
         "LoadCredential=sealane.%i.etcd-key",
     ]
     setup = template_of(UNIT.with_name("sealaned-setup.service"))
-    assert "ConditionDirectoryNotEmpty=!/var/lib/sealane-%i\n" in setup
+    assert "ConditionPathExists=!/var/lib/sealane-%i/state.lock\n" in setup
     assert "Before=sealaned@%i.service\n" in setup
     assert "sealaned-setup@%i.service\n" in template_of(UNIT)
 

@@ -8,7 +8,7 @@ import pytest
 
 from sealane.daemon.runtime import credentials
 from sealane.daemon.runtime.credentials import credential_path
-from sealane.daemon.runtime.directories import as_owner
+from sealane.daemon.runtime.directories import as_daemon
 from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.errors import UsageError
 
@@ -22,6 +22,8 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for store in made:
         store.mkdir()
     monkeypatch.setattr(credentials, "STORES", tuple(map(str, made)))
+    monkeypatch.setattr(credentials, "OWN_STORE", str(made[0]))
+    monkeypatch.setattr(credentials, "ENCRYPTED_STORES", (str(tmp_path / "encrypted"),))
     return made
 
 
@@ -40,6 +42,18 @@ def test_by_hand_it_is_what_the_unit_would_be_given(stores: list[Path]) -> None:
     assert credential_path("a.kek") == second
     Path(first).touch()
     assert credential_path("a.kek") == first
+
+
+def test_an_encrypted_one_is_known_and_only_the_unit_reads_it(
+    stores: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "encrypted").mkdir()
+    (tmp_path / "encrypted" / "a.kek").touch(mode=0o600)
+    assert credential_path("a.kek") == f"{tmp_path}/encrypted/a.kek"
+    with pytest.raises(UsageError, match=r"key\.encrypted"):
+        read_secret(credential_path("a.kek"), key="x.y")
+    (stores[1] / "a.kek").touch()
+    assert credential_path("a.kek") == f"{stores[1]}/a.kek"
 
 
 @pytest.mark.parametrize("name", ["", "../etc/shadow", "a/b", ".hidden", "a" * 128, "a\0"])
@@ -61,7 +75,7 @@ def test_a_credential_that_the_unit_lacks_is_told_with_where_it_belongs(
 
 
 @pytest.fixture
-def as_daemon(tmp_path: Path) -> Callable[[], object]:
+def acting(tmp_path: Path) -> Callable[[], object]:
     """Return what makes root act as the owner of a daemon's directory."""
     if os.geteuid() != 0:
         pytest.skip("only root acts as others")
@@ -71,26 +85,26 @@ def as_daemon(tmp_path: Path) -> Callable[[], object]:
     for each in (tmp_path, *tmp_path.parents):
         if each.owner() == "root" and each != Path("/"):
             each.chmod(each.stat().st_mode | 0o011)
-    return lambda: as_owner(state)
+    return lambda: as_daemon(state)
 
 
 def test_a_check_by_root_reads_as_the_daemons_user(
-    as_daemon: Callable[[], object], tmp_path: Path
+    acting: Callable[[], object], tmp_path: Path
 ) -> None:
     mine = tmp_path / "policy.toml"
     mine.touch(mode=0o600)
     before = (os.geteuid(), os.getegid(), os.getgroups())
-    with as_daemon():  # type: ignore[attr-defined]
+    with acting():  # type: ignore[attr-defined]
         assert (os.geteuid(), os.getegid()) == (NOBODY, NOBODY)
         with pytest.raises(UsageError, match="Permission denied"):
             read_file(str(mine), key="broker.policy_file")
     assert (os.geteuid(), os.getegid(), os.getgroups()) == before
-    with as_owner(tmp_path / "none"):
+    with as_daemon(tmp_path / "none"):
         assert os.geteuid() == 0
 
 
 def test_it_reads_credentials_as_the_service_manager_does(
-    as_daemon: Callable[[], object], stores: list[Path], tmp_path: Path
+    acting: Callable[[], object], stores: list[Path], tmp_path: Path
 ) -> None:
     stores[0].chmod(0o700)
     kept = stores[0] / "a.kek"
@@ -98,11 +112,11 @@ def test_it_reads_credentials_as_the_service_manager_does(
     kept.chmod(0o600)
     elsewhere = tmp_path / "b.kek"
     elsewhere.touch(mode=0o600)
-    with as_daemon():  # type: ignore[attr-defined]
+    with acting():  # type: ignore[attr-defined]
         assert read_secret(str(kept), key="a.b") == b"secret"
         assert os.geteuid() == NOBODY
         with pytest.raises(UsageError, match="Permission denied"):
             read_secret(str(elsewhere), key="a.b")
     kept.chmod(0o644)
-    with as_daemon(), pytest.raises(UsageError, match=r"key\.file\.mode"):  # type: ignore[attr-defined]
+    with acting(), pytest.raises(UsageError, match=r"key\.file\.mode"):  # type: ignore[attr-defined]
         read_secret(str(kept), key="a.b")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.lab_systemd
 PACKED_MAX = 120 << 20
 EXAMPLES = "/usr/share/doc/sealane/examples"
 KEPT = (
-    *("/etc/sealane/policy.toml", "/etc/credstore/sealane.kek"),
+    *("/etc/sealane/sealaned.toml", "/etc/sealane/policy.toml", "/etc/credstore/sealane.kek"),
     *("/var/lib/sealane/broker.sqlite", "/var/lib/sealane/volumes"),
 )
 
@@ -47,7 +47,9 @@ def test_an_upgrade_restarts_what_runs_and_keeps_the_rest(machine: Machine, newe
     machine.shell("sed -i 's/7440/7450/; s/7441/7451/' /etc/sealane/broker.toml")
     machine.shell("sealaned --config /etc/sealane/broker.toml --set-up")
     machine.shell("echo '# mine' >> /etc/sealane/sealaned.toml")
-    machine.shell("systemctl start sealaned && systemctl start sealaned@broker")
+    machine.shell("systemctl start sealaned")
+    machine.shell("cp /etc/sealane/policy.toml /etc/sealane/broker-policy.toml")
+    machine.shell("systemctl start sealaned@broker")
     units = ("sealaned", "sealaned@broker", "sealaned@fabric")
     before = [machine.property(unit, "MainPID") for unit in units]
     machine.run("sealanectl", "volume", "create", "--size", "16MiB", "--display-name", "kept")
@@ -68,7 +70,9 @@ def test_a_removal_and_a_purge_leave_keys_and_data(machine: Machine, package: Pa
     machine.run("apt-get", "remove", "--yes", "sealane")
     assert machine.property("sealaned", "ActiveState") == "inactive"
     assert not there(machine, "/usr/bin/sealaned", "/usr/lib/sealane")
-    assert "left keys and data" in machine.run("apt-get", "purge", "--yes", "sealane")
+    assert "left configuration, keys and data" in machine.run(
+        "apt-get", "purge", "--yes", "sealane"
+    )
     assert there(machine, *KEPT)
     install(machine, package)
     machine.run("systemctl", "start", "sealaned")
