@@ -235,6 +235,10 @@ lock: ## renew the Python lock files (needs uv)
 errors: $(STAMP)/venv ## write docs/operate/errors.md and the type of reason ids from tools/reasons.toml and the source
 	$(BIN)/python tools/errors
 
+.PHONY: metrics
+metrics: build ## write the tables of docs/operate/metrics.md from the source
+	$(BIN)/python tools/metrics
+
 .PHONY: synchronous
 synchronous: $(STAMP)/venv ## write client/synchronous.py from the asynchronous client
 	$(BIN)/python tools/synchronous

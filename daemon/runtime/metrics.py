@@ -12,13 +12,15 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     make_wsgi_app,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sealane import __version__
+from sealane.daemon.runtime.statistics import CATALOGUE, UNKNOWN, Statistic, scale_of
 from sealane.errors import UnavailableError
 
 # Control calls take from a tenth of a millisecond (local) to seconds (a drain).
@@ -118,6 +120,7 @@ class Metrics:
     def __init__(self, *, is_broker: bool = True) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        ProcessCollector(registry=r)
         Gauge("sealane_build_info", "Version.", ["version"], registry=r).labels(__version__).set(1)
         self.broker = BrokerMetrics(r if is_broker else CollectorRegistry())
         self.calls = Counter(
@@ -183,31 +186,38 @@ class Metrics:
     def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
         """Export `sealane_<prefix>_<name>{<labels>}` from `read`, called on the metrics thread.
 
-        `read` returns statistics by name, for each tuple of label values.
+        `read` returns statistics by name, for each tuple of label values; `CATALOGUE` has them all.
         """
         self.registry.register(_StatisticsCollector(prefix, labels, read))
 
 
 class _StatisticsCollector(Collector):
+    """Reads statistics when it is scraped; `statistics.CATALOGUE` says what they are."""
+
     def __init__(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
         self._prefix = prefix
         self._labels = labels
         self._read = read
+        self._known = CATALOGUE[prefix]
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, GaugeMetricFamily] = {}
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for values, statistics in sorted(self._read().items()):
-            for name, value in statistics.items():
-                family = families.setdefault(
-                    name,
-                    GaugeMetricFamily(
-                        f"sealane_{self._prefix}_{name}",
-                        f"{name.replace('_', ' ').capitalize()}, by {self._labels[0]}.",
-                        labels=self._labels,
-                    ),
-                )
-                family.add_metric(values, value)
+            is_idle = not statistics.get("queues_running", 1)
+            for figure, value in statistics.items():
+                known = self._known.get(figure, UNKNOWN)
+                if is_idle and not known.is_always:
+                    continue
+                name = known.name_of(figure)
+                more = () if known.label is None else (known.label[1],)
+                family = families.setdefault(name, self._family(name, known))
+                family.add_metric((*values, *more), value * scale_of(figure))
         yield from families.values()
+
+    def _family(self, name: str, known: Statistic) -> GaugeMetricFamily | CounterMetricFamily:
+        make = CounterMetricFamily if known.kind == "counter" else GaugeMetricFamily
+        more = [] if known.label is None else [known.label[0]]
+        return make(f"sealane_{self._prefix}_{name}", known.help, labels=[*self._labels, *more])
 
     def describe(self) -> Iterator[Metric]:
         return iter(())

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from control_plane import daemon, short_directory
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
+from sealane.daemon.runtime.statistics import UNKNOWN
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(sys.executable).parent
@@ -77,6 +79,11 @@ def test_a_newcomer_gets_a_volume_and_a_session_by_the_pages_commands(home: Path
         run(home, sys.executable, "-c", program)
         listening = start(home, sys.executable, "-c", listener)
         assert "65536 bytes there in " in run(home, sys.executable, "-c", opener)
+        # Each figure has a description.
+        with urllib.request.urlopen(f"http://{running.addresses['metrics']}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert "sealane_target_volume_host_writes_total{" in metrics
+        assert UNKNOWN.help not in metrics
         assert end(listening) == "received 65536 bytes and sent them back\n"
         run(home, "sh", "-eu", "-c", plan)
     kept = [path for path in (home / "sealane" / "state").rglob("*") if path.is_file()]

@@ -100,5 +100,5 @@ async def test_plain_subsystems_follow_the_configuration(site: Site) -> None:
                 b'sealane_nvme_faults_total{listener="discovery",reason="connect.subsystem"} 1.0'
             )
             assert faults in metrics
-            written = f'sealane_plain_namespace_host_writes{{namespace="{NQN}/1"}} 1.0'
+            written = f'sealane_plain_namespace_host_writes_total{{namespace="{NQN}/1"}} 1.0'
             assert written.encode() in metrics

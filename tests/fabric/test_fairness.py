@@ -14,6 +14,7 @@ from fabrics import Fabric
 from patience import PATIENCE_SECONDS
 from sealane.client.grants import fetch_ring, listen_session
 from sealane.client.session import Session
+from sealane.daemon.runtime.statistics import CATALOGUE
 from sealane.protocol.v1 import sessions_pb2
 from sealane.transport.tasks import TaskOwner
 from session_pairs import REGION, wait_listening
@@ -123,6 +124,7 @@ async def test_jobs_with_unequal_numbers_of_sessions_send_as_much(
             pytest.fail(f"{jobs} {each}")
         for session in sessions:
             assert session.statistics()["limited_shared_rate_nanos"] > 0
+            assert {*session.statistics()} == {*CATALOGUE["session"]}
         assert all(job.account.usage()["waits"] for job in (many, one))
 
 

@@ -47,7 +47,9 @@ class Cluster:
     def writes(self) -> int:
         """Return the number of stored writes, from the target's metrics."""
         text = self.metrics(self.target)
-        lines = [x for x in text.splitlines() if x.startswith("sealane_target_volume_host_writes")]
+        lines = [
+            x for x in text.splitlines() if x.startswith("sealane_target_volume_host_writes_total{")
+        ]
         return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
     def metrics(self, node: Daemon) -> str:
