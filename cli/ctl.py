@@ -23,7 +23,7 @@ from sealane.client import (
 )
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
-from sealane.errors import Error
+from sealane.errors import Error, UnavailableError
 
 NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "volume": ("sealed volumes of a gateway", ("volumes:add_verbs",)),
@@ -51,7 +51,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `sealanectl`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
+    """Run `sealanectl`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable or absent."""
     options = command_line().parse_args(arguments)
     output = Output(options.output)
     try:
@@ -62,12 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except Error as error:
         print(f"sealanectl: {error}", file=sys.stderr)
-        return error.exit_code
+        return exit_code_of(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
         return system_refused("sealanectl", error)
     return 0
+
+
+def exit_code_of(error: Error) -> int:
+    """Return an error's exit code: 4, too, if what was named doesn't exist."""
+    return UnavailableError.exit_code if error.reason.endswith(".not_found") else error.exit_code
 
 
 async def _call(options: argparse.Namespace, output: "Output") -> None:

@@ -37,7 +37,7 @@ class Thing:
 def meant(text: str, things: Iterable[Thing], *, noun: str) -> str:
     """Return the name of the thing that `text` means.
 
-    UnavailableError `name.unknown`, or UsageError `name.ambiguous`. A label never hides an id that
+    UnavailableError `name.not_found`, or UsageError `name.ambiguous`. A label never hides an id that
     begins so: whoever may give labels could otherwise redirect a command.
     """
     known = list(things)
@@ -48,7 +48,7 @@ def meant(text: str, things: Iterable[Thing], *, noun: str) -> str:
     found = [t for t in known if t.label == text or (is_prefix and t.id.startswith(text))]
     if not found:
         raise UnavailableError(
-            "name.unknown",
+            "name.not_found",
             f"no {noun} is called {text!r}; allowed: a name, the first {PREFIX_MIN} or more "
             f"characters of an id, or a display name, as sealanectl {noun} list shows them",
         )

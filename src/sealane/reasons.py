@@ -392,7 +392,7 @@ ReasonId = Literal[
     "model.path.range",
     "model.ring.range",
     "name.ambiguous",
-    "name.unknown",
+    "name.not_found",
     "namespace.device",
     "namespace.exists",
     "namespace.format",

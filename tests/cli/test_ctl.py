@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.cli.ctl import _status_rows, main
+from sealane.cli.ctl import _status_rows, exit_code_of, main
 from sealane.cli.output import Output
 from sealane.cli.subsystems import _subsystem_rows
 from sealane.cli.volume_jobs import job_rows, parse_rate
@@ -392,3 +392,11 @@ def test_a_command_imports_its_own_noun_only():
         [sys.executable, "-c", program, *heavy], check=True, capture_output=True, text=True
     )
     assert done.stdout.splitlines()[-1] == "sealane.cli.volumes"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("volume.not_found", 4), ("device.not_found", 4), ("volume.attached.state", 2)],
+)
+def test_a_typo_is_exit_code_4(reason: Any, code: int) -> None:
+    assert exit_code_of(UsageError(reason, "…")) == code

@@ -34,7 +34,7 @@ def test_a_thing_is_found_by_what_means_it_alone(text: str, name: str) -> None:
 @pytest.mark.parametrize("text", ["", "3f2", "checkpoint", "volumes/3f2b1c", "CHECKPOINTS"])
 def test_what_means_nothing_is_exit_code_4(text: str) -> None:
     with pytest.raises(
-        UnavailableError, match=r"no volume is called .* \[name\.unknown\]"
+        UnavailableError, match=r"no volume is called .* \[name\.not_found\]"
     ) as caught:
         meant(text, KNOWN, noun="volume")
     assert caught.value.exit_code == 4

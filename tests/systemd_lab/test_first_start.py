@@ -46,7 +46,7 @@ def test_two_commands_give_a_machine_with_every_role(image: str, package: Path) 
         beginning = name.removeprefix("volumes/")[:8]
         assert name in machine.run("sealanectl", "volume", "get", beginning)
         typo = machine.attempt("sealanectl", "volume", "delete", "fisrt", "--yes")
-        assert (typo.returncode, "[name.unknown]" in typo.stderr) == (4, True)
+        assert (typo.returncode, "[name.not_found]" in typo.stderr) == (4, True)
 
         security = machine.run("systemd-analyze", "security", "--no-pager", "sealaned")
         (exposure,) = re.findall(r"Overall exposure level for sealaned.service: ([\d.]+)", security)
