@@ -37,8 +37,8 @@ class Thing:
 def meant(text: str, things: Iterable[Thing], *, noun: str) -> str:
     """Return the name of the thing that `text` means.
 
-    UnavailableError `name.not_found`, or UsageError `name.ambiguous`. A label never hides an id that
-    begins so: whoever may give labels could otherwise redirect a command.
+    UnavailableError `name.not_found`, or UsageError `name.ambiguous`. A label never hides an id
+    that begins so: whoever may give labels could otherwise redirect a command.
     """
     known = list(things)
     for thing in known:

@@ -242,7 +242,7 @@ class RecordedAttachment:
     def settled_incarnation(self) -> int | None:
         return self.settled
 
-    async def detach(self) -> bool:
+    async def detach(self, *, patience_seconds: float = 0) -> bool:
         self.detached.set()
         return self.is_durable
 

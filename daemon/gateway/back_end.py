@@ -59,7 +59,12 @@ class AssociationEpochs:
 
 
 class RetryDelays:
-    """Delays before attempts: none at first, then doubling with jitter; losses age out."""
+    """Delays before attempts to connect again, with jitter.
+
+    Within one outage they grow with its length, so that the pause is at most a quarter longer than
+    the outage. Before the first attempt after a loss there is none, unless losses repeat: then it
+    doubles with each, and none of the outage's is shorter. Losses age out.
+    """
 
     def __init__(
         self,
@@ -69,18 +74,26 @@ class RetryDelays:
     ) -> None:
         self._now = now
         self._uniform = uniform
-        self._times: deque[float] = deque(maxlen=64)
+        self._losses: deque[float] = deque(maxlen=64)
+        self._is_first = True
+
+    def lose(self) -> None:
+        """Record a loss: the next attempts are those of a new outage."""
+        now = self._now()
+        while self._losses and self._losses[0] < now - LOSS_WINDOW_SECONDS:
+            self._losses.popleft()
+        self._losses.append(now)
+        self._is_first = True
 
     def next(self) -> float:
-        """Record an attempt and return the seconds to wait before it."""
-        now = self._now()
-        while self._times and self._times[0] < now - LOSS_WINDOW_SECONDS:
-            self._times.popleft()
-        earlier = len(self._times)
-        self._times.append(now)
-        if not earlier:
-            return 0.0
-        longest = min(RETRY_SECONDS_MIN * 2 ** (earlier - 1), RETRY_SECONDS_MAX)
+        """Return the seconds to wait before the next attempt."""
+        earlier = len(self._losses) - 1
+        longest = RETRY_SECONDS_MIN * 2 ** (earlier - 1) if earlier else 0.0
+        if not self._is_first:
+            lasted = self._now() - self._losses[-1]
+            longest = max(longest, lasted / 4, RETRY_SECONDS_MIN)
+        self._is_first = False
+        longest = min(longest, RETRY_SECONDS_MAX)
         return self._uniform(longest / 2, longest)
 
 
@@ -244,6 +257,7 @@ class BackEnd:
 
     async def _recover(self) -> None:
         reported = ""
+        self._delays.lose()
         while True:
             await self._sleep(self._delays.next())
             try:

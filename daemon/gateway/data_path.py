@@ -183,8 +183,10 @@ class AttachedVolume(Exported):
         """Return the incarnation that alone could lose what is acknowledged from now on."""
         return self.native.settled_incarnation
 
-    async def detach(self) -> bool:
+    async def detach(self, *, patience_seconds: float = 0) -> bool:
         """Stop the export and its queues, and flush; return whether all acknowledged data is safe.
+
+        `patience_seconds` is how long it tries to flush after a first failure.
 
         A flush that fails is reported (`journal_dropped`) and does not keep the volume attached:
         then changes that no host flushed are lost if the target ends before it stores them.
@@ -192,7 +194,7 @@ class AttachedVolume(Exported):
         await self._gateway.detach(self)
         await asyncio.to_thread(self.native.close_queues)
         try:
-            await flush_journal(self.native, self.back_end)
+            await flush_journal(self.native, self.back_end, patience_seconds=patience_seconds)
         except UnavailableError as error:
             self._feed.publish(
                 StorageEvent(kind="journal_dropped", reason=error.reason, detail=str(error.args[0]))

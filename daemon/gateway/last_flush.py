@@ -1,23 +1,44 @@
 """The flush before a detach: after it, no process resends the volume's journal."""
 
+import asyncio
+import time
 from typing import Final
 
 from sealane import _native
-from sealane.daemon.gateway.back_end import BackEnd
+from sealane.daemon.gateway.back_end import BackEnd, RetryDelays
 from sealane.daemon.gateway.own_queue import own_queue
 from sealane.errors import Error, UnavailableError
 
 FLUSH_SECONDS: Final = 5.0
 """Longest wait for a back end, and for the flush after it."""
+LEAVE_SECONDS: Final = 15.0
+"""How long a stop tries: targets and brokers may be restarting at the same time. Together with a
+last attempt it ends before the service manager's time-out."""
 
 
-async def flush_journal(native: _native.GatewayVolume, back_end: BackEnd) -> None:
+async def flush_journal(
+    native: _native.GatewayVolume, back_end: BackEnd, *, patience_seconds: float = 0
+) -> None:
     """Make all acknowledged changes durable at the target, on a queue of the gateway's own.
 
-    UnavailableError if that takes too long. No host's queue may be running.
+    It begins a new attempt for `patience_seconds`; UnavailableError if the last one fails or takes
+    too long. No host's queue may be running.
     """
     if not native.statistics()["journal_bytes"]:
-        return
+        return None
+    delays = RetryDelays()
+    delays.lose()
+    give_up = time.monotonic() + patience_seconds
+    while True:
+        await asyncio.sleep(delays.next())
+        try:
+            return await _flush_once(native, back_end)
+        except UnavailableError:
+            if time.monotonic() >= give_up:
+                raise
+
+
+async def _flush_once(native: _native.GatewayVolume, back_end: BackEnd) -> None:
     try:
         async with own_queue(
             native,

@@ -32,6 +32,7 @@ from sealane.daemon.gateway.back_ends import (
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.filling import Fillings, volume_key
+from sealane.daemon.gateway.last_flush import LEAVE_SECONDS
 from sealane.daemon.gateway.leases import LeaseCache, Taken
 from sealane.daemon.gateway.reattaching import Reattaching
 from sealane.daemon.gateway.stores import VolumeStores
@@ -514,7 +515,9 @@ class VolumeService:
             self.events.report(volume_id, "detached")
         return attached.descriptor
 
-    async def _end_export(self, volume_id: str, attached: Attached) -> bool:
+    async def _end_export(
+        self, volume_id: str, attached: Attached, *, patience_seconds: float = 0
+    ) -> bool:
         """End an export; return whether all acknowledged data is durable.
 
         On return, all keys and buffers of the volume are gone.
@@ -522,7 +525,7 @@ class VolumeService:
         follower = self._followers.pop(volume_id, None)
         if follower is not None:
             follower.cancel()
-        is_durable = await attached.port.detach()
+        is_durable = await attached.port.detach(patience_seconds=patience_seconds)
         if not attached.is_read_only:
             await self._leases.keep(
                 attached.descriptor, attached.leases, attached.port.replace_counters()
@@ -538,7 +541,7 @@ class VolumeService:
             attached = self._attached.pop(volume_id, None)
             if attached is not None:
                 self._gateway.expect(volume_id)
-                if await self._end_export(volume_id, attached):
+                if await self._end_export(volume_id, attached, patience_seconds=LEAVE_SECONDS):
                     await attached.unflushed.clear()
 
     async def _drop_unusable(self, volume_id: str) -> None:

@@ -85,6 +85,17 @@ def test_an_instance_has_files_of_its_own() -> None:
     assert "sealaned-setup@%i.service\n" in template_of(UNIT)
 
 
+def test_instances_called_as_their_roles_restart_in_order() -> None:
+    after = {
+        path.stem: re.findall(r"sealaned@(\w+)\.service", path.read_text().partition("[Unit]")[2])
+        for path in sorted((UNIT.parent / "order").iterdir())
+    }
+    assert after == {"fabric": ["broker"], "gateway": ["broker", "target"], "target": ["broker"]}
+    # One transaction of all, which ends when they have started.
+    lines = UNIT.read_text().splitlines()
+    assert {"PartOf=sealane.target", "Before=sealane.target"} <= {*lines}
+
+
 def test_examples_name_the_credentials_and_directories_of_their_unit() -> None:
     for path in EXAMPLES:
         example = tomllib.loads(path.read_text())

@@ -34,21 +34,35 @@ def test_epochs_begin_above_what_the_target_knows() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_delays_double_up_to_a_bound_within_their_jitter(share: float) -> None:
-    delays = RetryDelays(now=Clock(), uniform=lambda low, high: low + share * (high - low))
-    longest = [min(RETRY_SECONDS_MIN * 2**index, RETRY_SECONDS_MAX) for index in range(9)]
-    assert longest[-1] == RETRY_SECONDS_MAX
-    expected = [0.0, *(each * (1 + share) / 2 for each in longest)]
-    assert [delays.next() for _ in range(10)] == pytest.approx(expected)
+def test_delays_grow_with_the_outage_up_to_a_bound_within_their_jitter(share: float) -> None:
+    clock = Clock()
+    delays = RetryDelays(now=clock, uniform=lambda low, high: low + share * (high - low))
+    begun = clock.now
+    delays.lose()
+    assert delays.next() == 0.0
+    for lasted, longest in ((0.0, RETRY_SECONDS_MIN), (1.0, 0.25), (8.0, 2.0)):
+        clock.now = begun + lasted
+        assert delays.next() == pytest.approx(longest * (1 + share) / 2)
+    clock.now = begun + LOSS_WINDOW_SECONDS * 100
+    assert delays.next() == pytest.approx(RETRY_SECONDS_MAX * (1 + share) / 2)
 
 
-def test_delays_start_over_when_the_losses_are_old() -> None:
+def test_delays_double_when_losses_repeat_and_start_over_when_they_are_old() -> None:
     clock = Clock()
     delays = RetryDelays(now=clock, uniform=lambda _, high: high)
-    assert [delays.next(), delays.next()] == [0.0, RETRY_SECONDS_MIN]
-    clock.now += LOSS_WINDOW_SECONDS
-    assert delays.next() == 2 * RETRY_SECONDS_MIN  # Both are on the window's edge.
+    first = []
+    for _ in range(10):
+        delays.lose()
+        first.append(delays.next())
+    longest = [min(RETRY_SECONDS_MIN * 2**index, RETRY_SECONDS_MAX) for index in range(9)]
+    assert longest[-1] == RETRY_SECONDS_MAX
+    assert first == [0.0, *longest]
+    assert delays.next() == RETRY_SECONDS_MAX
+    clock.now += LOSS_WINDOW_SECONDS  # All are on the window's edge.
+    delays.lose()
+    assert delays.next() == RETRY_SECONDS_MAX
     clock.now += LOSS_WINDOW_SECONDS + 1
+    delays.lose()
     assert delays.next() == 0.0
 
 

@@ -1,11 +1,13 @@
 """Target, gateway and initiator on loopback: reads return what was written, and nothing else."""
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.grants import QueueGrant
@@ -149,6 +151,25 @@ async def test_detach_reports_a_journal_that_it_cannot_flush(
     await world.attached.detach()
     dropped = [e.reason for e in world.attached.take_events() if e.kind == "journal_dropped"]
     assert dropped == [reason]
+
+
+async def test_a_stop_waits_for_a_target_that_restarts_at_the_same_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_queue = world.attached.back_end._open_queue
+    attempts = itertools.count(1)
+
+    async def restarting(queue_id: int, epoch: int, milestone: bytes) -> QueueGrant:
+        if next(attempts) <= 3:
+            raise UnavailableError("call.unreachable", "no target")
+        return await open_queue(queue_id, epoch, milestone)
+
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    monkeypatch.setattr(world.attached.back_end, "_open_queue", restarting)
+    assert await world.attached.detach(patience_seconds=PATIENCE_SECONDS)
+    assert next(attempts) > 4
+    assert "journal_dropped" not in [event.kind for event in world.attached.take_events()]
 
 
 async def test_closed_volume_is_not_served_and_discarding_it_leaves_no_file(world: World) -> None:

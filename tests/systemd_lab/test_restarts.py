@@ -1,0 +1,98 @@
+"""Restarts under a host's load: a pause, no error, and every acknowledged write is there."""
+
+import json
+import re
+import time
+
+import pytest
+
+from systemd_lab.machine import Machine
+from systemd_lab.test_instances import PAGE
+
+pytestmark = pytest.mark.lab_systemd
+
+PYTHON = "/usr/lib/sealane/bin/python3"
+PAUSE_SECONDS_MAX = 5.0
+SETTLED_SECONDS = 3.0
+"""Between restarts, so that each pause is seen alone."""
+
+# Writes numbers in turn to 64 sectors, reads each back, and flushes after every eighth. It prints
+# when each round ended until it is told to stop; then it reads all of them once more.
+LOAD = """
+import json, os, sys, time
+from sealane.client import sync
+
+SECTORS, SECTOR = 64, 4096
+nqn = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
+with sync.connect("/run/sealane-gateway/sealaned.sock") as client:
+    (volume,) = client.volumes.list()
+    attached = client.volumes.attach(volume.name, host_nqn=nqn)
+    with client.open(attached) as disk:
+        written, ended, number = {}, [], 0
+        print("begun", flush=True)
+        while not os.path.exists("/run/stop"):
+            number += 1
+            place = number % SECTORS
+            content = number.to_bytes(8, "little") * (SECTOR // 8)
+            disk.write(place * SECTOR, content)
+            written[place] = content
+            if disk.read(place * SECTOR, SECTOR) != content:
+                sys.exit(f"sector {place} is not what was written")
+            if number % 8 == 0:
+                disk.flush()
+            ended.append(time.monotonic())
+        for place, content in written.items():
+            if disk.read(place * SECTOR, SECTOR) != content:
+                sys.exit(f"sector {place} is not what was written, at the end")
+pauses = [(b, b - a) for a, b in zip(ended, ended[1:])]
+print(json.dumps({"rounds": number, "pauses": [p for p in pauses if p[1] > 0.05]}), flush=True)
+"""
+
+
+@pytest.fixture
+def roles(machine: Machine) -> Machine:
+    """Return a machine with an instance of each role and a volume."""
+    for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        machine.shell(block)
+    return machine
+
+
+def restart(machine: Machine, what: str) -> None:
+    """Restart what a row of the test names."""
+    verb, _, role = what.partition(" ")
+    if verb == "kill":
+        machine.run("systemctl", "kill", "--signal=SIGKILL", f"sealaned@{role}")
+        machine.shell(f"until systemctl is-active -q sealaned@{role}; do sleep 0.1; done")
+    else:
+        machine.run("systemctl", "restart", f"sealaned@{role}")
+
+
+def test_a_host_sees_a_pause_and_no_error(roles: Machine) -> None:
+    machine = roles
+    events = (
+        *("restart gateway", "restart target", "restart broker"),
+        *("kill gateway", "kill target", "kill broker"),
+    )
+    began: dict[str, float] = {}
+    with machine.start(PYTHON, "-c", LOAD) as load:
+        assert load.stdout is not None
+        assert load.stdout.readline() == "begun\n"
+        for event in events:
+            time.sleep(SETTLED_SECONDS)
+            began[event] = time.monotonic()
+            restart(machine, event)
+        time.sleep(SETTLED_SECONDS)
+        began["restart all"] = time.monotonic()
+        machine.run("systemctl", "restart", "sealane.target")
+        time.sleep(SETTLED_SECONDS)
+        machine.run("touch", "/run/stop")
+        said, complaints = load.communicate(timeout=60)
+    assert load.returncode == 0, complaints + machine.journal()
+    seen = json.loads(said)
+    ends = [*list(began.values())[1:], time.monotonic()]
+    longest = {
+        event: max((p for at, p in seen["pauses"] if start <= at < end), default=0.0)
+        for (event, start), end in zip(began.items(), ends, strict=True)
+    }
+    print(seen["rounds"], {event: round(pause, 2) for event, pause in longest.items()})
+    assert max(longest.values()) < PAUSE_SECONDS_MAX, longest
