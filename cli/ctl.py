@@ -50,6 +50,13 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """Help text of each noun, and the functions that add its verbs: imported when the noun is used."""
 
 
+ABSENT: Final = frozenset(
+    f"{noun}.not_found"
+    for noun in ("name", "volume", "volume.share", "session.name", "device", "node", "subsystem")
+)
+"""Reasons that say that what was named doesn't exist."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run `sealanectl`; return 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable or absent."""
     options = command_line().parse_args(arguments)
@@ -72,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def exit_code_of(error: Error) -> int:
     """Return an error's exit code: 4, too, if what was named doesn't exist."""
-    return UnavailableError.exit_code if error.reason.endswith(".not_found") else error.exit_code
+    return UnavailableError.exit_code if error.reason in ABSENT else error.exit_code
 
 
 async def _call(options: argparse.Namespace, output: "Output") -> None:
@@ -84,6 +91,7 @@ async def _call(options: argparse.Namespace, output: "Output") -> None:
             setattr(options, argument, await find(client, called))
         await run(client, options, output)
         while options.every is not None:
+            output.file.flush()
             await asyncio.sleep(options.every)
             output.begin_again()
             await run(client, options, output)

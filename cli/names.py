@@ -74,7 +74,10 @@ async def find_session(client: Client, text: str) -> str:
     if text.startswith("sessions/"):
         return text
     found = await list_sessions(client)
-    return meant(text, (Thing(s.name, s.display_name) for s in found), noun="session")
+    # A closed session leaves its name to the one that follows it.
+    living = [s for s in found if s.state != sessions_pb2.Session.CLOSED]
+    known = living if any(text in {s.display_name, s.name} for s in living) else found
+    return meant(text, (Thing(s.name, s.display_name) for s in known), noun="session")
 
 
 async def find_device(client: Client, text: str) -> str:

@@ -114,8 +114,10 @@ class Output:
         print(text, file=self.file)
 
     def begin_again(self) -> None:
-        """Make room for the same once more: clear a terminal, or leave a line empty."""
-        if self.file.isatty() and not self.is_data:
+        """Make room for the same once more: clear a terminal, begin a document, leave a line."""
+        if self.form == "yaml":
+            print("---", file=self.file)
+        elif self.file.isatty() and not self.is_data:
             print("\x1b[H\x1b[2J", end="", file=self.file)
         elif not self.is_data:
             print(file=self.file)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from sealane.daemon.broker.role import start_broker
 from sealane.daemon.config import Config
 from sealane.daemon.fabric.role import start_fabric
-from sealane.daemon.gateway.last_flush import LEAVE_SECONDS
+from sealane.daemon.gateway.last_flush import FLUSH_SECONDS, LEAVE_SECONDS
 from sealane.daemon.gateway.role import start_gateway
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.role_context import RoleContext
@@ -113,7 +113,7 @@ class Daemon:
         """Seconds that a stop may wait for messages in flight and for targets."""
         config = self._context.config
         messages = 0 if config.fabric is None else config.fabric.drain_timeout_seconds
-        return messages + (0 if config.gateway is None else LEAVE_SECONDS)
+        return messages + (0 if config.gateway is None else LEAVE_SECONDS + 2 * FLUSH_SECONDS)
 
     async def drain(self) -> None:
         """Let work in flight finish, while everything else still answers."""

@@ -35,8 +35,8 @@ VERIFICATION_LOSSES_MAX: Final = 8
 """Associations that may be lost to forged answers within LOSS_WINDOW_SECONDS; one more fails the
 volume."""
 _VERIFICATION_REASONS: Final = {"completion.mac", "sector.mac", "pdu.malformed"}
-# Lost data can't be recovered by reconnecting.
-_FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
+FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
+"""Reasons that no further attempt changes: data is lost."""
 _INTERNAL_KINDS: Final = {"rekey_due"}
 
 
@@ -265,7 +265,7 @@ class BackEnd:
                     await self._reconnect()
             except (Error, TimeoutError, OSError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.timeout"
-                if reason in _FATAL:
+                if reason in FATAL:
                     # The volume has failed: hosts that connect from now on get the same error.
                     self._is_alive.set()
                     return

@@ -5,15 +5,14 @@ import time
 from typing import Final
 
 from sealane import _native
-from sealane.daemon.gateway.back_end import BackEnd, RetryDelays
+from sealane.daemon.gateway.back_end import FATAL, BackEnd, RetryDelays
 from sealane.daemon.gateway.own_queue import own_queue
 from sealane.errors import Error, UnavailableError
 
 FLUSH_SECONDS: Final = 5.0
 """Longest wait for a back end, and for the flush after it."""
 LEAVE_SECONDS: Final = 15.0
-"""How long a stop tries: targets and brokers may be restarting at the same time. Together with a
-last attempt it ends before the service manager's time-out."""
+"""How long a stop begins attempts: targets and brokers may be restarting at the same time."""
 
 
 async def flush_journal(
@@ -21,8 +20,9 @@ async def flush_journal(
 ) -> None:
     """Make all acknowledged changes durable at the target, on a queue of the gateway's own.
 
-    It begins a new attempt for `patience_seconds`; UnavailableError if the last one fails or takes
-    too long. No host's queue may be running.
+    For `patience_seconds` it begins another attempt after one that failed, unless data is lost. It
+    ends at most 2 × FLUSH_SECONDS later; UnavailableError if the last attempt failed. No host's
+    queue may be running.
     """
     if not native.statistics()["journal_bytes"]:
         return None
@@ -30,12 +30,13 @@ async def flush_journal(
     delays.lose()
     give_up = time.monotonic() + patience_seconds
     while True:
-        await asyncio.sleep(delays.next())
         try:
             return await _flush_once(native, back_end)
-        except UnavailableError:
-            if time.monotonic() >= give_up:
+        except UnavailableError as error:
+            left = give_up - time.monotonic()
+            if left <= 0 or error.reason in FATAL:
                 raise
+        await asyncio.sleep(min(delays.next(), left))
 
 
 async def _flush_once(native: _native.GatewayVolume, back_end: BackEnd) -> None:

@@ -71,5 +71,9 @@ async def own_queue(
     try:
         yield queue
     finally:
-        await queue.close()
-        await asyncio.to_thread(native.close_queues)
+        try:
+            await queue.close()
+        finally:
+            await asyncio.to_thread(native.close_queues)
+            # Its controller at the target, too: another attempt has one of its own.
+            await back_end.close_association(_NAME.association_id)

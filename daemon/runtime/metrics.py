@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from socketserver import ThreadingMixIn
 from typing import Final
@@ -120,7 +121,7 @@ class Metrics:
     def __init__(self, *, is_broker: bool = True) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
-        ProcessCollector(registry=r)
+        _ProcessCollector(registry=r)
         Gauge("sealane_build_info", "Version.", ["version"], registry=r).labels(__version__).set(1)
         self.broker = BrokerMetrics(r if is_broker else CollectorRegistry())
         self.calls = Counter(
@@ -189,6 +190,13 @@ class Metrics:
         `read` returns statistics by name, for each tuple of label values; `CATALOGUE` has them all.
         """
         self.registry.register(_StatisticsCollector(prefix, labels, read))
+
+
+class _ProcessCollector(ProcessCollector):
+    """Also works where /proc has nothing but processes, as in the unit (ProcSubset=pid)."""
+
+    def _boot_time(self) -> float:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class _StatisticsCollector(Collector):

@@ -8,7 +8,7 @@ from typing import Final
 
 _MESSAGE_BYTES_MAX: Final = 4096
 _STOP_SECONDS: Final = 20
-"""Longest time of a stop without its drain: the rest of TimeoutStopSec in our unit."""
+"""Longest time of a stop without what its caller adds."""
 
 
 class Notifier:

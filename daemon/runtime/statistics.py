@@ -97,8 +97,8 @@ _JOBS: Final = {
 }
 
 _TARGET_VOLUME: Final = {
-    "host_reads": _always(_counter("Reads served.")),
-    "host_writes": _always(_counter("Writes served.")),
+    "host_reads": _counter("Reads served."),
+    "host_writes": _counter("Writes served."),
     "flushes": _counter("Flushes served."),
     "deallocations": _counter("Deallocations served."),
     "sectors_read": _always(_counter("Sectors read, 4096 bytes each.")),
@@ -148,6 +148,7 @@ _TARGET_VOLUME: Final = {
     "queues_running": _gauge("I/O queues of gateways."),
     **_JOBS,
     "scrub_found": _always(_JOBS["scrub_found"]),
+    "scrub_ended_seconds": _always(_JOBS["scrub_ended_seconds"]),
 }
 
 _PATH: Final = {

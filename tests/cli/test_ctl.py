@@ -396,7 +396,12 @@ def test_a_command_imports_its_own_noun_only():
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [("volume.not_found", 4), ("device.not_found", 4), ("volume.attached.state", 2)],
+    [
+        ("volume.not_found", 4),
+        ("device.not_found", 4),
+        ("volume.attached.state", 2),
+        ("hsm.key.not_found", 2),
+    ],
 )
 def test_a_typo_is_exit_code_4(reason: Any, code: int) -> None:
     assert exit_code_of(UsageError(reason, "…")) == code

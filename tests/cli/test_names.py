@@ -3,13 +3,17 @@
 import datetime as dt
 import io
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
 
-from sealane.cli.names import SHOWN_MAX, Thing, find_volume, meant
+from sealane.cli.names import SHOWN_MAX, Thing, find_session, find_volume, meant
 from sealane.cli.output import FORMS, Output
+from sealane.client import Client
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import sessions_pb2
 
 ONE = "volumes/3f2b1c00-0000-4000-8000-000000000001"
 TWO = "volumes/3f2b1d00-0000-4000-8000-000000000002"
@@ -66,6 +70,33 @@ async def test_a_whole_name_is_not_looked_up() -> None:
 
     assert await find_volume(NoClient(), "volumes/anything") == "volumes/anything"  # type: ignore[arg-type]
     assert await find_volume(NoClient(), ONE.removeprefix("volumes/")) == ONE  # type: ignore[arg-type]
+
+
+async def test_a_closed_session_leaves_its_name_to_the_next() -> None:
+    def session(number: int, state: sessions_pb2.Session.State.ValueType) -> sessions_pb2.Session:
+        return sessions_pb2.Session(name=f"sessions/{number}", display_name="s", state=state)
+
+    class Listing:
+        async def ListSessions(  # noqa: N802 - the name in gRPC
+            self, _: sessions_pb2.ListSessionsRequest, **_options: float
+        ) -> sessions_pb2.ListSessionsResponse:
+            return sessions_pb2.ListSessionsResponse(sessions=known)
+
+    client = cast("Client", SimpleNamespace(sessions=Listing()))
+    closed, opened = sessions_pb2.Session.CLOSED, sessions_pb2.Session.ESTABLISHED
+    known = [session(1, closed), session(2, opened)]
+    assert await find_session(client, "s") == "sessions/2"
+    known = [session(1, closed)]
+    assert await find_session(client, "s") == "sessions/1"
+
+
+def test_rounds_of_a_watch_are_documents_of_their_own() -> None:
+    text = io.StringIO()
+    output = Output("yaml", text)
+    output.show_one({"name": 1})
+    output.begin_again()
+    output.show_one({"name": 2})
+    assert [*yaml.safe_load_all(text.getvalue())] == [{"name": 1}, {"name": 2}]
 
 
 ROWS = [

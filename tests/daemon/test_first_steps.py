@@ -82,7 +82,7 @@ def test_a_newcomer_gets_a_volume_and_a_session_by_the_pages_commands(home: Path
         # Each figure has a description.
         with urllib.request.urlopen(f"http://{running.addresses['metrics']}/metrics") as answer:
             metrics = answer.read().decode()
-        assert "sealane_target_volume_host_writes_total{" in metrics
+        assert "sealane_target_volume_sectors_stored_total{" in metrics
         assert UNKNOWN.help not in metrics
         assert end(listening) == "received 65536 bytes and sent them back\n"
         run(home, "sh", "-eu", "-c", plan)

@@ -15,6 +15,7 @@ EXPOSURE_MAX = 1.3
 """Of `systemd-analyze security`, which calls less than 2 "OK"."""
 CONFIGURATION = "/etc/sealane/sealaned.toml"
 KEY = "/etc/credstore/sealane.kek"
+PYTHON = "/usr/lib/sealane/bin/python3"
 
 
 def status_of(machine: Machine, *options: str) -> dict[str, object]:
@@ -58,6 +59,12 @@ def test_two_commands_give_a_machine_with_every_role(image: str, package: Path) 
         ):
             assert machine.run("stat", "-c", "%U %a", path).strip() == owner, path
         assert machine.run("runuser", "-u", "nobody", "--", "sh", "-c", f"! cat {KEY}") == ""
+        # The sandbox hides most of /proc, and not the process from itself.
+        scrape = (
+            "import urllib.request as u;"
+            "print(u.urlopen('http://127.0.0.1:7449/metrics').read().decode())"
+        )
+        assert "process_start_time_seconds " in machine.run(PYTHON, "-c", scrape)
         # Warnings are found by their priority, and what matters begins the line.
         warned = machine.journal("sealaned", "--priority=warning").splitlines()
         assert any(line.startswith('{"event": "unsigned_policy", "message"') for line in warned)

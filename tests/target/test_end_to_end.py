@@ -12,7 +12,7 @@ from sealane import _native
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.grants import QueueGrant
 from sealane.daemon.volume.store_kinds import STORE_KINDS
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.transport.nvme.initiator import NvmeStatusError
 from target.pair import (
     MEBIBYTE,
@@ -170,6 +170,22 @@ async def test_a_stop_waits_for_a_target_that_restarts_at_the_same_time(
     assert await world.attached.detach(patience_seconds=PATIENCE_SECONDS)
     assert next(attempts) > 4
     assert "journal_dropped" not in [event.kind for event in world.attached.take_events()]
+
+
+async def test_a_stop_does_not_ask_again_for_data_that_is_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = itertools.count(1)
+
+    async def lost(queue_id: int, epoch: int, milestone: bytes) -> QueueGrant:
+        next(attempts)
+        raise VerificationError("volume.rolled_back", "older")
+
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    monkeypatch.setattr(world.attached.back_end, "_open_queue", lost)
+    assert not await world.attached.detach(patience_seconds=PATIENCE_SECONDS)
+    assert next(attempts) == 2
 
 
 async def test_closed_volume_is_not_served_and_discarding_it_leaves_no_file(world: World) -> None:
