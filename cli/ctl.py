@@ -85,10 +85,11 @@ def exit_code_of(error: Error) -> int:
 async def _call(options: argparse.Namespace, output: "Output") -> None:
     async with connect(options.socket) as client:
         run: Command = options.run
-        argument, find = options.finds
-        called = getattr(options, argument, None)
-        if called is not None:
-            setattr(options, argument, await find(client, called))
+        if options.finds is not None:
+            argument, find = options.finds
+            called = getattr(options, argument)
+            if called is not None:
+                setattr(options, argument, await find(client, called))
         await run(client, options, output)
         while options.every is not None:
             output.file.flush()
@@ -132,7 +133,7 @@ def command_line() -> OneLineParser:
     parser = OneLineParser(
         prog="sealanectl", description="Command-line client of the sealaned on this machine."
     )
-    parser.set_defaults(is_offline=False, every=None, finds=("", None))
+    parser.set_defaults(is_offline=False, every=None, finds=None)
     _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")

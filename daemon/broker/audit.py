@@ -27,6 +27,7 @@ from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, O
 from sealane.daemon.broker.records import AuditHeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.files import sync_directory
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
@@ -310,7 +311,7 @@ def _open_file(path: Path, kept: Head) -> tuple[BinaryIO, _Recovery]:
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         if is_new:
-            _synchronize_directory(path.parent)
+            sync_directory(path.parent)
         recovery = _recover(file, path, kept)
     except BaseException:
         file.close()
@@ -362,11 +363,3 @@ def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
         if len(rest) > LINE_BYTES_MAX:
             raise VerificationError("audit.record.malformed", "a line of the audit log is too long")
     yield rest
-
-
-def _synchronize_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,6 @@ dropped or takes effect, as the anchor decides. Nothing else is deleted.
 """
 
 import contextlib
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.daemon.device.directory import DEVICE_FILES
-from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, write_durably
+from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, sync_directory, write_durably
 from sealane.errors import UnavailableError, UsageError
 
 STORE_SUFFIX: Final = ".sectors"
@@ -163,7 +162,7 @@ class Catalogue:
     def _unlink(self, volume_id: uuid.UUID, suffix: str) -> None:
         try:
             self._path(volume_id, suffix).unlink(missing_ok=True)
-            self._sync()
+            sync_directory(self._directory)
         except OSError as error:
             raise UnavailableError(
                 "store.remove", f"can't remove the files of volume {volume_id}: {error}"
@@ -175,19 +174,11 @@ class Catalogue:
         try:
             if source.exists() or not target.exists():
                 source.replace(target)
-            self._sync()
+            sync_directory(self._directory)
         except OSError as error:
             raise UnavailableError(
                 "store.catalogue", f"can't rename the descriptor of volume {volume_id}: {error}"
             ) from error
-
-    def _sync(self) -> None:
-        """Make renames durable."""
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _volume_id(stem: str) -> uuid.UUID | None:

@@ -13,7 +13,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import uuid
@@ -29,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_EPOCH_MAX, derive_attachment_key
-from sealane.daemon.runtime.files import read_bounded, write_durably
+from sealane.daemon.runtime.files import read_bounded, sync_directory, write_durably
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, check_nqn
@@ -251,11 +250,7 @@ class AttachmentFiles:
     def _remove(self, volume_id: str) -> None:
         try:
             (self._files / volume_id).unlink(missing_ok=True)
-            directory = os.open(self._files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_directory(self._files)
             (self._digests / volume_id).unlink(missing_ok=True)
         except OSError as error:
             raise self._failed(error) from error

@@ -131,7 +131,7 @@ def _write_durably(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _check_private(status: os.stat_result, path: str, key: str) -> None:
@@ -183,13 +183,13 @@ def write_new(
             path.hardlink_to(draft)
         finally:
             draft.unlink()
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise UsageError("key.unwritable", f"{path}: {error.strerror}") from error
 
 
-def _sync_directory(path: Path) -> None:
-    """Make new names in a directory durable."""
+def sync_directory(path: Path) -> None:
+    """Make what was made, renamed or removed in a directory durable; OSError if it can't."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

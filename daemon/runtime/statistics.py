@@ -6,8 +6,10 @@ base units, `_total` behind counters, one metric with a label instead of several
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from sealane.protocol.kinds import JobKind
 
 _SECONDS: Final = {"_nanos": 1e-9, "_ms": 1e-3}
 """Suffixes of the engine's durations, and their units in seconds."""
@@ -44,8 +46,8 @@ def scale_of(figure: str) -> float:
     return next((scale for suffix, scale in _SECONDS.items() if figure.endswith(suffix)), 1)
 
 
-def _counter(text: str, **more: str) -> Statistic:
-    return Statistic(text, **more)  # type: ignore[arg-type]
+def _counter(text: str, *, metric: str = "") -> Statistic:
+    return Statistic(text, metric=metric)
 
 
 def _gauge(text: str, *, metric: str = "") -> Statistic:
@@ -53,7 +55,7 @@ def _gauge(text: str, *, metric: str = "") -> Statistic:
 
 
 def _always(each: Statistic) -> Statistic:
-    return Statistic(each.help, each.kind, each.metric, each.label, is_always=True)
+    return replace(each, is_always=True)
 
 
 _GATEWAY_VOLUME: Final = {
@@ -83,15 +85,15 @@ _GATEWAY_VOLUME: Final = {
 
 _JOBS: Final = {
     f"{kind}_{figure}": each
-    for kind, text in (("scrub", "scrub"), ("refresh", "refresh"))
+    for kind in JobKind
     for figure, each in {
-        "running": _gauge(f"1 while a {text} runs."),
-        "position": _gauge(f"The sector that the {text} has reached."),
-        "checked": _gauge(f"Sectors checked by the last {text}."),
-        "found": _gauge(f"Faulty sectors found by the last {text}."),
-        "repaired": _gauge(f"Of these, those written again by the {text}."),
+        "running": _gauge(f"1 while a {kind} runs."),
+        "position": _gauge(f"The sector that the {kind} has reached."),
+        "checked": _gauge(f"Sectors checked by the last {kind}."),
+        "found": _gauge(f"Faulty sectors found by the last {kind}."),
+        "repaired": _gauge(f"Of these, those written again by the {kind}."),
         "ended_seconds": _gauge(
-            f"When the last {text} ended, Unix time.", metric=f"{kind}_ended_timestamp_seconds"
+            f"When the last {kind} ended, Unix time.", metric=f"{kind}_ended_timestamp_seconds"
         ),
     }.items()
 }

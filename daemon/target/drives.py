@@ -13,6 +13,7 @@ from typing import Final
 
 from sealane import _native
 from sealane.daemon.device.catalogue import STORE_SUFFIX
+from sealane.daemon.runtime.files import sync_directory
 from sealane.errors import UnavailableError
 
 _CREATE: Final = "store.create"
@@ -49,7 +50,7 @@ class Drives:
         _, path = min(fitting)
         try:
             self._link(volume_id).symlink_to(path)
-            self._sync()
+            sync_directory(self._directory)
         except OSError as error:
             raise UnavailableError(_CREATE, f"can't link {path}: {error}") from error
 
@@ -66,7 +67,7 @@ class Drives:
             if os.path.realpath(link) in {os.path.realpath(path) for path in self._paths}:
                 _native.erase_drive(link)
             link.unlink()
-            self._sync()
+            sync_directory(self._directory)
         except OSError as error:
             raise UnavailableError("store.remove", f"can't release {link}: {error}") from error
 
@@ -75,14 +76,6 @@ class Drives:
 
     def _link(self, volume_id: uuid.UUID) -> Path:
         return self._directory / f"{volume_id}{STORE_SUFFIX}"
-
-    def _sync(self) -> None:
-        """Make links durable."""
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _room(path: Path, sector_count: int) -> int:

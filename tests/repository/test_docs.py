@@ -146,9 +146,10 @@ def test_topology_of_the_link_lab_loads(tmp_path: Path) -> None:
     assert wan.name == "ocean"
 
 
-def test_the_page_of_errors_is_what_the_source_says() -> None:
+@pytest.mark.parametrize("tool", ["errors", "metrics"])
+def test_a_page_made_of_the_source_is_what_the_source_says(tool: str) -> None:
     ended = subprocess.run(
-        [sys.executable, ROOT / "tools" / "errors", "--check"],
+        [sys.executable, ROOT / "tools" / tool, "--check"],
         check=False,
         capture_output=True,
         text=True,

@@ -15,6 +15,8 @@ from pathlib import Path
 BOOT_SECONDS = 60
 COMMAND_SECONDS = 120
 
+PYTHON = "/usr/lib/sealane/bin/python3"
+"""The package's Python, on a machine."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # systemd-nspawn keeps its files in /run, which must be in memory.
@@ -92,10 +94,7 @@ class Machine:
 
     def put(self, source: Path, path: str) -> None:
         """Copy a file to the machine."""
-        with source.open("rb") as content:
-            subprocess.run(
-                [*self.entering, "sh", "-c", 'cat > "$0"', path], stdin=content, check=True
-            )
+        self.write(path, source.read_bytes())
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file there, and make its directory."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from systemd_lab.conftest import install
-from systemd_lab.machine import Machine, booted, layer
+from systemd_lab.machine import PYTHON, Machine, booted, layer
 
 pytestmark = [pytest.mark.lab_systemd, pytest.mark.lab_systemd_short]
 
@@ -15,7 +15,6 @@ EXPOSURE_MAX = 1.3
 """Of `systemd-analyze security`, which calls less than 2 "OK"."""
 CONFIGURATION = "/etc/sealane/sealaned.toml"
 KEY = "/etc/credstore/sealane.kek"
-PYTHON = "/usr/lib/sealane/bin/python3"
 
 
 def status_of(machine: Machine, *options: str) -> dict[str, object]:

@@ -6,12 +6,11 @@ import time
 
 import pytest
 
-from systemd_lab.machine import Machine
+from systemd_lab.machine import PYTHON, Machine
 from systemd_lab.test_instances import PAGE
 
 pytestmark = pytest.mark.lab_systemd
 
-PYTHON = "/usr/lib/sealane/bin/python3"
 PAUSE_SECONDS_MAX = 5.0
 SETTLED_SECONDS = 3.0
 """Between restarts, so that each pause is seen alone."""

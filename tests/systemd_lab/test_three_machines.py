@@ -14,13 +14,12 @@ import pytest
 
 from control_plane import short_directory
 from patience import PATIENCE_SECONDS
-from systemd_lab.machine import Machine, booted, link
+from systemd_lab.machine import PYTHON, Machine, booted, link
 from systemd_lab.plain_host import WRITTEN
 from systemd_lab.tpms import TPM_PORT, certified_tpms
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "start" / "three-machines.md"
-PYTHON = "/usr/lib/sealane/bin/python3"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 NEEDED = ("swtpm", "swtpm_setup", "swtpm_localca")
 EVERY_HOST = "every host"
