@@ -1,29 +1,30 @@
-"""Addresses for servers that need theirs before they start, or keep it across restarts."""
+"""Addresses for servers that need theirs before they start, or keep it across restarts.
+
+A free port of 127.0.0.1 may be taken between its choice and its use, or while its server restarts:
+by another test, or by the kernel for somebody's connection. All of 127.0.0.0/8 is this machine's,
+therefore each of these addresses is on a host of its own.
+"""
 
 import contextlib
 import random
 import re
 import socket
+from ipaddress import IPv4Address
 from pathlib import Path
 
-_KERNELS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 10_000
-_HIGHEST = 65_535
+_HOSTS = range(int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.255.255")))
+_PORTS = range(10_000, 65_536)
 _draw = random.SystemRandom()
 
 
 def addresses_of_our_own(count: int) -> list[str]:
-    """Return free addresses outside the range from which the kernel chooses ports."""
-    low, high = map(int, _KERNELS.read_text().split())
-    ports = max(range(_LOWEST, low), range(high + 1, _HIGHEST + 1), key=len)
-    assert len(ports) > count, f"{_KERNELS}: {low} to {high} leaves no ports to choose from"
+    """Return addresses of this machine that nothing else uses."""
     found: list[str] = []
-    with contextlib.ExitStack() as taken:
-        while len(found) < count:
-            address = "127.0.0.1", _draw.choice(ports)
-            with contextlib.suppress(OSError):
-                taken.enter_context(socket.create_server(address))
-                found.append("{}:{}".format(*address))
+    while len(found) < count:
+        address = str(IPv4Address(_draw.choice(_HOSTS))), _draw.choice(_PORTS)
+        # A server on every address of this machine may have the port.
+        with contextlib.suppress(OSError), socket.create_server(address):
+            found.append("{}:{}".format(*address))
     return found
 
 

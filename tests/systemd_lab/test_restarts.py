@@ -11,7 +11,8 @@ from systemd_lab.test_instances import PAGE
 
 pytestmark = pytest.mark.lab_systemd
 
-PAUSE_SECONDS_MAX = 5.0
+PAUSE_SECONDS_MAX = 8.0
+"""On a machine that is busy with other work; decision 92 has the figures."""
 SETTLED_SECONDS = 3.0
 """Between restarts, so that each pause is seen alone."""
 
@@ -60,8 +61,13 @@ def restart(machine: Machine, what: str) -> None:
     """Restart what a row of the test names."""
     verb, _, role = what.partition(" ")
     if verb == "kill":
-        machine.run("systemctl", "kill", "--signal=SIGKILL", f"sealaned@{role}")
-        machine.shell(f"until systemctl is-active -q sealaned@{role}; do sleep 0.1; done")
+        # Until systemd has seen the death, the unit is still active.
+        started = f"$(systemctl show --value -p InvocationID sealaned@{role})"
+        machine.shell(
+            f'before="{started}"; systemctl kill --signal=SIGKILL sealaned@{role}\n'
+            f'until [ "{started}" != "$before" ] && systemctl is-active -q sealaned@{role}\n'
+            "do sleep 0.1; done"
+        )
     else:
         machine.run("systemctl", "restart", f"sealaned@{role}")
 
@@ -94,4 +100,4 @@ def test_a_host_sees_a_pause_and_no_error(roles: Machine) -> None:
         for (event, start), end in zip(began.items(), ends, strict=True)
     }
     print(seen["rounds"], {event: round(pause, 2) for event, pause in longest.items()})
-    assert max(longest.values()) < PAUSE_SECONDS_MAX, longest
+    assert max(longest.values()) < PAUSE_SECONDS_MAX, f"{longest}\n{machine.journal()}"

@@ -7,6 +7,7 @@ from enum import Enum
 from sealane.errors import UsageError
 from sealane.protocol.nvme.constants import AnaState
 
+_SHARE = 0.25
 _JITTER = 0.25
 
 
@@ -21,7 +22,7 @@ class PathState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconnectPolicy:
-    """Delays double from `first_seconds` to `most_seconds`; finally a lost path is given up.
+    """Delays grow from `first_seconds` to `most_seconds`; finally a lost path is given up.
 
     `give_up_seconds` is NVMe's controller loss timeout; None: never give up.
     """
@@ -42,19 +43,18 @@ class ReconnectPolicy:
 class Backoff:
     """Delays between connection attempts of one path. `random` returns numbers in [0, 1).
 
-    Jitter shortens a delay by up to a quarter, so that hosts that lost a target at the same time
+    A delay is a quarter of the time since the loss, so that a host's pause is at most a quarter
+    longer than the outage, or than `first_seconds` more. Jitter shortens a delay by up to a quarter, so that hosts that lost a target at the same time
     don't reconnect at the same time.
     """
 
     def __init__(self, policy: ReconnectPolicy, random: Callable[[], float]) -> None:
         self._policy = policy
         self._random = random
-        self._failures = 0
         self._lost_since: float | None = None
 
     def succeeded(self) -> None:
         """Start again with the first delay at the next loss."""
-        self._failures = 0
         self._lost_since = None
 
     def failed(self, now: float) -> float | None:
@@ -64,10 +64,8 @@ class Backoff:
         limit = self._policy.give_up_seconds
         if limit is not None and now - self._lost_since >= limit:
             return None
-        # The exponent is limited, so that a path lost for weeks doesn't cause an overflow.
-        doubled = self._policy.first_seconds * 2.0 ** min(self._failures, 32)
-        self._failures += 1
-        return min(doubled, self._policy.most_seconds) * (1 - _JITTER * self._random())
+        share = max(self._policy.first_seconds, _SHARE * (now - self._lost_since))
+        return min(share, self._policy.most_seconds) * (1 - _JITTER * self._random())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
