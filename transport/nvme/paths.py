@@ -44,8 +44,8 @@ class Backoff:
     """Delays between connection attempts of one path. `random` returns numbers in [0, 1).
 
     A delay is a quarter of the time since the loss, so that a host's pause is at most a quarter
-    longer than the outage, or than `first_seconds` more. Jitter shortens a delay by up to a quarter, so that hosts that lost a target at the same time
-    don't reconnect at the same time.
+    longer than the outage, or than `first_seconds` more. Jitter shortens a delay by up to a
+    quarter, so that hosts that lost a target at the same time don't reconnect at the same time.
     """
 
     def __init__(self, policy: ReconnectPolicy, random: Callable[[], float]) -> None:

@@ -2,11 +2,14 @@
 //!
 //! All per-sector and per-packet work runs here, without the GIL.
 
+pub mod accelerator;
+pub mod calls;
 pub mod clock;
 pub mod emulator;
 mod event;
 pub mod permit;
 pub mod reduce;
 pub mod session;
+pub mod shared_memory;
 pub mod storage;
 pub mod udp;

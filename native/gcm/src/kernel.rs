@@ -12,9 +12,8 @@ use std::arch::x86_64::*;
 
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-use crate::{KEY_BYTES, NONCE_BYTES, TAG_BYTES};
+use crate::{BLOCK_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES};
 
-const BLOCK_BYTES: usize = 16;
 const VECTOR_BYTES: usize = 64;
 /// Blocks per vector.
 const LANES: usize = 4;
@@ -107,6 +106,19 @@ impl Schedule {
         }
     }
 
+    /// The tag of a ciphertext: one pass over it, without the block cipher.
+    pub fn tag(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], ciphertext: &[u8]) -> [u8; TAG_BYTES] {
+        // SAFETY: as in `seal`.
+        unsafe { bytes_of(self.hash_and_pad(nonce, aad, ciphertext)) }
+    }
+
+    /// What a block of the message is combined with.
+    pub fn keystream(&self, nonce: &[u8; NONCE_BYTES], place: u32) -> [u8; BLOCK_BYTES] {
+        // The first counter is the tag's.
+        // SAFETY: as in `seal`.
+        unsafe { bytes_of(self.encrypt(block(counter_block(nonce, place + 2)))) }
+    }
+
     /// Expands the key (FIPS 197 §5.2) and computes the powers of the hash key, which is the
     /// encryption of a zero block.
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
@@ -186,29 +198,34 @@ impl Schedule {
         aad: &[u8],
         (from, into, length): (*const u8, *mut u8, usize),
     ) -> __m128i {
-        let mut first = [0; BLOCK_BYTES];
-        first[..NONCE_BYTES].copy_from_slice(nonce);
-        first[BLOCK_BYTES - 1] = 1;
-        let first = block(first);
+        let first = block(counter_block(nonce, 1));
         let pad = self.encrypt(first);
         let counter = _mm512_add_epi32(
             _mm512_broadcast_i32x4(reverse_block(first)),
             _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1),
         );
-        let hash = self.hash_aad(aad);
-        let bits = |bytes: usize| (bytes as u64 * 8).cast_signed();
-        let lengths = _mm_set_epi64x(bits(aad.len()), bits(length));
+        let hash = self.absorb(_mm_setzero_si128(), aad);
+        let lengths = lengths_block(aad.len(), length);
         let mut stream = Stream { schedule: self, counter, hash, from, into, left: length };
         // SAFETY: guaranteed by the caller.
         let hash = unsafe { stream.run::<SEAL>(lengths) };
         _mm_xor_si128(reverse_block(hash), pad)
     }
 
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn hash_and_pad(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], ciphertext: &[u8]) -> __m128i {
+        let hash = self.absorb(self.absorb(_mm_setzero_si128(), aad), ciphertext);
+        let lengths = _mm_xor_si128(lengths_block(aad.len(), ciphertext.len()), hash);
+        let mut sum = Sum::zero();
+        sum.add(_mm512_zextsi128_si512(lengths), self.powers_from(1));
+        _mm_xor_si128(reverse_block(sum.reduce()), self.encrypt(block(counter_block(nonce, 1))))
+    }
+
+    /// Hashes `bytes` after what gave `hash`; a partial last block is filled with zeros.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
-    fn hash_aad(&self, aad: &[u8]) -> __m128i {
-        let mut hash = _mm_setzero_si128();
-        for part in aad.chunks(GROUP_BYTES) {
+    fn absorb(&self, mut hash: __m128i, bytes: &[u8]) -> __m128i {
+        for part in bytes.chunks(GROUP_BYTES) {
             let mut power = part.len().div_ceil(BLOCK_BYTES);
             let mut sum = Sum::zero();
             let mut carried = _mm512_zextsi128_si512(hash);
@@ -224,6 +241,22 @@ impl Schedule {
         }
         hash
     }
+}
+
+/// The input of the block cipher for counter `count` (SP 800-38D §7.1).
+fn counter_block(nonce: &[u8; NONCE_BYTES], count: u32) -> [u8; BLOCK_BYTES] {
+    let mut input = [0; BLOCK_BYTES];
+    input[..NONCE_BYTES].copy_from_slice(nonce);
+    input[NONCE_BYTES..].copy_from_slice(&count.to_be_bytes());
+    input
+}
+
+/// The last block that is hashed: both lengths in bits, byte-reversed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+fn lengths_block(aad_bytes: usize, data_bytes: usize) -> __m128i {
+    let bits = |bytes: usize| (bytes as u64 * 8).cast_signed();
+    _mm_set_epi64x(bits(aad_bytes), bits(data_bytes))
 }
 
 /// A message that is being encrypted or decrypted.

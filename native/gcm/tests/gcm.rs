@@ -43,6 +43,12 @@ fn compare(keys: &(Key, LessSafeKey), nonce: [u8; 12], aad: &[u8], plaintext: &[
     buffer[before..behind].copy_from_slice(plaintext);
     assert_eq!(key.seal(&nonce, aad, &mut buffer[before..behind]), tag);
     assert!(buffer[before..behind] == expected);
+    assert_eq!(key.tag(&nonce, aad, &expected), tag);
+    for (place, block) in plaintext.chunks_exact(16).enumerate().step_by(7) {
+        let made = key.keystream(&nonce, place as u32);
+        let combined: Vec<u8> = block.iter().zip(made).map(|(a, b)| a ^ b).collect();
+        assert!(combined == expected[place * 16..][..16], "block {place}");
+    }
     let mut opened = pattern(8, plaintext.len());
     assert_eq!(key.open(&nonce, aad, &expected, &tag, &mut opened), Ok(()));
     assert!(opened == plaintext);

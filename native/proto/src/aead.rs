@@ -65,8 +65,8 @@ impl Secret {
         Self::take(&mut bytes)
     }
 
-    /// The bytes, for this crate's ciphers in other modules.
-    pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
+    /// The bytes, for ciphers of this crate, and for an accelerator that may hold this key.
+    pub fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }
 }
@@ -83,6 +83,15 @@ impl KeyType for SecretLength {
     fn len(&self) -> usize {
         KEY_BYTES
     }
+}
+
+/// How much of a ciphertext is compared with its plaintext, besides its tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sample {
+    /// The block of 16 bytes at this place, counted from 0.
+    Block(u32),
+    /// All of it.
+    Whole,
 }
 
 /// AES-256-GCM (NIST SP 800-38D) under one key.
@@ -132,6 +141,31 @@ impl Cipher {
                 key.open_in_place(nonce, Aad::from(aad), sealed).map_err(|_| NotAuthentic)
             }
         }
+    }
+
+    fn check_sealed(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        (plaintext, ciphertext): (&[u8], &[u8]),
+        tag: &[u8; TAG_BYTES],
+        sample: Sample,
+    ) -> Result<(), NotAuthentic> {
+        let (Self::Kernel(key), Sample::Block(place)) = (self, sample) else {
+            let mut opened = zeroize::Zeroizing::new(vec![0; ciphertext.len()]);
+            self.open(nonce, aad, ciphertext, tag, &mut opened)?;
+            return if *opened == plaintext { Ok(()) } else { Err(NotAuthentic) };
+        };
+        let block = |bytes: &[u8]| {
+            let (blocks, _) = bytes.as_chunks::<{ gcm::BLOCK_BYTES }>();
+            blocks.get(place as usize).copied().map(u128::from_ne_bytes)
+        };
+        let (Some(plain), Some(sealed)) = (block(plaintext), block(ciphertext)) else {
+            return Err(NotAuthentic);
+        };
+        let keystream = u128::from_ne_bytes(key.keystream(&nonce, place));
+        let is_right = key.tag(&nonce, aad, ciphertext) == *tag && plain ^ keystream == sealed;
+        if is_right { Ok(()) } else { Err(NotAuthentic) }
     }
 
     fn open(
@@ -197,6 +231,26 @@ impl AeadKey {
         plaintext: &mut [u8],
     ) -> Result<(), NotAuthentic> {
         self.0.open(nonce, aad, ciphertext, tag, plaintext)
+    }
+}
+
+impl AeadKey {
+    /// Checks what somebody else sealed with this key: the tag is the one of this nonce, additional
+    /// data and ciphertext, and the sample of the ciphertext is that of `plaintext`.
+    ///
+    /// Whoever has the key can make a tag for any ciphertext, also for one made with another nonce.
+    /// A sample of one block finds another nonce always, and one wrong block in `n` with a
+    /// probability of 1/n, if its place can't be predicted. Without the product's own kernel all of
+    /// it is compared.
+    pub fn check_sealed(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        (plaintext, ciphertext): (&[u8], &[u8]),
+        tag: &[u8; TAG_BYTES],
+        sample: Sample,
+    ) -> Result<(), NotAuthentic> {
+        self.0.check_sealed(nonce, aad, (plaintext, ciphertext), tag, sample)
     }
 }
 

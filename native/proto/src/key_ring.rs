@@ -1,8 +1,10 @@
 //! A volume's keys by key epoch: the newest one seals; every known one opens.
 
-use crate::aead::Secret;
+use crate::aead::{Sample, Secret, TAG_BYTES};
 use crate::nvme::Reason;
-use crate::sector::{Block, DATA_BYTES, Iv, SealKey, VolumeIdentity, sector_key_epoch};
+use crate::sector::{
+    AAD_BYTES, Block, DATA_BYTES, Iv, SealKey, Ticket, VolumeIdentity, sector_key_epoch,
+};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -51,11 +53,40 @@ impl KeyRing {
 
     /// Seals `block` for `lba` under the newest key and returns that key's epoch. Consumes the IV.
     pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) -> u32 {
-        let newest = self.newest.load(Ordering::Acquire);
-        // `newest` advances only after its key is set; until then the first key is the newest.
-        let (epoch, key) = self.key(newest).map_or((self.first.0, &self.first.1), |k| (newest, k));
+        let (epoch, key) = self.newest();
         key.seal(iv, lba, block);
         epoch
+    }
+
+    /// Lets an accelerator seal sector `lba` under the newest key; also returns its additional
+    /// data. Consumes the IV.
+    pub fn begin(&self, iv: Iv, lba: u64) -> (Ticket, [u8; AAD_BYTES]) {
+        let (_, key) = self.newest();
+        (key.begin(iv, lba), key.aad(lba))
+    }
+
+    /// Takes what an accelerator sealed (see [`SealKey::finish`]).
+    pub fn finish(
+        &self,
+        ticket: Ticket,
+        plain: &[u8; DATA_BYTES],
+        tag: &[u8; TAG_BYTES],
+        block: &mut Block,
+        sample: Sample,
+    ) -> Result<(), Reason> {
+        let key = self.key(ticket.key_epoch()).ok_or(Reason::SectorKeyEpoch)?;
+        key.finish(ticket, plain, tag, block, sample)
+    }
+
+    fn newest(&self) -> (u32, &SealKey) {
+        let newest = self.newest.load(Ordering::Acquire);
+        // `newest` advances only after its key is set; until then the first key is the newest.
+        self.key(newest).map_or((self.first.0, &self.first.1), |key| (newest, key))
+    }
+
+    /// Epoch of the key that seals.
+    pub fn newest_epoch(&self) -> u32 {
+        self.newest().0
     }
 
     /// Opens `block` as sector `lba` under the key of its epoch. Zeroes `plaintext` on an error.

@@ -5,7 +5,7 @@
 //! The [`Iv`] made from it can't be copied and sealing consumes it, so code that seals twice with
 //! one IV does not compile.
 
-use crate::aead::{AeadKey, NotAuthentic, Secret, TAG_BYTES};
+use crate::aead::{AeadKey, NotAuthentic, Sample, Secret, TAG_BYTES};
 use crate::nvme::Reason;
 
 /// Bytes of plaintext or ciphertext in a sector.
@@ -231,6 +231,29 @@ pub struct VolumeIdentity {
     pub generation: u32,
 }
 
+/// A sector that somebody else is sealing. It holds the IV, which is used up whether or not the
+/// sector gets sealed: a ticket is never given twice, and can't be copied.
+#[derive(Debug)]
+pub struct Ticket {
+    iv: [u8; IV_BYTES],
+    lba: u64,
+    epoch: u32,
+}
+
+impl Ticket {
+    /// The nonce.
+    #[must_use]
+    pub fn nonce(&self) -> [u8; IV_BYTES] {
+        self.iv
+    }
+
+    /// Epoch of the key that must seal it.
+    #[must_use]
+    pub fn key_epoch(&self) -> u32 {
+        self.epoch
+    }
+}
+
 /// The key of one volume for one key epoch.
 #[derive(Debug)]
 pub struct SealKey {
@@ -239,7 +262,8 @@ pub struct SealKey {
     epoch: u32,
 }
 
-const AAD_BYTES: usize = 1 + 16 + 4 + 8 + 4;
+/// Bytes of a sector's additional data.
+pub const AAD_BYTES: usize = 1 + 16 + 4 + 8 + 4;
 
 impl SealKey {
     /// Creates the volume's key for `epoch`.
@@ -248,7 +272,9 @@ impl SealKey {
         Self { key: AeadKey::new(secret), identity, epoch }
     }
 
-    fn aad(&self, lba: u64) -> [u8; AAD_BYTES] {
+    /// The additional data of sector `lba`.
+    #[must_use]
+    pub fn aad(&self, lba: u64) -> [u8; AAD_BYTES] {
         let mut aad = [0; AAD_BYTES];
         aad[0] = FORMAT_VERSION;
         aad[1..17].copy_from_slice(&self.identity.volume_id);
@@ -262,13 +288,48 @@ impl SealKey {
     /// zero MAC). Consumes the IV.
     #[allow(clippy::needless_pass_by_value)] // taking the IV by value is the point
     pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) {
-        let (data, meta) = block.split_at_mut(DATA_BYTES);
-        let tag = self.key.seal(iv.0, &self.aad(lba), data);
+        let tag = self.key.seal(iv.0, &self.aad(lba), &mut block[..DATA_BYTES]);
+        self.describe(&iv.0, &tag, block);
+    }
+
+    /// Writes the metadata of a sealed sector.
+    fn describe(&self, iv: &[u8; IV_BYTES], tag: &[u8; TAG_BYTES], block: &mut Block) {
+        let meta = &mut block[DATA_BYTES..];
         meta.fill(0);
-        meta[field::TAG.0..field::TAG.1].copy_from_slice(&tag);
-        meta[field::IV.0..field::IV.1].copy_from_slice(&iv.0);
+        meta[field::TAG.0..field::TAG.1].copy_from_slice(tag);
+        meta[field::IV.0..field::IV.1].copy_from_slice(iv);
         meta[field::KEY_EPOCH.0..field::KEY_EPOCH.1].copy_from_slice(&self.epoch.to_le_bytes());
         meta[field::VERSION.0] = FORMAT_VERSION;
+    }
+
+    /// Lets somebody else who has this key seal sector `lba`. Consumes the IV.
+    #[must_use]
+    #[allow(clippy::needless_pass_by_value)] // as in `seal`
+    pub fn begin(&self, iv: Iv, lba: u64) -> Ticket {
+        Ticket { iv: iv.0, lba, epoch: self.epoch }
+    }
+
+    /// Takes the ciphertext in `block` and its tag as the sealed sector of `ticket`, and completes
+    /// the block; `Reason::SectorTag` if they aren't (see [`AeadKey::check_sealed`]). Then the block
+    /// must not be used, and `plain` must be sealed with another IV.
+    #[allow(clippy::needless_pass_by_value)] // a ticket is good for one attempt
+    pub fn finish(
+        &self,
+        ticket: Ticket,
+        plain: &[u8; DATA_BYTES],
+        tag: &[u8; TAG_BYTES],
+        block: &mut Block,
+        sample: Sample,
+    ) -> Result<(), Reason> {
+        if ticket.epoch != self.epoch {
+            return Err(Reason::SectorKeyEpoch);
+        }
+        let aad = self.aad(ticket.lba);
+        self.key
+            .check_sealed(ticket.iv, &aad, (plain, &block[..DATA_BYTES]), tag, sample)
+            .map_err(|NotAuthentic| Reason::SectorTag)?;
+        self.describe(&ticket.iv, tag, block);
+        Ok(())
     }
 
     /// Opens `block` as sector `lba` into `plaintext`. Zeroes `plaintext` on an error.
@@ -351,6 +412,80 @@ mod tests {
         let mut renamed = block.clone();
         metadata_mut(&mut renamed, field::KEY_EPOCH).copy_from_slice(&2u32.to_le_bytes());
         assert_eq!(key(1, 1, 2).open(42, &renamed, &mut out), Err(Reason::SectorTag));
+    }
+
+    /// What an accelerator with the key seals for sector 42.
+    fn sealed_elsewhere(nonce: [u8; IV_BYTES], plain: &[u8; DATA_BYTES]) -> ([u8; 16], Box<Block>) {
+        let mut block = Box::new([0; BLOCK_BYTES]);
+        block[..DATA_BYTES].copy_from_slice(plain);
+        let aead = AeadKey::new(&Secret::take(&mut [3; 32]));
+        let tag = aead.seal(nonce, &key(1, 1, 1).aad(42), &mut block[..DATA_BYTES]);
+        (tag, block)
+    }
+
+    /// The tag that whoever has the key can make for any ciphertext.
+    fn forged_tag(nonce: [u8; IV_BYTES], ciphertext: &Block) -> [u8; 16] {
+        let aead = AeadKey::new(&Secret::take(&mut [3; 32]));
+        let mut opened = [0; DATA_BYTES];
+        let _ = aead.seal(nonce, &[], &mut opened);
+        opened.iter_mut().zip(ciphertext).for_each(|(to, from)| *to ^= from);
+        aead.seal(nonce, &key(1, 1, 1).aad(42), &mut opened)
+    }
+
+    const SAMPLES: [Sample; 2] = [Sample::Block(7), Sample::Whole];
+
+    fn ticket() -> Ticket {
+        key(1, 1, 1).begin(range().take().unwrap(), 42)
+    }
+
+    #[test]
+    fn a_sector_sealed_elsewhere_is_the_one_sealed_here() {
+        let (expected, plain) = sealed(42);
+        for sample in SAMPLES {
+            let ticket = ticket();
+            let (tag, mut block) = sealed_elsewhere(ticket.nonce(), &plain);
+            key(1, 1, 1).finish(ticket, &plain, &tag, &mut block, sample).unwrap();
+            assert_eq!(block, expected);
+        }
+    }
+
+    #[test]
+    fn what_another_sealed_wrongly_is_refused() {
+        let (_, plain) = sealed(42);
+        let nonce = ticket().nonce();
+        let (tag, block) = sealed_elsewhere(nonce, &plain);
+        let with = |change: &dyn Fn(&mut Block)| {
+            let mut changed = block.clone();
+            change(&mut changed);
+            changed
+        };
+        let mut other_tag = tag;
+        other_tag[15] ^= 1;
+        let (old_tag, old) = sealed_elsewhere([9; IV_BYTES], &plain);
+        let changed = with(&|block| block[16 * 7] ^= 1);
+        let cases = [
+            ("another tag", other_tag, block.clone()),
+            ("a changed ciphertext", tag, with(&|block| block[4095] ^= 1)),
+            ("another nonce", old_tag, old.clone()),
+            // Only the sample finds these.
+            ("another nonce with a tag for this one", forged_tag(nonce, &old), old),
+            ("another plaintext with its tag", forged_tag(nonce, &changed), changed),
+        ];
+        for (name, tag, block) in cases {
+            for sample in SAMPLES {
+                let mut block = block.clone();
+                let refused = key(1, 1, 1).finish(ticket(), &plain, &tag, &mut block, sample);
+                assert_eq!(refused, Err(Reason::SectorTag), "{name}, {sample:?}");
+            }
+        }
+        let finish =
+            |own: SealKey, sample| own.finish(ticket(), &plain, &tag, &mut block.clone(), sample);
+        assert_eq!(finish(key(1, 1, 2), Sample::Whole), Err(Reason::SectorKeyEpoch));
+        assert_eq!(
+            finish(key(1, 1, 1), Sample::Block(256)),
+            Err(Reason::SectorTag),
+            "no such block"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use sealane_engine::session::allocator::Allocator;
-use sealane_engine::session::region::SharedMemory;
+use sealane_engine::shared_memory::SharedMemory;
 
 use crate::dlpack::{DEVICE, DataType, Export};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::Layout;
-use super::region::SharedMemory;
+use crate::shared_memory::SharedMemory;
 
 /// The bitmap of one receive: a byte for each chunk, 1 once all bytes of the chunk are in the
 /// region.
@@ -75,9 +75,9 @@ impl ChunkBitmap {
 
 #[cfg(test)]
 mod tests {
-    use super::super::region::JobAccess;
     use super::super::ring::{DaemonRing, JobRing};
     use super::*;
+    use crate::shared_memory::PeerAccess;
 
     fn rings() -> (DaemonRing, JobRing) {
         let layout = Layout { entries: 4, region_bytes: 1 << 20, slots: 4, chunk_bytes: 4096 };
@@ -85,10 +85,10 @@ mod tests {
         let attached = |memory: &SharedMemory, access| {
             SharedMemory::attach(memory.file().try_clone_to_owned().unwrap(), access).unwrap()
         };
-        let submission = created(layout.submission_bytes(), JobAccess::Writes);
-        let completion = created(layout.completion_bytes(), JobAccess::Reads);
-        let of_job = attached(&submission, JobAccess::Writes);
-        let of_job = (of_job, attached(&completion, JobAccess::Reads));
+        let submission = created(layout.submission_bytes(), PeerAccess::Writes);
+        let completion = created(layout.completion_bytes(), PeerAccess::Reads);
+        let of_job = attached(&submission, PeerAccess::Writes);
+        let of_job = (of_job, attached(&completion, PeerAccess::Reads));
         let daemon = DaemonRing::new(layout, submission, completion);
         (daemon, JobRing::new(of_job.0, of_job.1).unwrap())
     }

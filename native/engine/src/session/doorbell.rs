@@ -11,12 +11,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
     socketpair,
 };
+
+use crate::calls::{Calls, call};
 
 const QUIET: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
@@ -25,9 +27,8 @@ const QUIET: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 pub struct DaemonBell {
     /// Sends bytes to the job; the job can't send anything to it.
     to_job: OwnedFd,
-    /// Watches the job's eventfd, edge-triggered: each write is reported once, and nothing has to
-    /// be read.
-    calls: OwnedFd,
+    /// The job's calls.
+    calls: Calls,
 }
 
 /// The job's end: two descriptors.
@@ -44,10 +45,7 @@ pub fn pair() -> io::Result<(DaemonBell, JobBell)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (to_job, doorbell) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     shutdown(&to_job, Shutdown::Read)?;
-    let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let calls = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let what = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&calls, &call, epoll::EventData::new_u64(0), what)?;
+    let (calls, call) = Calls::create()?;
     Ok((DaemonBell { to_job, calls }, JobBell { doorbell, call }))
 }
 
@@ -63,9 +61,7 @@ impl DaemonBell {
 
     /// Clears the job's calls, however many there were.
     pub fn take_calls(&self) {
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
-        // After an interruption or failure the call is reported again.
-        let _ = epoll::wait(&self.calls, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        self.calls.take();
     }
 
     /// Wakes the job. If the socket is full, wake-ups are pending already.
@@ -79,7 +75,7 @@ impl JobBell {
     pub fn ring(&self) {
         // The counter can't be full, as that would take 2^64 calls. If the daemon is gone, the next
         // `take_rings` notices.
-        let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
+        call(&self.call);
     }
 
     /// Takes the daemon's bytes without blocking. True if the daemon has closed its end.

@@ -19,7 +19,6 @@ use super::layout::Layout;
 use super::limits::Limits;
 use super::path_report::PathReport;
 use super::pauses::Pauses;
-use super::region::{JobAccess, SharedMemory};
 use super::report::Report;
 pub use super::report::State;
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
@@ -28,6 +27,7 @@ use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
 use crate::event;
 use crate::permit::Permit;
+use crate::shared_memory::{PeerAccess, SharedMemory};
 use crate::udp::Udp;
 
 /// Sizes of a session's packets and memories; both ends use the same units.
@@ -144,17 +144,17 @@ impl Memories {
         let region = SharedMemory::create(
             "sealane-region",
             config.region_bytes as usize,
-            JobAccess::Writes,
+            PeerAccess::Writes,
         )?;
         let submission = SharedMemory::create(
             "sealane-submission",
             layout.submission_bytes(),
-            JobAccess::Writes,
+            PeerAccess::Writes,
         )?;
         let completion = SharedMemory::create(
             "sealane-completion",
             layout.completion_bytes(),
-            JobAccess::Reads,
+            PeerAccess::Reads,
         )?;
         let (bell, job_bell) = doorbell::pair()?;
         let job = JobDescriptors {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::bitmap::ChunkBitmap;
 use super::doorbell::JobBell;
 use super::layout::Layout;
-use super::region::{JobAccess, SharedMemory};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
+use crate::shared_memory::{PeerAccess, SharedMemory};
 
 /// The job's handle on a session.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ impl Job {
         completion: OwnedFd,
         bell: JobBell,
     ) -> io::Result<Self> {
-        let region = SharedMemory::attach(region, JobAccess::Writes)?;
-        let submission = SharedMemory::attach(submission, JobAccess::Writes)?;
-        let completion = SharedMemory::attach(completion, JobAccess::Reads)?;
+        let region = SharedMemory::attach(region, PeerAccess::Writes)?;
+        let submission = SharedMemory::attach(submission, PeerAccess::Writes)?;
+        let completion = SharedMemory::attach(completion, PeerAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
             .ok_or_else(|| invalid("the rings are of another version of the ABI"))?;

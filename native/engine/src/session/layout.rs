@@ -3,7 +3,7 @@
 //! All numbers are little-endian. The job writes the submission memory; only the daemon writes the
 //! completion memory. The description of the layout lies in the latter, so a job can't change it.
 
-use super::region::SharedMemory;
+use crate::shared_memory::SharedMemory;
 
 #[cfg(target_endian = "big")]
 compile_error!("the ring ABI is little-endian and read in place");

@@ -21,7 +21,7 @@ use super::layout::{
     ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,
     SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
 };
-use super::region::SharedMemory;
+use crate::shared_memory::SharedMemory;
 
 /// The daemon's end of both queues.
 #[derive(Debug)]
@@ -317,8 +317,8 @@ mod tests {
     use proptest::prelude::*;
     use sealane_proto::session::Reliability;
 
-    use super::super::region::JobAccess;
     use super::*;
+    use crate::shared_memory::PeerAccess;
 
     const REGION_BYTES: u64 = 1 << 20;
 
@@ -326,15 +326,15 @@ mod tests {
     fn rings(entries: u32) -> (DaemonRing, JobRing, SharedMemory) {
         let layout = Layout { entries, region_bytes: REGION_BYTES, slots: 4, chunk_bytes: 4096 };
         let submission =
-            SharedMemory::create("s", layout.submission_bytes(), JobAccess::Writes).unwrap();
+            SharedMemory::create("s", layout.submission_bytes(), PeerAccess::Writes).unwrap();
         let completion =
-            SharedMemory::create("c", layout.completion_bytes(), JobAccess::Reads).unwrap();
+            SharedMemory::create("c", layout.completion_bytes(), PeerAccess::Reads).unwrap();
         let attach = |memory: &SharedMemory, access| {
             SharedMemory::attach(memory.file().try_clone_to_owned().unwrap(), access).unwrap()
         };
-        let hostile = attach(&submission, JobAccess::Writes);
-        let job_submission = attach(&submission, JobAccess::Writes);
-        let job_completion = attach(&completion, JobAccess::Reads);
+        let hostile = attach(&submission, PeerAccess::Writes);
+        let job_submission = attach(&submission, PeerAccess::Writes);
+        let job_completion = attach(&completion, PeerAccess::Reads);
         let daemon = DaemonRing::new(layout, submission, completion);
         (daemon, JobRing::new(job_submission, job_completion).unwrap(), hostile)
     }

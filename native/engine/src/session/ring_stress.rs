@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::Layout;
-use super::region::{JobAccess, SharedMemory};
 use super::ring::{Completion, DaemonRing, JobRing, Operation, Submission};
+use crate::shared_memory::{PeerAccess, SharedMemory};
 
 const CHUNKS: u64 = 8;
 const CHUNK_BYTES: u32 = 64;
@@ -118,7 +118,7 @@ enum View {
 }
 
 impl View {
-    fn of(self, memory: &SharedMemory, access: JobAccess) -> SharedMemory {
+    fn of(self, memory: &SharedMemory, access: PeerAccess) -> SharedMemory {
         match self {
             Self::Aliased => memory.alias().unwrap(),
             Self::Attached => {
@@ -136,17 +136,17 @@ fn ends(view: View) -> (DaemonRing, JobRing) {
     let layout =
         Layout { entries: 8, region_bytes: REGION_BYTES, slots: SLOTS, chunk_bytes: CHUNK_BYTES };
     let create = |bytes, access| SharedMemory::create("stress", bytes, access).unwrap();
-    let submission = create(layout.submission_bytes(), JobAccess::Writes);
-    let completion = create(layout.completion_bytes(), JobAccess::Reads);
-    let job_submission = view.of(&submission, JobAccess::Writes);
-    let job_completion = view.of(&completion, JobAccess::Reads);
+    let submission = create(layout.submission_bytes(), PeerAccess::Writes);
+    let completion = create(layout.completion_bytes(), PeerAccess::Reads);
+    let job_submission = view.of(&submission, PeerAccess::Writes);
+    let job_completion = view.of(&completion, PeerAccess::Reads);
     let daemon = DaemonRing::new(layout, submission, completion);
     (daemon, JobRing::new(job_submission, job_completion).unwrap())
 }
 
 fn land_and_watch(view: View, rounds: u64) {
-    let region = SharedMemory::create("stress", REGION_BYTES as usize, JobAccess::Writes).unwrap();
-    let job_region = view.of(&region, JobAccess::Writes);
+    let region = SharedMemory::create("stress", REGION_BYTES as usize, PeerAccess::Writes).unwrap();
+    let job_region = view.of(&region, PeerAccess::Writes);
     let (mut daemon, mut job) = ends(view);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -19,12 +19,12 @@ use super::limits::Limits;
 use super::operations::Operations;
 use super::pauses::Pauses;
 use super::presence::Presence;
-use super::region::SharedMemory;
 use super::report::{Report, STATISTICS_NANOS, State};
 use super::ring::{DaemonRing, RingFault};
 use super::share::Flow;
 use crate::clock::{nanos, now, sharpen_timers, timespec};
 use crate::permit::Permit;
+use crate::shared_memory::SharedMemory;
 
 /// Most receive calls and sent datagrams per turn, so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;

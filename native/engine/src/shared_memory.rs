@@ -1,4 +1,5 @@
-//! Memory shared with a job: memfds created, sized, sealed and mapped by the daemon.
+//! Memory shared with a peer, a job or an accelerator: memfds created, sized, sealed and mapped by
+//! the daemon.
 //!
 //! The other side is hostile. It can change any byte it may write at any moment, so all access goes
 //! through raw pointers or atomics, never through a Rust reference to plain bytes. Seals keep it
@@ -13,12 +14,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
 
-/// The job's access to a shared memory.
+/// The peer's access to a shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JobAccess {
-    /// The job reads and writes.
+pub enum PeerAccess {
+    /// The peer reads and writes.
     Writes,
-    /// The job only reads; the kernel refuses to give it a writable mapping.
+    /// The peer only reads; the kernel refuses to give it a writable mapping.
     Reads,
 }
 
@@ -30,14 +31,14 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Creates, sizes, maps and seals a memory of `size_bytes` for a job.
-    pub fn create(name: &str, size_bytes: usize, access: JobAccess) -> io::Result<Self> {
+    /// Creates, sizes, maps and seals a memory of `size_bytes` for a peer.
+    pub fn create(name: &str, size_bytes: usize, access: PeerAccess) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(name, flags)?;
         ftruncate(&file, size_bytes as u64)?;
         let map = MmapOptions::new().len(size_bytes).map_raw(&file)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if access == JobAccess::Reads {
+        if access == PeerAccess::Reads {
             // Our own writable mapping exists already; the seal forbids all later ones.
             seals |= SealFlags::FUTURE_WRITE;
         }
@@ -45,14 +46,14 @@ impl SharedMemory {
         Ok(Self { map: Arc::new(map), file })
     }
 
-    /// Maps a memory created by the daemon, on the job's side.
+    /// Maps a memory created by the daemon, on the peer's side.
     ///
     /// Returns `InvalidInput` for a file that can still shrink, and with `Reads` for a writable
     /// one.
-    pub fn attach(file: OwnedFd, access: JobAccess) -> io::Result<Self> {
+    pub fn attach(file: OwnedFd, access: PeerAccess) -> io::Result<Self> {
         let seals = fcntl_get_seals(&file)?;
         let mut needed = SealFlags::SHRINK | SealFlags::GROW;
-        if access == JobAccess::Reads {
+        if access == PeerAccess::Reads {
             needed |= SealFlags::FUTURE_WRITE;
         }
         if !seals.contains(needed) {
@@ -63,8 +64,8 @@ impl SharedMemory {
         }
         let options = MmapOptions::new();
         let map = match access {
-            JobAccess::Writes => options.map_raw(&file)?,
-            JobAccess::Reads => options.map_raw_read_only(&file)?,
+            PeerAccess::Writes => options.map_raw(&file)?,
+            PeerAccess::Reads => options.map_raw_read_only(&file)?,
         };
         Ok(Self { map: Arc::new(map), file })
     }
@@ -87,7 +88,7 @@ impl SharedMemory {
         self.map.as_mut_ptr()
     }
 
-    /// The file to pass to the job.
+    /// The file to pass to the peer.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -104,7 +105,7 @@ impl SharedMemory {
     pub fn copy_out(&self, offset: u64, into: &mut [u8]) {
         assert!(self.contains(offset, into.len() as u64), "range was validated at submission");
         // SAFETY: the range lies inside the mapping (asserted), which lives as long as `self`;
-        // `into` is private memory and can't overlap it. The job may write at the same time: any
+        // `into` is private memory and can't overlap it. The peer may write at the same time: any
         // mixture of bytes is acceptable, and only this private copy is used afterwards.
         unsafe {
             let from = self.map.as_ptr().add(offset as usize);
@@ -144,7 +145,7 @@ impl SharedMemory {
     /// A 64-bit index or counter at `offset`, a multiple of 8.
     ///
     /// # Panics
-    /// If it is not inside or not aligned: offsets come from the layout, never from the job.
+    /// If it is not inside or not aligned: offsets come from the layout, never from the peer.
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         assert!(
             self.contains(offset, 8) && offset.is_multiple_of(8),
@@ -158,7 +159,7 @@ impl SharedMemory {
     /// A byte published atomically.
     ///
     /// # Panics
-    /// If it is not inside: offsets come from the layout, never from the job.
+    /// If it is not inside: offsets come from the layout, never from the peer.
     pub fn byte(&self, offset: u64) -> &AtomicU8 {
         assert!(self.contains(offset, 1), "offsets come from the layout");
         // SAFETY: inside the mapping (asserted); accessed only through atomics.
@@ -178,11 +179,11 @@ mod tests {
 
     #[test]
     fn job_may_not_map_for_writing_what_it_may_only_read() {
-        let memory = SharedMemory::create("test", 4096, JobAccess::Reads).unwrap();
+        let memory = SharedMemory::create("test", 4096, PeerAccess::Reads).unwrap();
         let job = memory.file().try_clone_to_owned().unwrap();
         assert!(MmapOptions::new().map_raw(&job).is_err());
         assert!(rustix::io::write(&job, b"x").is_err());
-        let view = SharedMemory::attach(job, JobAccess::Reads).unwrap();
+        let view = SharedMemory::attach(job, PeerAccess::Reads).unwrap();
         memory.copy_in(7, b"seen");
         let mut seen = [0; 4];
         view.copy_out(7, &mut seen);
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn job_may_not_resize_or_unseal() {
-        let memory = SharedMemory::create("test", 8192, JobAccess::Writes).unwrap();
+        let memory = SharedMemory::create("test", 8192, PeerAccess::Writes).unwrap();
         let job = memory.file().try_clone_to_owned().unwrap();
         assert!(ftruncate(&job, 4096).is_err());
         assert!(ftruncate(&job, 16384).is_err());
@@ -203,15 +204,15 @@ mod tests {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("test", flags).unwrap();
         ftruncate(&file, 4096).unwrap();
-        assert!(SharedMemory::attach(file, JobAccess::Writes).is_err());
-        let writable = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        assert!(SharedMemory::attach(file, PeerAccess::Writes).is_err());
+        let writable = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
         let file = writable.file().try_clone_to_owned().unwrap();
-        assert!(SharedMemory::attach(file, JobAccess::Reads).is_err());
+        assert!(SharedMemory::attach(file, PeerAccess::Reads).is_err());
     }
 
     #[test]
     fn what_is_appended_is_what_is_read() {
-        let memory = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        let memory = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
         memory.copy_in(4092, b"last");
         let mut bytes = b"the ".to_vec();
         memory.append_out(4092, 4, &mut bytes);
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn ranges_near_the_end_of_the_number_space_are_outside() {
-        let memory = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        let memory = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
         assert!(memory.contains(4096, 0) && memory.contains(0, 4096));
         assert!(!memory.contains(4096, 1) && !memory.contains(u64::MAX, 2));
     }

@@ -1,0 +1,106 @@
+//! What the card does wrong, and how often.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+/// A way to do one job wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Complete it 1 to 20 ms later.
+    Latency,
+    /// Complete it after the next one.
+    Reorder,
+    /// Never complete it.
+    Lost,
+    /// Complete it twice.
+    Duplicate,
+    /// Also complete a job that was never submitted.
+    Invented,
+    /// A tag with a wrong bit.
+    WrongTag,
+    /// A ciphertext with a wrong bit, and the tag of the right one.
+    WrongCiphertext,
+    /// The ciphertext and tag of a plaintext with a wrong bit.
+    WrongPlaintext,
+    /// Ciphertext and tag made with the nonce of an earlier job.
+    OldNonce,
+    /// As `OldNonce`, but with the tag that the right nonce has for this ciphertext.
+    HiddenNonce,
+    /// Report that it failed.
+    Refused,
+    /// Do nothing more on this queue.
+    Dead,
+    /// Write to the slot again 1 ms after its completion.
+    LateWrite,
+}
+
+const NAMES: [(&str, Fault); 13] = [
+    ("latency", Fault::Latency),
+    ("reorder", Fault::Reorder),
+    ("lost", Fault::Lost),
+    ("duplicate", Fault::Duplicate),
+    ("invented", Fault::Invented),
+    ("wrong-tag", Fault::WrongTag),
+    ("wrong-ciphertext", Fault::WrongCiphertext),
+    ("wrong-plaintext", Fault::WrongPlaintext),
+    ("old-nonce", Fault::OldNonce),
+    ("hidden-nonce", Fault::HiddenNonce),
+    ("refused", Fault::Refused),
+    ("dead", Fault::Dead),
+    ("late-write", Fault::LateWrite),
+];
+
+/// A fault with its probability: `NAME=PROBABILITY`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Chance {
+    fault: Fault,
+    probability: f64,
+}
+
+impl FromStr for Chance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, number) = text.split_once('=').unwrap_or((text, "1"));
+        let found = NAMES.iter().find(|(known, _)| *known == name);
+        let Some((_, fault)) = found else {
+            let known: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+            return Err(format!("no fault of this name; there are {}", known.join(", ")));
+        };
+        let probability: f64 = number.parse().map_err(|error| format!("{number:?}: {error}"))?;
+        if !(0.0..=1.0).contains(&probability) {
+            return Err(format!("{number} is no probability"));
+        }
+        Ok(Self { fault: *fault, probability })
+    }
+}
+
+/// Draws faults.
+#[derive(Debug)]
+pub struct Faults {
+    chances: HashMap<Fault, f64>,
+    random: ChaCha8Rng,
+}
+
+impl Faults {
+    /// The draws of a seed.
+    pub fn new(chances: &[Chance], seed: u64) -> Self {
+        let chances = chances.iter().map(|chance| (chance.fault, chance.probability)).collect();
+        Self { chances, random: ChaCha8Rng::seed_from_u64(seed) }
+    }
+
+    /// Whether this job has the fault.
+    pub fn draw(&mut self, fault: Fault) -> bool {
+        let Some(probability) = self.chances.get(&fault).copied() else { return false };
+        let drawn = f64::from(self.random.next_u32()) / f64::from(u32::MAX);
+        drawn < probability || probability >= 1.0
+    }
+
+    /// A number.
+    pub fn number(&mut self) -> u64 {
+        self.random.next_u64()
+    }
+}

@@ -1,0 +1,310 @@
+//! An emulated accelerator card, for trying and testing what uses one. It seals, and it misbehaves
+//! on request. It protects nothing: its keys lie in the memory of an ordinary process.
+
+mod faults;
+mod queue;
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recvmsg,
+    sendmsg, socket_with,
+};
+use sealane_engine::accelerator::wire::{
+    Answer, MESSAGE_BYTES_MAX, Operation, QUEUE_DESCRIPTORS, VERSION, Welcome,
+};
+use sealane_proto::aead::{AeadKey, KEY_BYTES, Secret};
+use zerocopy::IntoBytes;
+
+use crate::faults::{Chance, Faults};
+use crate::queue::CardQueue;
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Profile {
+    /// 512 jobs a queue, 128 keys.
+    Bf3Doca,
+    /// 128 jobs a queue, 64 keys.
+    Bf3Dpdk,
+    /// 4 jobs a queue, one key.
+    Tiny,
+}
+
+impl Profile {
+    fn limits(self) -> (&'static str, u16, u16) {
+        match self {
+            Self::Bf3Doca => ("bf3-doca", 512, 128),
+            Self::Bf3Dpdk => ("bf3-dpdk", 128, 64),
+            Self::Tiny => ("tiny", 4, 1),
+        }
+    }
+}
+
+/// An emulated accelerator card for Sealane. For development only: it protects nothing.
+#[derive(Debug, Parser)]
+#[command(name = "sealane-dpu", version)]
+struct Arguments {
+    /// Unix socket (SEQPACKET) to listen on; one that is there is replaced.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Limits to have.
+    #[arg(long, value_enum, default_value = "bf3-dpdk")]
+    profile: Profile,
+    /// Do a share of the jobs wrong, such as `lost=0.01`; may be given several times.
+    #[arg(long = "fault", value_name = "NAME=PROBABILITY")]
+    faults: Vec<Chance>,
+    /// Seed of the faults' draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Append the nonce of each seal to this file, 12 bytes each.
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("sealane-dpu: {}: {error}", arguments.socket.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Never {}
+
+/// The keys of one daemon: the slots that its connection holds.
+struct Session {
+    name: [u8; 16],
+    keys: HashMap<u16, AeadKey>,
+}
+
+enum Role {
+    /// Nothing was asked yet.
+    New,
+    Device(Session),
+    Queue {
+        session: [u8; 16],
+        queue: Box<CardQueue>,
+    },
+}
+
+struct Card {
+    profile: Profile,
+    faults: Faults,
+    ledger: Option<File>,
+    peers: Vec<(OwnedFd, Role)>,
+}
+
+fn run(arguments: &Arguments) -> io::Result<Never> {
+    let path = &arguments.socket;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&listener, &SocketAddrUnix::new(path)?)?;
+    listen(&listener, 64)?;
+    let ledger = match &arguments.ledger {
+        Some(path) => Some(OpenOptions::new().append(true).create(true).open(path)?),
+        None => None,
+    };
+    let mut card = Card {
+        profile: arguments.profile,
+        faults: Faults::new(&arguments.faults, arguments.seed),
+        ledger,
+        peers: Vec::new(),
+    };
+    let (name, depth, keys) = card.profile.limits();
+    let mut out = io::stdout();
+    writeln!(out, "ready: {name}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
+    out.flush()?;
+    loop {
+        let ready = card.wait(&listener)?;
+        // The peers first: their places change when one is added or dropped.
+        for index in
+            ready.iter().skip(1).enumerate().filter(|(_, is_ready)| **is_ready).map(|i| i.0)
+        {
+            if card.hear(index).is_err() {
+                card.peers[index].1 = Role::New;
+                card.peers[index].0 = closed()?;
+            }
+        }
+        card.work()?;
+        card.peers.retain(|(socket, _)| !is_closed(socket));
+        if ready[0] {
+            let socket = accept_with(&listener, SocketFlags::CLOEXEC)?;
+            card.peers.push((socket, Role::New));
+        }
+    }
+}
+
+/// A socket whose other end is closed, to take the place of one that is dropped.
+fn closed() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?.0)
+}
+
+fn is_closed(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+}
+
+impl Card {
+    fn wait(&self, listener: &OwnedFd) -> io::Result<Vec<bool>> {
+        let times = self.peers.iter().filter_map(|(_, role)| match role {
+            Role::Queue { queue, .. } => queue.next_time(),
+            _ => None,
+        });
+        let left = times.min().map(|time| time.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
+        polled.extend(self.peers.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    /// Takes a message of a peer. After an error it is dropped.
+    fn hear(&mut self, index: usize) -> io::Result<()> {
+        let mut message = vec![0; 256];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let (socket, _) = &self.peers[index];
+        let got = recvmsg(
+            socket.as_fd(),
+            &mut [IoSliceMut::new(&mut message)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        let descriptors: Vec<OwnedFd> = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        message.truncate(got.bytes);
+        if matches!(self.peers[index].1, Role::Queue { .. }) {
+            // A doorbell.
+            return Ok(());
+        }
+        let (answer, payload) = match message.split_first_chunk() {
+            Some((number, payload)) => {
+                self.answer(index, Operation::of(u32::from_le_bytes(*number)), payload, descriptors)
+            }
+            None => (Answer::Refused, Vec::new()),
+        };
+        let mut reply = (answer as u32).to_le_bytes().to_vec();
+        reply.extend_from_slice(&payload);
+        assert!(reply.len() <= MESSAGE_BYTES_MAX, "answers are short");
+        sendmsg(
+            &self.peers[index].0,
+            &[IoSlice::new(&reply)],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        )?;
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        index: usize,
+        operation: Option<Operation>,
+        payload: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> (Answer, Vec<u8>) {
+        let (profile, depth, key_slots) = self.profile.limits();
+        let refused = (Answer::Refused, Vec::new());
+        let loaded: usize = self
+            .peers
+            .iter()
+            .map(|(_, role)| if let Role::Device(session) = role { session.keys.len() } else { 0 })
+            .sum();
+        match (operation, &mut self.peers[index].1) {
+            (Some(Operation::Hello), role @ Role::New) => {
+                let mut name = [0; 16];
+                if rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())
+                    .is_err()
+                {
+                    return refused;
+                }
+                *role = Role::Device(Session { name, keys: HashMap::new() });
+                let mut welcome = Welcome {
+                    version: VERSION.into(),
+                    depth: depth.into(),
+                    key_slots: key_slots.into(),
+                    aad_bytes_max: 64.into(),
+                    has_protected_bus: 0.into(),
+                    profile: [0; 20],
+                    session: name,
+                };
+                welcome.profile[..profile.len()].copy_from_slice(profile.as_bytes());
+                (Answer::Done, welcome.as_bytes().to_vec())
+            }
+            (Some(Operation::Load), Role::Device(session)) => {
+                let Ok(mut key) = <[u8; KEY_BYTES]>::try_from(payload) else { return refused };
+                let free = (0..key_slots).find(|slot| !session.keys.contains_key(slot));
+                let Some(slot) = free.filter(|_| loaded < usize::from(key_slots)) else {
+                    return (Answer::Full, Vec::new());
+                };
+                session.keys.insert(slot, AeadKey::new(&Secret::take(&mut key)));
+                (Answer::Done, slot.to_le_bytes().to_vec())
+            }
+            (Some(Operation::Unload), Role::Device(session)) => {
+                let Ok(slot) = payload.try_into() else { return refused };
+                session.keys.remove(&u16::from_le_bytes(slot));
+                (Answer::Done, Vec::new())
+            }
+            (Some(Operation::Open), role @ Role::New) => {
+                let Some((session, asked)) = payload.split_first_chunk::<16>() else {
+                    return refused;
+                };
+                let asked = asked.try_into().map(u16::from_le_bytes).unwrap_or_default();
+                let queue = descriptors
+                    .try_into()
+                    .ok()
+                    .filter(|_| asked <= depth)
+                    .and_then(|descriptors| CardQueue::open(asked, descriptors));
+                let Some(queue) = queue else { return refused };
+                *role = Role::Queue { session: *session, queue: Box::new(queue) };
+                (Answer::Done, Vec::new())
+            }
+            _ => refused,
+        }
+    }
+
+    fn work(&mut self) -> io::Result<()> {
+        let Self { faults, ledger, peers, .. } = self;
+        let (mut queues, others): (Vec<_>, Vec<_>) = peers
+            .iter_mut()
+            .map(|(_, role)| role)
+            .partition(|role| matches!(role, Role::Queue { .. }));
+        for role in &mut queues {
+            let Role::Queue { session, queue } = role else { continue };
+            let keys = others.iter().find_map(|other| match other {
+                Role::Device(known) if known.name == *session => Some(&known.keys),
+                _ => None,
+            });
+            queue.work(keys, faults, ledger)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! A card behind a Unix socket, such as the emulated one (`sealane-dpu`).
+//!
+//! The card's process is hostile here: every byte that it may write is copied before it is looked
+//! at, an index is compared with what is in flight, and a job's name is good for one completion.
+
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, sendmsg,
+    socket_with,
+};
+use sealane_proto::aead::{Secret, TAG_BYTES};
+use sealane_proto::sector::DATA_BYTES;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::wire::{
+    Answer, Completion, HEADROOM_BYTES, MESSAGE_BYTES_MAX, Operation, QUEUE_DESCRIPTORS,
+    Submission, VERSION, Welcome, arena_bytes, data_offset, entry_offset, ring_bytes, tag_offset,
+};
+use super::{Broken, Capabilities, Cookie, DEPTH_MAX, Device, Done, KeySlot, Queue, SealJob};
+use crate::calls::Calls;
+use crate::shared_memory::{PeerAccess, SharedMemory};
+
+/// How long the card has to answer a request.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// A connected card.
+#[derive(Debug)]
+pub struct Card {
+    path: PathBuf,
+    capabilities: Capabilities,
+    session: [u8; 16],
+    requests: Mutex<Connection>,
+}
+
+impl Card {
+    /// Connects; `InvalidData` if the card speaks another version or offers nothing of use.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let mut connection = Connection::open(path)?;
+        let answer = connection.ask(Operation::Hello, &VERSION.to_le_bytes(), &[])?;
+        let welcome = Welcome::read_from_bytes(&answer)
+            .map_err(|_| invalid("its answer to a hello has another length"))?;
+        if welcome.version.get() != VERSION {
+            let version = welcome.version.get();
+            return Err(invalid(&format!("it speaks version {version}, not {VERSION}")));
+        }
+        let profile = welcome.profile.split(|byte| *byte == 0).next().unwrap_or_default();
+        let capabilities = Capabilities {
+            profile: String::from_utf8_lossy(profile).into_owned(),
+            depth: welcome.depth.get().min(DEPTH_MAX),
+            key_slots: welcome.key_slots.get(),
+            aad_bytes_max: welcome.aad_bytes_max.get(),
+            has_protected_bus: welcome.has_protected_bus.get() == 1,
+        };
+        if capabilities.depth == 0 || capabilities.key_slots == 0 {
+            return Err(invalid("it offers no queue or no place for a key"));
+        }
+        let (path, session) = (path.to_owned(), welcome.session);
+        Ok(Self { path, capabilities, session, requests: Mutex::new(connection) })
+    }
+
+    fn ask(&self, operation: Operation, payload: &[u8]) -> io::Result<Vec<u8>> {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.ask(operation, payload, &[])
+    }
+}
+
+impl Device for Card {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn evidence(&self, nonce: &[u8; 32]) -> io::Result<Vec<u8>> {
+        self.ask(Operation::Evidence, nonce)
+    }
+
+    fn load(&self, secret: &Secret) -> io::Result<KeySlot> {
+        let answer = self.ask(Operation::Load, secret.bytes())?;
+        let slot = answer.try_into().map_err(|_| invalid("its answer names no slot"))?;
+        Ok(KeySlot(u16::from_le_bytes(slot)))
+    }
+
+    fn unload(&self, key: KeySlot) -> io::Result<()> {
+        self.ask(Operation::Unload, &key.0.to_le_bytes()).map(drop)
+    }
+
+    fn queue(&self) -> io::Result<Box<dyn Queue>> {
+        Ok(Box::new(CardQueue::open(&self.path, &self.session, &self.capabilities)?))
+    }
+}
+
+/// One connection: requests and answers alternate. After an error it is of no more use, because an
+/// answer may still arrive.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    has_failed: bool,
+}
+
+impl Connection {
+    fn open(path: &Path) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { socket, has_failed: false })
+    }
+
+    fn ask(
+        &mut self,
+        operation: Operation,
+        payload: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Vec<u8>> {
+        if self.has_failed {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "an earlier request failed"));
+        }
+        self.has_failed = true;
+        let number = (operation as u32).to_le_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let parts = [IoSlice::new(&number), IoSlice::new(payload)];
+        sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        // No room for descriptors: the kernel closes those that a card sends. That may take as long
+        // as the card likes (SO_LINGER), so requests are never made on a thread that moves sectors.
+        let got = recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(&mut message)],
+            &mut RecvAncillaryBuffer::default(),
+            RecvFlags::empty(),
+        )?;
+        message.truncate(got.bytes);
+        let Some((status, answer)) = message.split_first_chunk() else {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the card gave no answer"));
+        };
+        self.has_failed = false;
+        match u32::from_le_bytes(*status) {
+            number if number == Answer::Done as u32 => Ok(answer.to_vec()),
+            number if number == Answer::Full as u32 => {
+                Err(io::Error::new(io::ErrorKind::StorageFull, "the card has no place left"))
+            }
+            _ => Err(io::Error::other("the card refused the request")),
+        }
+    }
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the card: {message}"))
+}
+
+/// A queue of a card.
+#[derive(Debug)]
+pub struct CardQueue {
+    /// Each byte wakes the card; closing it ends the queue there. (An eventfd wouldn't do: the card
+    /// could fill its counter and clear O_NONBLOCK, and the next call would block.)
+    connection: Connection,
+    depth: u16,
+    aad_bytes_max: usize,
+    arena: SharedMemory,
+    submissions: SharedMemory,
+    completions: SharedMemory,
+    /// The card wakes us.
+    calls: Calls,
+    submitted: u64,
+    rung: u64,
+    completed: u64,
+    /// The job in each slot, and whether the card has completed it.
+    jobs: Vec<Option<(Cookie, bool)>>,
+    free: Vec<u16>,
+}
+
+impl CardQueue {
+    fn open(path: &Path, session: &[u8; 16], capabilities: &Capabilities) -> io::Result<Self> {
+        let depth = capabilities.depth;
+        let create = |name, bytes, access| SharedMemory::create(name, bytes, access);
+        let arena = create("card-arena", arena_bytes(depth), PeerAccess::Writes)?;
+        let submissions = create(
+            "card-submissions",
+            ring_bytes(depth, size_of::<Submission>()),
+            PeerAccess::Reads,
+        )?;
+        let completions = create(
+            "card-completions",
+            ring_bytes(depth, size_of::<Completion>()),
+            PeerAccess::Writes,
+        )?;
+        let (calls, bell) = Calls::create()?;
+        let mut connection = Connection::open(path)?;
+        let mut payload = session.to_vec();
+        payload.extend_from_slice(&depth.to_le_bytes());
+        let descriptors = [arena.file(), submissions.file(), completions.file(), bell.as_fd()];
+        connection.ask(Operation::Open, &payload, &descriptors)?;
+        Ok(Self {
+            connection,
+            depth,
+            aad_bytes_max: HEADROOM_BYTES.min(capabilities.aad_bytes_max.into()),
+            arena,
+            submissions,
+            completions,
+            calls,
+            submitted: 0,
+            rung: 0,
+            completed: 0,
+            jobs: vec![None; depth.into()],
+            free: (0..depth).rev().collect(),
+        })
+    }
+}
+
+impl Queue for CardQueue {
+    fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie> {
+        if job.aad.len() > self.aad_bytes_max {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        let at = data_offset(slot);
+        self.arena.copy_in(at - job.aad.len() as u64, job.aad);
+        self.arena.copy_in(at, job.plain);
+        let cookie = self.submitted * u64::from(self.depth) + u64::from(slot);
+        let mut entry = Submission::new_zeroed();
+        entry.cookie = cookie.into();
+        entry.slot = u32::from(slot).into();
+        entry.key = job.key.0.into();
+        entry.aad_bytes = (job.aad.len() as u16).into();
+        entry.nonce = job.nonce;
+        let offset = entry_offset(self.submitted, self.depth, size_of::<Submission>());
+        self.submissions.copy_in(offset, entry.as_bytes());
+        self.submitted += 1;
+        self.jobs[usize::from(slot)] = Some((cookie, false));
+        Some(cookie)
+    }
+
+    fn ring(&mut self) {
+        if self.rung == self.submitted {
+            return;
+        }
+        self.rung = self.submitted;
+        // Publishes the entries and what they refer to.
+        self.submissions.word(0).store(self.submitted, Ordering::Release);
+        // Fails only if the card is gone, or is awake and has many of these to read.
+        let _ = send(&self.connection.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken> {
+        self.calls.take();
+        let written = self.completions.word(0).load(Ordering::Acquire);
+        let in_flight = u64::from(self.depth) - self.free.len() as u64;
+        if written.wrapping_sub(self.completed) > in_flight {
+            return Err(Broken::Overrun);
+        }
+        while self.completed != written {
+            let mut bytes = [0; size_of::<Completion>()];
+            let offset = entry_offset(self.completed, self.depth, bytes.len());
+            self.completions.copy_out(offset, &mut bytes);
+            self.completed += 1;
+            let Ok(entry) = Completion::read_from_bytes(&bytes) else { unreachable!() };
+            let cookie = entry.cookie.get();
+            match self.jobs.get_mut((cookie % u64::from(self.depth)) as usize) {
+                Some(Some((own, is_done))) if *own == cookie && !*is_done => *is_done = true,
+                _ => return Err(Broken::Cookie),
+            }
+            done.push(Done { cookie, is_sealed: entry.is_sealed.get() == 1 });
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES] {
+        let slot = (cookie % u64::from(self.depth)) as u16;
+        let job = self.jobs[usize::from(slot)].take();
+        assert_eq!(job, Some((cookie, true)), "a job that has ended is taken once");
+        let mut tag = [0; TAG_BYTES];
+        self.arena.copy_out(data_offset(slot), into);
+        self.arena.copy_out(tag_offset(slot), &mut tag);
+        self.free.push(slot);
+        tag
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.calls.as_fd()
+    }
+}

@@ -1,0 +1,115 @@
+//! Accelerators: devices that seal sectors in place of the processor (DESIGN §9).
+//!
+//! A device holds keys and sees plaintext, so it is attested before it gets any. It is not trusted
+//! to work: whoever uses one snapshots what it wrote, checks that (`KeyRing::finish`), seals again
+//! with another IV what is wrong, and gives the device up if it is late or breaks the protocol.
+//!
+//! A queue owns the memory that its device writes. Nothing of it is used for anything else before
+//! the queue is dropped, and then it is released to the system, so a late write reaches nobody.
+
+pub mod card;
+pub mod processor;
+pub mod wire;
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use sealane_proto::aead::{NONCE_BYTES, Secret, TAG_BYTES};
+use sealane_proto::sector::DATA_BYTES;
+
+/// What a device says that it can do. It may lie: no value of it makes us read or write elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Name of its kind, for people.
+    pub profile: String,
+    /// Jobs that a queue may hold, 1 to [`DEPTH_MAX`].
+    pub depth: u16,
+    /// Keys that it can hold.
+    pub key_slots: u16,
+    /// Most bytes of additional data.
+    pub aad_bytes_max: u16,
+    /// Whether nobody can read what travels between host and device: it is part of the machine, or
+    /// the bus is encrypted (PCIe IDE).
+    pub has_protected_bus: bool,
+}
+
+/// Most jobs that a queue holds, whatever the device offers: 4 MiB of sectors.
+pub const DEPTH_MAX: u16 = 1024;
+
+/// Place of a key in a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeySlot(pub u16);
+
+/// A sector to be sealed.
+#[derive(Debug, Clone, Copy)]
+pub struct SealJob<'a> {
+    /// Where the device has the key.
+    pub key: KeySlot,
+    /// The nonce: used up by submitting it, whatever the device does.
+    pub nonce: [u8; NONCE_BYTES],
+    /// The additional data.
+    pub aad: &'a [u8],
+    /// The plaintext.
+    pub plain: &'a [u8; DATA_BYTES],
+}
+
+/// Name of a job on its queue; never used twice.
+pub type Cookie = u64;
+
+/// A job that the device says has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// The job.
+    pub cookie: Cookie,
+    /// Whether the device says that it did it.
+    pub is_sealed: bool,
+}
+
+/// The device broke the protocol, and its queue must be dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// It completed a job that isn't in flight: unknown, or completed before.
+    #[error("completed a job that is not in flight")]
+    Cookie,
+    /// It announced more completions than there are jobs in flight.
+    #[error("announced more completions than there are jobs")]
+    Overrun,
+}
+
+/// A device with keys.
+pub trait Device: Debug + Send + Sync {
+    /// What it says that it can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Its statement about itself, which answers `nonce`. Blocks for up to a second.
+    fn evidence(&self, nonce: &[u8; 32]) -> io::Result<Vec<u8>>;
+
+    /// Gives it a key; `StorageFull` if it has no slot left. Blocks for up to a second.
+    fn load(&self, secret: &Secret) -> io::Result<KeySlot>;
+
+    /// Makes it forget a key. Blocks for up to a second.
+    fn unload(&self, key: KeySlot) -> io::Result<()>;
+
+    /// Opens a queue for one thread. Blocks for up to a second.
+    fn queue(&self) -> io::Result<Box<dyn Queue>>;
+}
+
+/// Jobs of one thread at a device. Nothing here blocks.
+pub trait Queue: Debug + Send {
+    /// Hands a job over, with a copy of its plaintext; `None` if the queue is full.
+    fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie>;
+
+    /// Tells the device about the jobs submitted since the last call.
+    fn ring(&mut self);
+
+    /// Appends the jobs that have ended to `done`. Each must then be taken.
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken>;
+
+    /// Copies the ciphertext of a job that has ended into `into`, returns its tag, and frees the
+    /// job's place. From now on nothing that the device writes can reach the copy.
+    fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES];
+
+    /// Readable when there may be something to poll.
+    fn as_fd(&self) -> BorrowedFd<'_>;
+}
