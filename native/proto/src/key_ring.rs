@@ -58,11 +58,13 @@ impl KeyRing {
         epoch
     }
 
-    /// Lets an accelerator seal sector `lba` under the newest key; also returns its additional
-    /// data. Consumes the IV.
-    pub fn begin(&self, iv: Iv, lba: u64) -> (Ticket, [u8; AAD_BYTES]) {
-        let (_, key) = self.newest();
-        (key.begin(iv, lba), key.aad(lba))
+    /// Lets an accelerator seal sector `lba` under the key of `epoch`; also returns its additional
+    /// data. Consumes the IV, unless there is no such key.
+    pub fn begin(&self, epoch: u32, iv: Iv, lba: u64) -> Result<(Ticket, [u8; AAD_BYTES]), Iv> {
+        match self.key(epoch) {
+            Some(key) => Ok((key.begin(iv, lba), key.aad(lba))),
+            None => Err(iv),
+        }
     }
 
     /// Takes what an accelerator sealed (see [`SealKey::finish`]).
@@ -87,6 +89,12 @@ impl KeyRing {
     /// Epoch of the key that seals.
     pub fn newest_epoch(&self) -> u32 {
         self.newest().0
+    }
+
+    /// The secret of the key that seals, for an accelerator.
+    pub fn newest_secret(&self) -> (u32, &Secret) {
+        let (epoch, key) = self.newest();
+        (epoch, key.secret())
     }
 
     /// Opens `block` as sector `lba` under the key of its epoch. Zeroes `plaintext` on an error.

@@ -258,6 +258,7 @@ impl Ticket {
 #[derive(Debug)]
 pub struct SealKey {
     key: AeadKey,
+    secret: Secret,
     identity: VolumeIdentity,
     epoch: u32,
 }
@@ -269,7 +270,7 @@ impl SealKey {
     /// Creates the volume's key for `epoch`.
     #[must_use]
     pub fn new(secret: &Secret, identity: VolumeIdentity, epoch: u32) -> Self {
-        Self { key: AeadKey::new(secret), identity, epoch }
+        Self { key: AeadKey::new(secret), secret: secret.clone(), identity, epoch }
     }
 
     /// The additional data of sector `lba`.
@@ -300,6 +301,12 @@ impl SealKey {
         meta[field::IV.0..field::IV.1].copy_from_slice(iv);
         meta[field::KEY_EPOCH.0..field::KEY_EPOCH.1].copy_from_slice(&self.epoch.to_le_bytes());
         meta[field::VERSION.0] = FORMAT_VERSION;
+    }
+
+    /// The key itself, for an accelerator that may hold it. (The expanded key reveals as much.)
+    #[must_use]
+    pub fn secret(&self) -> &Secret {
+        &self.secret
     }
 
     /// Lets somebody else who has this key seal sector `lba`. Consumes the IV.

@@ -222,6 +222,10 @@ impl CardQueue {
 }
 
 impl Queue for CardQueue {
+    fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie> {
         if job.aad.len() > self.aad_bytes_max {
             return None;
@@ -256,7 +260,6 @@ impl Queue for CardQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken> {
-        self.calls.take();
         let written = self.completions.word(0).load(Ordering::Acquire);
         let in_flight = u64::from(self.depth) - self.free.len() as u64;
         if written.wrapping_sub(self.completed) > in_flight {
@@ -287,6 +290,10 @@ impl Queue for CardQueue {
         self.arena.copy_out(tag_offset(slot), &mut tag);
         self.free.push(slot);
         tag
+    }
+
+    fn hear(&self) {
+        self.calls.take();
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -97,7 +97,11 @@ pub trait Device: Debug + Send + Sync {
 
 /// Jobs of one thread at a device. Nothing here blocks.
 pub trait Queue: Debug + Send {
-    /// Hands a job over, with a copy of its plaintext; `None` if the queue is full.
+    /// Whether it takes one more job.
+    fn has_room(&self) -> bool;
+
+    /// Hands a job over, with a copy of its plaintext; `None` if the queue is full, or the
+    /// additional data too long for it.
     fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie>;
 
     /// Tells the device about the jobs submitted since the last call.
@@ -110,6 +114,9 @@ pub trait Queue: Debug + Send {
     /// job's place. From now on nothing that the device writes can reach the copy.
     fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES];
 
-    /// Readable when there may be something to poll.
+    /// Readable when there may be something to poll, until [`Self::hear`].
     fn as_fd(&self) -> BorrowedFd<'_>;
+
+    /// Clears [`Self::as_fd`]; to be called before [`Self::poll`].
+    fn hear(&self);
 }

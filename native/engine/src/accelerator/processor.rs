@@ -84,8 +84,12 @@ struct Work {
 }
 
 impl Queue for Work {
+    fn has_room(&self) -> bool {
+        self.taken.len() < usize::from(DEPTH)
+    }
+
     fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie> {
-        if self.taken.len() >= usize::from(DEPTH) {
+        if !self.has_room() {
             return None;
         }
         let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +108,6 @@ impl Queue for Work {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken> {
-        self.calls.take();
         done.extend(self.ended.drain(..));
         Ok(())
     }
@@ -113,6 +116,10 @@ impl Queue for Work {
         let (data, tag) = self.taken.remove(&cookie).expect("a job that has ended is taken once");
         *into = *data;
         tag
+    }
+
+    fn hear(&self) {
+        self.calls.take();
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {

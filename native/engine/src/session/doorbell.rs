@@ -95,6 +95,8 @@ impl JobBell {
 mod tests {
     use rustix::event::poll;
 
+    use rustix::event::Timespec;
+
     use super::*;
 
     /// Whether there are calls, and whether the job's end is closed.

@@ -95,7 +95,8 @@ impl<F: Front> GatewayQueue<F> {
         let ended = |part: &Part| part.owner == Owner::Request(slot);
         let (mine, others) = std::mem::take(&mut self.again).into_iter().partition(ended);
         self.again = others;
-        let mine: Vec<Part> = mine;
+        let mut mine: Vec<Part> = mine;
+        mine.extend(self.acceleration.iter_mut().flat_map(|own| own.drop_parts(ended)));
         for part in mine {
             self.forget(&part);
         }

@@ -5,6 +5,7 @@
 //! `association_lost` (open a newer association for every queue) and `rekey_due` (open a queue with
 //! fresh keys in the current association).
 
+mod acceleration;
 mod back;
 mod front;
 mod journal;
@@ -23,6 +24,8 @@ mod submission;
 mod worker;
 
 #[cfg(test)]
+mod acceleration_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
@@ -34,10 +37,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::rand::GetRandomFlags;
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::key_ring::{BadEpoch, KeyRing};
 use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
@@ -47,7 +52,9 @@ use sealane_proto::secure_queue::SecureQueue;
 use super::connection::Connection;
 use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
+use crate::accelerator::Device;
 use crate::clock;
+use acceleration::{Acceleration, KeySlots};
 use back::Back;
 pub use journal_pool::JournalPool;
 use ledger::Ledger;
@@ -112,6 +119,10 @@ struct Counters {
     changes_replayed: AtomicU64,
     journal_flushes: AtomicU64,
     rekeys: AtomicU64,
+    sectors_accelerated: AtomicU64,
+    sectors_inline: AtomicU64,
+    accelerator_refusals: AtomicU64,
+    accelerators_lost: AtomicU64,
 }
 
 fn add(counter: &AtomicU64, value: u64) {
@@ -125,12 +136,19 @@ struct Mailbox {
     /// When anything was last received from the host.
     heard: AtomicU64,
     backs: Mutex<Vec<Back>>,
+    /// The newest change of the accelerator, if the queue hasn't taken it.
+    acceleration: Mutex<Option<Option<Acceleration>>>,
 }
 
 impl Mailbox {
     fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, heard: clock::now().into(), backs: Mutex::default() })
+        Ok(Self {
+            wake,
+            heard: clock::now().into(),
+            backs: Mutex::default(),
+            acceleration: Mutex::default(),
+        })
     }
 
     /// Records that something was received from the host.
@@ -146,6 +164,16 @@ impl Mailbox {
     fn post(&self, back: Back) {
         self.backs.lock().unwrap_or_else(PoisonError::into_inner).push(back);
         self.wake();
+    }
+
+    /// Lets the queue use an accelerator from now on, or none.
+    fn post_acceleration(&self, acceleration: Option<Acceleration>) {
+        *self.acceleration.lock().unwrap_or_else(PoisonError::into_inner) = Some(acceleration);
+        self.wake();
+    }
+
+    fn take_acceleration(&self) -> Option<Option<Acceleration>> {
+        self.acceleration.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes the posted back ends and clears the descriptor.
@@ -181,9 +209,47 @@ struct Shared {
     mailboxes: Mutex<HashMap<QueueName, Arc<Mailbox>>>,
     counters: Counters,
     events: EventLog,
+    accelerator: Mutex<Option<Accelerator>>,
+}
+
+/// The device that seals for a volume.
+#[derive(Debug)]
+struct Accelerator {
+    device: Arc<dyn Device>,
+    keys: Arc<KeySlots>,
+}
+
+impl Accelerator {
+    fn load(&self, (epoch, secret): (u32, &Secret)) -> io::Result<()> {
+        self.keys.insert(epoch, self.device.load(secret)?);
+        Ok(())
+    }
+
+    /// Opens a queue for a thread.
+    fn queue(&self) -> io::Result<Acceleration> {
+        let mut seed = [0; 32];
+        rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
+        Ok(Acceleration::new(self.device.queue()?, Arc::clone(&self.keys), seed))
+    }
+
+    fn unload(self) {
+        for slot in self.keys.take() {
+            // A device that doesn't answer loses its keys with its connection.
+            let _ = self.device.unload(slot);
+        }
+    }
 }
 
 impl Shared {
+    fn accelerator(&self) -> MutexGuard<'_, Option<Accelerator>> {
+        self.accelerator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, name: QueueName, reason: Reason, lba: Option<u64>, detail: String) {
+        add(&self.counters.refusals, 1);
+        self.event_at(name, "refused", reason.id(), lba, detail);
+    }
+
     fn leased(&self) -> MutexGuard<'_, Vec<CounterRange>> {
         self.leased.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -323,6 +389,7 @@ impl GatewayVolume {
             mailboxes: Mutex::default(),
             counters: Counters::default(),
             events: EventLog::new()?,
+            accelerator: Mutex::default(),
         };
         let commands = if is_fully_sealed {
             FRONT_COMMANDS
@@ -341,7 +408,47 @@ impl GatewayVolume {
 
     /// Adds the key of another epoch; if it is the newest, sectors are sealed with it from now on.
     pub fn add_key(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
-        self.shared.keys.add(epoch, secret)
+        self.shared.keys.add(epoch, secret)?;
+        let lost = self.shared.accelerator().as_ref().map(|own| own.load((epoch, secret)));
+        if let Some(Err(error)) = lost {
+            // Sectors under this key are sealed by the processor.
+            self.lose_accelerator(&format!("it takes no key of epoch {epoch}: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Lets a device seal for this volume, or none, from now on. It gets the volume's key; after an
+    /// error the volume uses none. Blocks for up to a second a queue.
+    pub fn accelerate(&self, device: Option<Arc<dyn Device>>) -> io::Result<()> {
+        let mut own = self.shared.accelerator();
+        let before = own.take();
+        let made = device.map(|device| {
+            let accelerator = Accelerator { device, keys: Arc::default() };
+            accelerator.load(self.shared.keys.newest_secret())?;
+            Ok::<_, io::Error>(accelerator)
+        });
+        let failed = match made.transpose() {
+            Ok(made) => {
+                *own = made;
+                None
+            }
+            Err(error) => Some(error),
+        };
+        for mailbox in self.shared.mailboxes().values() {
+            let queue = own.as_ref().map(Accelerator::queue).transpose();
+            mailbox.post_acceleration(queue.unwrap_or_default());
+        }
+        drop(own);
+        if let Some(before) = before {
+            before.unload();
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn lose_accelerator(&self, detail: &str) {
+        let name = QueueName { association: 0, queue_id: 0 };
+        add(&self.shared.counters.accelerators_lost, 1);
+        self.shared.event(name, "accelerator_lost", "accelerator.unavailable", detail.to_owned());
     }
 
     /// Adds leased counters.
@@ -373,6 +480,11 @@ impl GatewayVolume {
         let shared = Arc::clone(&self.shared);
         let mailbox = Arc::new(Mailbox::new()?);
         self.shared.mailboxes().insert(name, Arc::clone(&mailbox));
+        match self.shared.accelerator().as_ref().map(Accelerator::queue) {
+            Some(Ok(acceleration)) => mailbox.post_acceleration(Some(acceleration)),
+            Some(Err(error)) => self.lose_accelerator(&format!("it opens no queue: {error}")),
+            None => {}
+        }
         let namespace = self.namespace;
         let started = self.queues.start(
             format!("gateway-q{}", name.queue_id),
@@ -487,8 +599,22 @@ impl GatewayVolume {
             ("journal_flushes", read(&counters.journal_flushes)),
             ("journal_bytes", journal_bytes),
             ("rekeys", read(&counters.rekeys)),
+            ("sectors_accelerated", read(&counters.sectors_accelerated)),
+            ("sectors_inline", read(&counters.sectors_inline)),
+            ("accelerator_refusals", read(&counters.accelerator_refusals)),
+            ("accelerators_lost", read(&counters.accelerators_lost)),
             ("queues_running", self.queues.running() as u64),
             ("events_dropped", self.shared.events.dropped()),
         ]
+    }
+}
+
+impl Drop for GatewayVolume {
+    fn drop(&mut self) {
+        // The queues first: their threads must not be the last to hold the device.
+        self.queues.stop(None);
+        if let Some(accelerator) = self.shared.accelerator().take() {
+            accelerator.unload();
+        }
     }
 }

@@ -14,6 +14,7 @@ use sealane_proto::nvme::controller_queue::{Command, ControllerEvent, Operation}
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::CounterRange;
 
+use super::acceleration::Acceleration;
 use super::back::Back;
 use super::front::Front;
 use super::link::Phase;
@@ -49,6 +50,8 @@ pub(super) struct GatewayQueue<F: Front> {
     /// Bytes of the parts in flight.
     pub(super) in_flight: usize,
     pub(super) counters: Option<CounterRange>,
+    /// The accelerator in use, and the parts that wait for it.
+    pub(super) acceleration: Option<Acceleration>,
     pub(super) orders: u64,
     /// A time not later than the first deadline of the parts in flight.
     pub(super) first_deadline: Nanos,
@@ -73,6 +76,7 @@ impl<F: Front> GatewayQueue<F> {
             parts: Parts::default(),
             in_flight: 0,
             counters: None,
+            acceleration: None,
             orders: 0,
             first_deadline: Nanos::MAX,
             held_since: None,
@@ -124,7 +128,8 @@ impl<F: Front> GatewayQueue<F> {
         let held = self.held_since.map(|since| since.saturating_add(self.hold()));
         let held = held.filter(|_| self.requests.iter().any(Option::is_some));
         let first = Some(self.first_deadline).filter(|_| !self.parts.is_empty());
-        held.into_iter().chain(first).min()
+        let device = self.acceleration.as_ref().and_then(Acceleration::deadline);
+        held.into_iter().chain(first).chain(device).min()
     }
 
     /// Processes the front end's events; returns why it ended, if it did.
@@ -149,7 +154,9 @@ impl<F: Front> GatewayQueue<F> {
         self.is_front_gone = true;
         self.waiting.clear();
         self.requests.iter_mut().for_each(|request| *request = None);
-        for part in std::mem::take(&mut self.again) {
+        let mut unsent = std::mem::take(&mut self.again);
+        unsent.extend(self.acceleration.iter_mut().flat_map(|own| own.drop_parts(|_| true)));
+        for part in unsent {
             self.forget(&part);
         }
         if self.replay.take().is_some() {
@@ -160,6 +167,7 @@ impl<F: Front> GatewayQueue<F> {
 
     /// Submits everything that may be submitted now.
     pub(super) fn submit(&mut self, now: Nanos) {
+        self.take_sealed(now);
         let phase = self.follow_link(now);
         if self.backs.is_empty() || self.is_front_gone {
             return;
@@ -174,6 +182,9 @@ impl<F: Front> GatewayQueue<F> {
             self.submit_waiting(now);
         }
         self.ask_for_keys();
+        if let Some(acceleration) = &mut self.acceleration {
+            acceleration.ring();
+        }
     }
 
     /// Drops back ends whose association is over, and records since when there has been none.
@@ -260,8 +271,7 @@ impl<F: Front> GatewayQueue<F> {
     }
 
     pub(super) fn refused(&self, reason: Reason, lba: Option<u64>, detail: String) {
-        add(&self.shared.counters.refusals, 1);
-        self.shared.event_at(self.name, "refused", reason.id(), lba, detail);
+        self.shared.refused(self.name, reason, lba, detail);
     }
 }
 

@@ -9,8 +9,9 @@ use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::SubmitError;
 use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, Exhausted, Iv, set_expected_iv};
 
+use super::acceleration::{Acceleration, Submitted as Given};
 use super::back::Back;
 use super::front::Front;
 use super::journal::Change;
@@ -20,7 +21,7 @@ use super::outcomes::{is_change, ranges_left};
 use super::queue::{GatewayQueue, HOST_WINDOW, TARGET_WINDOW};
 use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Sent, Work};
-use super::{Shared, add};
+use super::{QueueName, Shared, add};
 
 /// Result of an attempt to submit a part.
 enum Submitted {
@@ -28,6 +29,13 @@ enum Submitted {
     Done,
     /// It can't be sent now; it is the first to be tried next time.
     Later,
+}
+
+/// A change whose blocks are claimed.
+enum Prepared {
+    Ready(Change),
+    /// Private memory for the sealed sectors, and those that a device is sealing.
+    AtDevice(Vec<u8>, Given),
 }
 
 impl<F: Front> GatewayQueue<F> {
@@ -127,7 +135,8 @@ impl<F: Front> GatewayQueue<F> {
         }
         self.advance(slot, part.blocks);
         match self.prepare(&mut part, slot, is_forced) {
-            Ok(()) => self.send(part, now),
+            Ok(None) => self.send(part, now),
+            Ok(Some(given)) => self.wait_for_device(part, is_forced, given, now),
             Err(status) => {
                 self.give_up(&part);
                 self.part_done(&part, status);
@@ -145,63 +154,100 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    /// Prepares the change of a part whose blocks are claimed; does nothing for other parts.
-    fn prepare(&mut self, part: &mut Part, slot: u16, is_forced: bool) -> Result<(), Status> {
+    /// Prepares the change of a part whose blocks are claimed; does nothing for other parts. Sectors
+    /// that were submitted to a device are missing in the change.
+    fn prepare(
+        &mut self,
+        part: &mut Part,
+        slot: u16,
+        is_forced: bool,
+    ) -> Result<Option<(Vec<u8>, Given)>, Status> {
         let place = self.requests.get_mut(usize::from(slot));
-        let Some(request) = place.and_then(Option::take) else { return Ok(()) };
+        let Some(request) = place.and_then(Option::take) else { return Ok(None) };
         let change = match (&request.operation, &part.claim) {
             (Operation::Write(plain), _) => {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
-                self.seal(part.lba, plain).map(Some)
+                self.seal_or_submit(part.lba, plain).map(Some)
             }
             (Operation::WriteZeroes { .. }, _) if self.shared.is_fully_sealed => {
                 let zeros = vec![0; part.blocks as usize * DATA_BYTES];
-                self.seal(part.lba, &zeros).map(Some)
+                self.seal(part.lba, &zeros).map(Prepared::Ready).map(Some)
             }
             (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
-                Ok(Some(Change::Deallocate(claim.ranges.clone())))
+                Ok(Some(Prepared::Ready(Change::Deallocate(claim.ranges.clone()))))
             }
             _ => Ok(None),
         };
         if let Some(place) = self.requests.get_mut(usize::from(slot)) {
             *place = Some(request);
         }
-        if let Some(change) = change? {
-            part.work = Work::Change { change, is_forced };
+        match change? {
+            Some(Prepared::Ready(change)) => part.work = Work::Change { change, is_forced },
+            Some(Prepared::AtDevice(sealed, submitted)) => return Ok(Some((sealed, submitted))),
+            None => {}
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Copies the plaintext into private memory and seals it there, each sector with a new IV.
+    /// Seals plaintext into private memory, each sector with a new IV.
     pub(super) fn seal(&mut self, lba: u64, plain: &[u8]) -> Result<Change, Status> {
         let shared = Arc::clone(&self.shared);
         let sectors = plain.as_chunks::<DATA_BYTES>().0;
         let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
         for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
-            // Counted one by one: if the lease is exhausted within a part, the IVs used so far stay
-            // used.
-            let Ok(iv) = shared.take_iv(&mut self.counters) else {
-                self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
-                return Err(Status::from(Reason::LeaseExhausted));
-            };
-            block[..DATA_BYTES].copy_from_slice(sector);
-            let key_epoch = shared.keys.seal(iv, lba, block);
-            add(&shared.counters.sectors_sealed, 1);
-            if let Some(ledger) = &shared.ledger
-                && let Err(error) = ledger.note(key_epoch, lba, sector, block)
-            {
-                self.refused(Reason::StoreFailed, Some(lba), format!("nonce ledger: {error}"));
-                return Err(Status::INTERNAL_ERROR);
-            }
+            let iv = self.take_iv(&shared, lba)?;
+            seal_sector(&shared, iv, lba, sector, block)?;
         }
         Ok(Change::Write { lba, blocks: Arc::new(sealed) })
+    }
+
+    /// As [`Self::seal`], but gives sectors to the accelerator while that has room.
+    fn seal_or_submit(&mut self, lba: u64, plain: &[u8]) -> Result<Prepared, Status> {
+        if self.acceleration.is_none() {
+            return self.seal(lba, plain).map(Prepared::Ready);
+        }
+        let shared = Arc::clone(&self.shared);
+        let sectors = plain.as_chunks::<DATA_BYTES>().0;
+        let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
+        let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
+        let mut submitted = Vec::with_capacity(sectors.len());
+        for (index, ((lba, sector), block)) in (lba..).zip(sectors).zip(blocks).enumerate() {
+            let iv = self.take_iv(&shared, lba)?;
+            let given = match &mut self.acceleration {
+                Some(acceleration) => acceleration.submit(&shared.keys, iv, (lba, sector)),
+                None => Err(iv),
+            };
+            match given {
+                Ok((cookie, ticket)) => submitted.push((cookie, index, ticket)),
+                Err(iv) => {
+                    seal_sector(&shared, iv, lba, sector, block)?;
+                    add(&shared.counters.sectors_inline, 1);
+                }
+            }
+        }
+        if submitted.is_empty() {
+            return Ok(Prepared::Ready(Change::Write { lba, blocks: Arc::new(sealed) }));
+        }
+        Ok(Prepared::AtDevice(sealed, submitted))
+    }
+
+    /// The next IV. Each is counted by itself: if the lease is exhausted within a part, the IVs used
+    /// so far stay used.
+    pub(super) fn take_iv(&mut self, shared: &Shared, lba: u64) -> Result<Iv, Status> {
+        shared.take_iv(&mut self.counters).map_err(|Exhausted| {
+            self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
+            Status::from(Reason::LeaseExhausted)
+        })
     }
 
     pub(super) fn has_room(&mut self) -> bool {
         let commands_max = self.shared.settings.commands_per_key_max;
         let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
-        can_submit && self.in_flight < TARGET_WINDOW && self.front.pending_bytes() < HOST_WINDOW
+        let waiting = self.acceleration.as_ref().map_or(0, Acceleration::waiting_bytes);
+        can_submit
+            && self.in_flight + waiting < TARGET_WINDOW
+            && self.front.pending_bytes() < HOST_WINDOW
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
@@ -265,6 +311,35 @@ impl<F: Front> GatewayQueue<F> {
             _ => self.again.push(part),
         }
     }
+}
+
+/// Copies a sector's plaintext into its place in private memory, and seals it there.
+pub(super) fn seal_sector(
+    shared: &Shared,
+    iv: Iv,
+    lba: u64,
+    plain: &[u8; DATA_BYTES],
+    block: &mut Block,
+) -> Result<(), Status> {
+    block[..DATA_BYTES].copy_from_slice(plain);
+    let epoch = shared.keys.seal(iv, lba, block);
+    note_seal(shared, (epoch, lba), plain, block)
+}
+
+/// Counts a sealed sector, and records it if a test looks for IVs used twice.
+pub(super) fn note_seal(
+    shared: &Shared,
+    (epoch, lba): (u32, u64),
+    plain: &[u8; DATA_BYTES],
+    block: &Block,
+) -> Result<(), Status> {
+    add(&shared.counters.sectors_sealed, 1);
+    let Some(ledger) = &shared.ledger else { return Ok(()) };
+    ledger.note(epoch, lba, plain, block).map_err(|error| {
+        let name = QueueName { association: 0, queue_id: 0 };
+        shared.refused(name, Reason::StoreFailed, Some(lba), format!("nonce ledger: {error}"));
+        Status::INTERNAL_ERROR
+    })
 }
 
 /// A flush of everything acknowledged so far; it covers no more than that if it is sent again.

@@ -34,7 +34,7 @@ use super::link::Phase;
 use super::*;
 
 const BLOCKS: u64 = 64;
-const SECOND: u64 = 1_000_000_000;
+pub(super) const SECOND: u64 = 1_000_000_000;
 
 const FRONT: ControllerLimits = ControllerLimits {
     queue_depth: 32,
@@ -101,12 +101,12 @@ fn milestone(incarnation: u64, log_flushed: u64) -> Milestone {
 
 /// The target's sectors: the current ones, and those that survive a restart.
 #[derive(Default)]
-struct Disk {
+pub(super) struct Disk {
     current: HashMap<u64, Box<Block>>,
     durable: HashMap<u64, Box<Block>>,
     incarnation: u64,
     flushes: u64,
-    writes: Vec<(u64, [u8; IV_BYTES])>,
+    pub(super) writes: Vec<(u64, [u8; IV_BYTES])>,
     /// How the changes of each queue ended, by queue name; cleared by a restart.
     ended: HashMap<u64, Vec<Ended>>,
     /// Whether flushes fail.
@@ -221,16 +221,16 @@ impl Disk {
 }
 
 /// One front-end queue with its host and, while connected, its queue at the target.
-struct Lane {
-    host: HostQueue,
-    gateway: GatewayQueue<ControllerQueue>,
-    target: Option<ControllerQueue>,
-    ended: HashMap<u64, (Status, Vec<u8>)>,
-    tag: u64,
-    now: u64,
+pub(super) struct Lane {
+    pub(super) host: HostQueue,
+    pub(super) gateway: GatewayQueue<ControllerQueue>,
+    pub(super) target: Option<ControllerQueue>,
+    pub(super) ended: HashMap<u64, (Status, Vec<u8>)>,
+    pub(super) tag: u64,
+    pub(super) now: u64,
 }
 
-fn dummy() -> OwnedFd {
+pub(super) fn dummy() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC).unwrap()
 }
 
@@ -272,12 +272,12 @@ impl Lane {
         ));
     }
 
-    fn lose(&mut self) {
+    pub(super) fn lose(&mut self) {
         self.target = None;
         self.gateway.lose_back(Reason::QueueClosed, None, "cut", self.now);
     }
 
-    fn submit(&mut self, command: HostCommand) -> u64 {
+    pub(super) fn submit(&mut self, command: HostCommand) -> u64 {
         self.tag += 1;
         self.host.submit(self.tag, command).unwrap();
         self.tag
@@ -302,7 +302,7 @@ impl Lane {
 
     /// Transfers all pending bytes once; returns whether there were any. With `cut`, only so many
     /// bytes to and from the target arrive, and then the connection is lost.
-    fn step(&mut self, disk: &mut Disk, cut: Option<(usize, usize)>) -> bool {
+    pub(super) fn step(&mut self, disk: &mut Disk, cut: Option<(usize, usize)>) -> bool {
         self.greet(disk);
         let down = self.host.transmit().take();
         self.gateway.front.receive(&down);
@@ -347,11 +347,11 @@ impl Lane {
         moved || !up.is_empty()
     }
 
-    fn settle(&mut self, disk: &mut Disk) {
+    pub(super) fn settle(&mut self, disk: &mut Disk) {
         while self.step(disk, None) {}
     }
 
-    fn run(&mut self, disk: &mut Disk, command: HostCommand) -> (Status, Vec<u8>) {
+    pub(super) fn run(&mut self, disk: &mut Disk, command: HostCommand) -> (Status, Vec<u8>) {
         let tag = self.submit(command);
         self.settle(disk);
         self.ended.remove(&tag).expect("the command ended")
@@ -380,7 +380,7 @@ impl Lane {
         target.transmit().take()
     }
 
-    fn read(&mut self, disk: &mut Disk, lba: u64) -> u8 {
+    pub(super) fn read(&mut self, disk: &mut Disk, lba: u64) -> u8 {
         let (status, data) = self.run(disk, HostCommand::Read { lba, blocks: 1 });
         assert_eq!(status, Status::SUCCESS);
         assert!(data.iter().all(|byte| *byte == data[0]));
@@ -388,14 +388,14 @@ impl Lane {
     }
 }
 
-fn world() -> (Lane, Disk) {
+pub(super) fn world() -> (Lane, Disk) {
     let mut lane = Lane::new(&shared(settings()), 1);
     let disk = Disk { incarnation: 1, ..Disk::default() };
     lane.connect(1, 1);
     (lane, disk)
 }
 
-fn failure_of(status: Status) -> Status {
+pub(super) fn failure_of(status: Status) -> Status {
     Status::from_field(status.code() << 1)
 }
 
@@ -1072,7 +1072,8 @@ struct Known {
 }
 
 /// Runs random commands on two queues with random cuts and restarts; reads must not be stale.
-fn chaos(seed: u64) {
+/// Before each step, `before` is called with a number and the lane.
+pub(super) fn chaos(seed: u64, before: &dyn Fn(u64, &mut Lane)) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let common = shared(settings());
     let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
@@ -1125,6 +1126,7 @@ fn chaos(seed: u64) {
             .next_u32()
             .is_multiple_of(12)
             .then(|| (random.next_u32() as usize % 20_000, random.next_u32() as usize % 10_000));
+        before(seed * 10_000 + u64::from(turn), &mut lanes[which]);
         lanes[which].step(&mut disk, cut);
         if common.link(|link| link.phase()) == Phase::Lost && random.next_u32().is_multiple_of(2) {
             if random.next_u32().is_multiple_of(2) {
@@ -1148,12 +1150,14 @@ fn chaos(seed: u64) {
     let mut rounds = 0;
     while !pending.is_empty() {
         for lane in &mut lanes {
+            before(seed, lane);
             lane.step(&mut disk, None);
         }
         check(seed, u32::MAX, &mut lanes, &mut known, &mut pending);
         rounds += 1;
         assert!(rounds < 1000, "seed {seed}: {} commands never end", pending.len());
     }
+    lanes[0].gateway.set_acceleration(None);
     for lba in 0..BLOCKS {
         assert_eq!(lanes[0].read(&mut disk, lba), known[lba as usize].value, "seed {seed}");
     }
@@ -1197,7 +1201,7 @@ fn check(
 #[test]
 fn no_read_is_stale_whatever_is_cut_and_lost() {
     for seed in 0..60 {
-        chaos(seed);
+        chaos(seed, &|_, _| ());
     }
 }
 

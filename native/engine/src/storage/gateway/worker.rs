@@ -114,6 +114,9 @@ pub(super) fn take_mail(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox)
     for back in mailbox.take() {
         queue.add_back(back, now());
     }
+    if let Some(acceleration) = mailbox.take_acceleration() {
+        queue.set_acceleration(acceleration);
+    }
 }
 
 fn ready<const N: usize>(
@@ -124,7 +127,7 @@ fn ready<const N: usize>(
     ready_until(queue, first, until)
 }
 
-/// Waits for the descriptors and the back ends, no longer than `until`.
+/// Waits for the descriptors, the back ends and then the accelerator, no longer than `until`.
 pub(super) fn ready_until<const N: usize>(
     queue: &mut GatewayQueue<impl Front>,
     first: [PollFd<'_>; N],
@@ -140,6 +143,9 @@ pub(super) fn ready_until<const N: usize>(
     for (back, interest) in queue.backs.iter().zip(interests) {
         descriptors.push(PollFd::from_borrowed_fd(back.connection.as_fd(), interest));
     }
+    if let Some(acceleration) = &queue.acceleration {
+        descriptors.push(PollFd::from_borrowed_fd(acceleration.fd(), PollFlags::IN));
+    }
     loop {
         let left = until.map(|until| Duration::from_nanos(until.saturating_sub(now())));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
@@ -151,7 +157,12 @@ pub(super) fn ready_until<const N: usize>(
     }
 }
 
+/// Receives from the back ends that are ready, and hears the accelerator.
 pub(super) fn receive(queue: &mut GatewayQueue<impl Front>, ready: &[PollFlags]) {
+    let is_called = ready.get(queue.backs.len()).is_some_and(|ready| !ready.is_empty());
+    if is_called && let Some(acceleration) = &queue.acceleration {
+        acceleration.hear();
+    }
     let mut lost = None;
     for (back, ready) in queue.backs.iter_mut().zip(ready) {
         if ready.intersects(!PollFlags::OUT)

@@ -1,0 +1,303 @@
+//! Writes whose sectors an accelerator seals.
+//!
+//! Their parts wait here with claimed blocks, as parts wait that can't be sent yet; the host's
+//! plaintext stays in its request. A sector's IV is used up when its job is submitted. What comes
+//! back is copied, then checked, and sealed again by the processor, with another IV, if it is wrong.
+//! A device that is late, breaks the protocol or is wrong too often is given up: the processor seals
+//! everything that it still has, and all later writes, until the control plane gives a new queue.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::aead::Sample;
+use sealane_proto::key_ring::KeyRing;
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::controller_queue::Operation;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, Iv, Ticket};
+
+use super::add;
+use super::front::Front;
+use super::journal::Change;
+use super::queue::GatewayQueue;
+use super::request::{Owner, Part, Request, Work};
+use super::submission::{note_seal, seal_sector};
+use crate::accelerator::{Cookie, Done, KeySlot, Queue, SealJob};
+
+/// How long a job may take. A sector takes a card microseconds; with more, the processor would have
+/// been faster, but a busy machine may not run an emulated one for a while.
+const DEADLINE: Nanos = 50_000_000;
+/// Wrong results of one queue after which it is given up.
+const WRONG_MAX: u32 = 16;
+/// Of how many sectors one is compared with its plaintext as a whole.
+const WHOLE_EVERY: u32 = 64;
+const BLOCKS_PER_SECTOR: u32 = (DATA_BYTES / 16) as u32;
+
+/// Where a device has a volume's keys, by key epoch.
+#[derive(Debug, Default)]
+pub(super) struct KeySlots(Mutex<HashMap<u32, KeySlot>>);
+
+impl KeySlots {
+    pub(super) fn insert(&self, epoch: u32, slot: KeySlot) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(epoch, slot);
+    }
+
+    pub(super) fn take(&self) -> Vec<KeySlot> {
+        let slots = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        slots.into_values().collect()
+    }
+
+    fn get(&self, epoch: u32) -> Option<KeySlot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&epoch).copied()
+    }
+}
+
+/// A part of a write, of which a device seals sectors.
+#[derive(Debug)]
+struct Write {
+    part: Part,
+    is_forced: bool,
+    /// Private memory for the sealed sectors.
+    sealed: Vec<u8>,
+    /// Sectors that are missing.
+    left: u32,
+}
+
+#[derive(Debug)]
+struct Job {
+    /// Order of its part; a part that was dropped is not found.
+    order: u64,
+    sector: usize,
+    ticket: Ticket,
+    deadline: Nanos,
+}
+
+/// Sectors of a part that were submitted: their place, and what was used up.
+pub(super) type Submitted = Vec<(Cookie, usize, Ticket)>;
+
+/// A device's queue, and what it has.
+#[derive(Debug)]
+pub(super) struct Acceleration {
+    queue: Box<dyn Queue>,
+    keys: Arc<KeySlots>,
+    jobs: HashMap<Cookie, Job>,
+    writes: BTreeMap<u64, Write>,
+    wrong: u32,
+    random: ChaCha8Rng,
+}
+
+impl Acceleration {
+    /// `seed` must be secret: it decides which sectors are looked at more closely.
+    pub(super) fn new(queue: Box<dyn Queue>, keys: Arc<KeySlots>, seed: [u8; 32]) -> Self {
+        Self {
+            queue,
+            keys,
+            jobs: HashMap::new(),
+            writes: BTreeMap::new(),
+            wrong: 0,
+            random: ChaCha8Rng::from_seed(seed),
+        }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+
+    /// When the oldest job is late.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.jobs.values().map(|job| job.deadline).min()
+    }
+
+    /// Bytes of the parts that wait.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.writes.values().map(|write| write.sealed.len()).sum()
+    }
+
+    pub(super) fn hear(&self) {
+        self.queue.hear();
+    }
+
+    pub(super) fn ring(&mut self) {
+        self.queue.ring();
+    }
+
+    /// Takes the parts out that `ended` names; what comes back for them is ignored.
+    pub(super) fn drop_parts(&mut self, ended: impl Fn(&Part) -> bool) -> Vec<Part> {
+        self.writes.extract_if(.., |_, write| ended(&write.part)).map(|(_, w)| w.part).collect()
+    }
+
+    /// Submits a sector if the device has the key and room; otherwise gives the IV back.
+    pub(super) fn submit(
+        &mut self,
+        keys: &KeyRing,
+        iv: Iv,
+        (lba, plain): (u64, &[u8; DATA_BYTES]),
+    ) -> Result<(Cookie, Ticket), Iv> {
+        let epoch = keys.newest_epoch();
+        let Some(key) = self.keys.get(epoch).filter(|_| self.queue.has_room()) else {
+            return Err(iv);
+        };
+        let (ticket, aad) = keys.begin(epoch, iv, lba)?;
+        let job = SealJob { key, nonce: ticket.nonce(), aad: &aad, plain };
+        let cookie = self.queue.submit(&job).expect("the queue has room");
+        Ok((cookie, ticket))
+    }
+
+    fn sample(&mut self) -> Sample {
+        let drawn = self.random.next_u32();
+        let (which, place) = (drawn % WHOLE_EVERY, drawn / WHOLE_EVERY % BLOCKS_PER_SECTOR);
+        if which == 0 { Sample::Whole } else { Sample::Block(place) }
+    }
+}
+
+impl<F: Front> GatewayQueue<F> {
+    /// Uses a device's queue from now on, or none.
+    pub(super) fn set_acceleration(&mut self, acceleration: Option<Acceleration>) {
+        self.end_acceleration();
+        self.acceleration = acceleration;
+    }
+
+    /// Lets a part wait for its submitted sectors.
+    pub(super) fn wait_for_device(
+        &mut self,
+        mut part: Part,
+        is_forced: bool,
+        (sealed, submitted): (Vec<u8>, Submitted),
+        now: Nanos,
+    ) {
+        let Some(acceleration) = &mut self.acceleration else { return };
+        self.orders += 1;
+        part.order = self.orders;
+        let (order, left) = (part.order, submitted.len() as u32);
+        for (cookie, sector, ticket) in submitted {
+            let deadline = now.saturating_add(DEADLINE);
+            acceleration.jobs.insert(cookie, Job { order, sector, ticket, deadline });
+        }
+        acceleration.writes.insert(order, Write { part, is_forced, sealed, left });
+    }
+
+    /// Takes what the device has sealed; gives it up if it is late, broken or wrong too often.
+    pub(super) fn take_sealed(&mut self, now: Nanos) {
+        let Some(mut acceleration) = self.acceleration.take() else { return };
+        let mut done = Vec::new();
+        let polled = acceleration.queue.poll(&mut done);
+        for done in done {
+            let Some(job) = acceleration.jobs.remove(&done.cookie) else { continue };
+            let (order, sector) = (job.order, job.sector);
+            let is_right = self.check(&mut acceleration, job, done);
+            let sealed =
+                if is_right { Ok(()) } else { self.seal_again(&mut acceleration, order, sector) };
+            self.sector_ended(&mut acceleration, order, sealed);
+        }
+        let is_late = acceleration.deadline().is_some_and(|deadline| deadline <= now);
+        self.acceleration = Some(acceleration);
+        match polled {
+            Err(broken) => self.lose_accelerator("accelerator.protocol", &broken.to_string()),
+            Ok(()) if is_late => self.lose_accelerator("accelerator.late", "a job took too long"),
+            Ok(()) if self.acceleration.as_ref().is_some_and(|own| own.wrong > WRONG_MAX) => {
+                self.lose_accelerator("accelerator.wrong", "too many results were wrong");
+            }
+            Ok(()) => {}
+        }
+    }
+
+    /// Takes a job's result into the write's memory, and checks it there.
+    fn check(&mut self, acceleration: &mut Acceleration, job: Job, done: Done) -> bool {
+        let sample = acceleration.sample();
+        let Acceleration { queue, writes, .. } = acceleration;
+        let mut unwanted = [0; DATA_BYTES];
+        let Some(write) = writes.get_mut(&job.order) else {
+            queue.take(done.cookie, &mut unwanted);
+            return true;
+        };
+        let lba = write.part.lba + job.sector as u64;
+        let Some((plain, block)) = sector_of(&self.requests, write, job.sector) else {
+            queue.take(done.cookie, &mut unwanted);
+            return false;
+        };
+        let tag = queue.take(done.cookie, block.first_chunk_mut().expect("data come first"));
+        let epoch = job.ticket.key_epoch();
+        let finished = self.shared.keys.finish(job.ticket, plain, &tag, block, sample);
+        let is_right = done.is_sealed && finished.is_ok();
+        if !is_right {
+            acceleration.wrong += 1;
+            add(&self.shared.counters.accelerator_refusals, 1);
+            return false;
+        }
+        add(&self.shared.counters.sectors_accelerated, 1);
+        note_seal(&self.shared, (epoch, lba), plain, block).is_ok()
+    }
+
+    /// Seals a sector by the processor that the device was given.
+    fn seal_again(
+        &mut self,
+        acceleration: &mut Acceleration,
+        order: u64,
+        sector: usize,
+    ) -> Result<(), Status> {
+        let Some(write) = acceleration.writes.get_mut(&order) else { return Ok(()) };
+        let lba = write.part.lba + sector as u64;
+        let shared = Arc::clone(&self.shared);
+        let iv = self.take_iv(&shared, lba)?;
+        let found = sector_of(&self.requests, write, sector);
+        let (plain, block) = found.ok_or(Status::ABORTED)?;
+        seal_sector(&shared, iv, lba, plain, block)
+    }
+
+    /// Counts a sector of a waiting part as ended, and lets the part be sent after the last one.
+    fn sector_ended(
+        &mut self,
+        acceleration: &mut Acceleration,
+        order: u64,
+        sealed: Result<(), Status>,
+    ) {
+        let Some(write) = acceleration.writes.get_mut(&order) else { return };
+        write.left -= 1;
+        if let Err(status) = sealed {
+            // Its other sectors are of no more use.
+            if let Some(write) = acceleration.writes.remove(&order) {
+                self.give_up(&write.part);
+                self.part_done(&write.part, status);
+            }
+        } else if write.left == 0
+            && let Some(Write { mut part, is_forced, sealed, .. }) =
+                acceleration.writes.remove(&order)
+        {
+            let change = Change::Write { lba: part.lba, blocks: Arc::new(sealed) };
+            part.work = Work::Change { change, is_forced };
+            self.again.push(part);
+        }
+    }
+
+    fn lose_accelerator(&mut self, reason: &'static str, detail: &str) {
+        add(&self.shared.counters.accelerators_lost, 1);
+        self.shared.event(self.name, "accelerator_lost", reason, detail.to_owned());
+        self.end_acceleration();
+    }
+
+    /// Gives the device's queue up: the processor seals what it has not returned.
+    pub(super) fn end_acceleration(&mut self) {
+        let Some(mut acceleration) = self.acceleration.take() else { return };
+        for (_, job) in std::mem::take(&mut acceleration.jobs) {
+            let sealed = self.seal_again(&mut acceleration, job.order, job.sector);
+            self.sector_ended(&mut acceleration, job.order, sealed);
+        }
+        self.again.sort_by_key(|part| part.order);
+    }
+}
+
+/// A sector of a waiting write: its plaintext, which is in the host's request, and its place.
+fn sector_of<'a>(
+    requests: &'a [Option<Request>],
+    write: &'a mut Write,
+    sector: usize,
+) -> Option<(&'a [u8; DATA_BYTES], &'a mut Block)> {
+    let Owner::Request(slot) = write.part.owner else { return None };
+    let request = requests.get(usize::from(slot))?.as_ref()?;
+    let Operation::Write(plain) = &request.operation else { return None };
+    let plain = plain.get(write.part.plain_range())?.as_chunks::<DATA_BYTES>().0.get(sector)?;
+    Some((plain, write.sealed.as_chunks_mut::<BLOCK_BYTES>().0.get_mut(sector)?))
+}

@@ -1,0 +1,293 @@
+//! Writes over a device that does everything wrong, in the world of [`super::tests`].
+
+use std::collections::{BTreeMap, HashSet};
+use std::os::fd::AsFd;
+
+use sealane_proto::aead::{AeadKey, NONCE_BYTES, TAG_BYTES};
+
+use super::acceleration::{Acceleration, KeySlots};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::status::Status;
+
+use super::tests::{Disk, Lane, SECOND, chaos, dummy, failure_of, world};
+use super::*;
+use crate::accelerator::{Broken, Cookie, Done, KeySlot, Queue, SealJob};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Lost,
+    Refused,
+    WrongTag,
+    WrongCiphertext,
+    WrongPlaintext,
+    OldNonce,
+    HiddenNonce,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::Lost,
+    Fault::Refused,
+    Fault::WrongTag,
+    Fault::WrongCiphertext,
+    Fault::WrongPlaintext,
+    Fault::OldNonce,
+    Fault::HiddenNonce,
+];
+
+/// Nonces of all jobs that any device got.
+type Given = Arc<Mutex<Vec<[u8; NONCE_BYTES]>>>;
+type Sealed = (Box<[u8; DATA_BYTES]>, [u8; TAG_BYTES], bool);
+
+/// A device that completes jobs in any order, and one in `good` wrongly.
+#[derive(Debug)]
+struct Device {
+    key: AeadKey,
+    depth: usize,
+    good: u32,
+    only: Option<Fault>,
+    breaks: bool,
+    random: ChaCha8Rng,
+    given: Given,
+    earlier: Option<[u8; NONCE_BYTES]>,
+    next: Cookie,
+    pending: BTreeMap<Cookie, Option<Sealed>>,
+    ended: HashMap<Cookie, Sealed>,
+    bell: OwnedFd,
+}
+
+impl Queue for Device {
+    fn has_room(&self) -> bool {
+        self.pending.len() + self.ended.len() < self.depth
+    }
+
+    fn submit(&mut self, job: &SealJob<'_>) -> Option<Cookie> {
+        assert_eq!(job.key, KeySlot(4));
+        self.given.lock().unwrap().push(job.nonce);
+        let is_wrong = self.random.next_u32().is_multiple_of(self.good);
+        let drawn = FAULTS[self.random.next_u32() as usize % FAULTS.len()];
+        let fault = is_wrong.then(|| self.only.unwrap_or(drawn));
+        let bit = self.random.next_u32() as usize;
+        let mut data = Box::new(*job.plain);
+        let is_old = matches!(fault, Some(Fault::OldNonce | Fault::HiddenNonce));
+        let nonce = self.earlier.filter(|_| is_old).unwrap_or(job.nonce);
+        self.earlier = Some(job.nonce);
+        if fault == Some(Fault::WrongPlaintext) {
+            data.iter_mut().for_each(|byte| *byte ^= 1);
+        }
+        let mut tag = self.key.seal(nonce, job.aad, &mut data[..]);
+        match fault {
+            Some(Fault::WrongTag) => tag[bit % TAG_BYTES] ^= 1,
+            Some(Fault::WrongCiphertext) => data[bit % DATA_BYTES] ^= 1,
+            Some(Fault::HiddenNonce) => {
+                let mut opened = [0; DATA_BYTES];
+                let _ = self.key.seal(job.nonce, &[], &mut opened);
+                opened.iter_mut().zip(&data[..]).for_each(|(to, from)| *to ^= from);
+                tag = self.key.seal(job.nonce, job.aad, &mut opened);
+            }
+            _ => {}
+        }
+        self.next += 1;
+        let result = (data, tag, fault != Some(Fault::Refused));
+        self.pending.insert(self.next, Some(result).filter(|_| fault != Some(Fault::Lost)));
+        Some(self.next)
+    }
+
+    fn ring(&mut self) {}
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken> {
+        for cookie in self.pending.keys().copied().collect::<Vec<_>>() {
+            let is_due = self.random.next_u32().is_multiple_of(2);
+            if is_due && let Some(Some(result)) = self.pending.get_mut(&cookie).map(Option::take) {
+                self.pending.remove(&cookie);
+                done.push(Done { cookie, is_sealed: result.2 });
+                self.ended.insert(cookie, result);
+            }
+        }
+        let is_broken = self.breaks && self.random.next_u32().is_multiple_of(150);
+        if is_broken { Err(Broken::Cookie) } else { Ok(()) }
+    }
+
+    fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES] {
+        let (data, tag, _) = self.ended.remove(&cookie).expect("taken once");
+        *into = *data;
+        tag
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn hear(&self) {}
+}
+
+fn device(seed: u64, good: u32, only: Option<Fault>, given: &Given) -> Device {
+    Device {
+        key: AeadKey::new(&Secret::take(&mut [3; 32])),
+        depth: 6,
+        good,
+        only,
+        breaks: false,
+        random: ChaCha8Rng::seed_from_u64(seed),
+        given: Arc::clone(given),
+        earlier: None,
+        next: 0,
+        pending: BTreeMap::new(),
+        ended: HashMap::new(),
+        bell: dummy(),
+    }
+}
+
+fn acceleration(device: Device) -> Acceleration {
+    let keys = KeySlots::default();
+    keys.insert(1, KeySlot(4));
+    Acceleration::new(Box::new(device), Arc::new(keys), [5; 32])
+}
+
+fn counted(lane: &Lane, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+    counter(&lane.gateway.shared.counters).load(Ordering::Relaxed)
+}
+
+/// Steps until nothing waits for the device, as its completions wake the thread.
+fn settle(lane: &mut Lane, disk: &mut Disk) {
+    for _ in 0..200 {
+        lane.settle(disk);
+    }
+}
+
+fn write(lane: &mut Lane, disk: &mut Disk, lba: u64, data: Vec<u8>) -> Status {
+    let tag = lane.submit(HostCommand::Write { lba, data, is_forced: false });
+    settle(lane, disk);
+    lane.ended.remove(&tag).expect("the command ended").0
+}
+
+/// Plaintext whose sectors differ.
+fn data(blocks: usize) -> Vec<u8> {
+    (0..blocks * DATA_BYTES).map(|at| (at / 512 + at / DATA_BYTES * 31) as u8).collect()
+}
+
+#[test]
+fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
+    let (mut lane, mut disk) = world();
+    let given = Given::default();
+    lane.gateway.set_acceleration(Some(acceleration(device(1, u32::MAX, None, &given))));
+    // 20 sectors in parts of four; the device has room for six.
+    assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
+    let (status, read) = lane.run(&mut disk, HostCommand::Read { lba: 3, blocks: 20 });
+    assert!(status.is_success() && read == data(20));
+    let accelerated = counted(&lane, |counters| &counters.sectors_accelerated);
+    let inline = counted(&lane, |counters| &counters.sectors_inline);
+    assert_eq!(accelerated + inline, 20);
+    assert!((6..20).contains(&accelerated), "{accelerated} by the device");
+    assert_eq!(counted(&lane, |counters| &counters.sectors_sealed), 20);
+    // Without it, nothing is given away.
+    lane.gateway.set_acceleration(None);
+    assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
+    assert_eq!(given.lock().unwrap().len() as u64, accelerated);
+}
+
+#[test]
+fn nothing_that_a_device_does_wrong_is_sent() {
+    for fault in FAULTS {
+        let (mut lane, mut disk) = world();
+        let given = Given::default();
+        // All results are wrong, but for the very first one of a nonce that can't be older.
+        lane.gateway.set_acceleration(Some(acceleration(device(1, 1, Some(fault), &given))));
+        let tag = lane.submit(HostCommand::Write { lba: 0, data: data(8), is_forced: false });
+        lane.settle(&mut disk);
+        if fault == Fault::Lost {
+            assert!(!lane.ended.contains_key(&tag), "it waits for the device");
+            let deadline = lane.gateway.next_timeout().expect("a deadline");
+            assert!(deadline <= lane.now + 50_000_000);
+            lane.now = deadline;
+        }
+        settle(&mut lane, &mut disk);
+        assert_eq!(lane.ended[&tag].0, Status::SUCCESS, "{fault:?}");
+        let (status, read) = lane.run(&mut disk, HostCommand::Read { lba: 0, blocks: 8 });
+        assert!(status.is_success() && read == data(8), "{fault:?}");
+        let used: HashSet<_> = given.lock().unwrap().iter().copied().collect();
+        assert_eq!(used.len(), given.lock().unwrap().len(), "{fault:?}: a nonce given twice");
+        let refused = counted(&lane, |counters| &counters.accelerator_refusals);
+        let is_old = matches!(fault, Fault::OldNonce | Fault::HiddenNonce);
+        if fault == Fault::Lost {
+            assert_eq!(counted(&lane, |counters| &counters.accelerators_lost), 1);
+            assert!(lane.gateway.acceleration.is_none());
+        } else {
+            assert_eq!(refused as usize, used.len() - usize::from(is_old), "{fault:?}");
+        }
+        let kept = disk.writes.iter().filter(|(_, iv)| used.contains(iv)).count();
+        assert_eq!(kept, usize::from(is_old), "{fault:?}: an IV that was given away is used up");
+    }
+}
+
+#[test]
+fn a_device_that_is_wrong_too_often_is_given_up() {
+    let (mut lane, mut disk) = world();
+    let given = Given::default();
+    let wrong = device(1, 1, Some(Fault::WrongTag), &given);
+    lane.gateway.set_acceleration(Some(acceleration(wrong)));
+    for _ in 0..8 {
+        assert_eq!(write(&mut lane, &mut disk, 0, data(4)), Status::SUCCESS);
+    }
+    assert!(lane.gateway.acceleration.is_none());
+    assert!((17..=22).contains(&given.lock().unwrap().len()), "{given:?}");
+    let events = lane.gateway.shared.events.take();
+    let lost = events.iter().find(|event| event.kind == "accelerator_lost").expect("an event");
+    assert_eq!(lost.reason, "accelerator.wrong");
+}
+
+#[test]
+fn a_host_that_is_gone_leaves_nothing_at_the_device() {
+    let (mut lane, mut disk) = world();
+    let given = Given::default();
+    let lost = device(1, 1, Some(Fault::Lost), &given);
+    lane.gateway.set_acceleration(Some(acceleration(lost)));
+    lane.submit(HostCommand::Write { lba: 9, data: data(2), is_forced: false });
+    lane.settle(&mut disk);
+    lane.gateway.abandon();
+    let blocks = 9..11;
+    let begun = lane.gateway.shared.link(|link| link.begin(std::slice::from_ref(&blocks), 10));
+    assert_eq!(begun, link::Begin::Begun, "its blocks are free again");
+    lane.now += SECOND;
+    lane.gateway.submit(lane.now);
+    assert!(lane.gateway.acceleration.is_none(), "late");
+    assert!(lane.gateway.again.is_empty(), "nothing is sealed for nobody");
+}
+
+#[test]
+fn commands_given_up_at_a_device_end_once() {
+    let (mut lane, mut disk) = world();
+    let given = Given::default();
+    lane.gateway.set_acceleration(Some(acceleration(device(1, 1, Some(Fault::Lost), &given))));
+    let data = data(2);
+    let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    lane.settle(&mut disk);
+    lane.lose();
+    lane.gateway.shared.fail(lane.gateway.name, "volume.test", String::new());
+    lane.settle(&mut disk);
+    assert_eq!(failure_of(lane.ended[&tag].0), failure_of(Status::INTERNAL_ERROR));
+    lane.now += SECOND;
+    settle(&mut lane, &mut disk);
+    assert!(lane.gateway.again.is_empty() && disk.writes.is_empty());
+}
+
+#[test]
+fn no_read_is_stale_whatever_a_device_does() {
+    for seed in 0..60 {
+        let given = Given::default();
+        let renew = |seed, lane: &mut Lane| {
+            lane.now += 3_000_000;
+            if lane.gateway.acceleration.is_none() {
+                let mut device = device(seed, 6, None, &given);
+                device.breaks = true;
+                lane.gateway.set_acceleration(Some(acceleration(device)));
+            }
+        };
+        chaos(seed, &renew);
+        let given = given.lock().unwrap();
+        let different: HashSet<_> = given.iter().collect();
+        assert_eq!(different.len(), given.len(), "seed {seed}: a nonce given twice");
+        assert!(given.len() > 20, "seed {seed}: {} jobs", given.len());
+    }
+}
