@@ -44,6 +44,8 @@ $(STAMP)/tpm: requirements-tpm.lock $(STAMP)/venv
 
 $(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	cd native && cargo build --locked --release --quiet --package sealane-dpu
+	cp native/target/release/sealane-dpu $(BIN)/
 	touch $@
 
 .PHONY: build

@@ -25,7 +25,7 @@ from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.tpm2 import TPM2
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
 from sealane.crypto.roles import NODE_ROLES
-from sealane.daemon.broker.assembly import tpm_roots_of
+from sealane.daemon.broker.assembly import roots_of
 from sealane.daemon.config import load_config
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
@@ -185,7 +185,7 @@ def _table(values: Mapping[str, object]) -> str:
 
 
 def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
-    return () if path is None else tuple(tpm_roots_of(str(path), "--tpm-roots"))
+    return () if path is None else tuple(roots_of(str(path), "--tpm-roots"))
 
 
 def add_verbs(verbs: Any) -> None:

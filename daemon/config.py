@@ -124,6 +124,7 @@ class BrokerConfig(Section):
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
+    card_roots: AbsolutePath | None = None
     counters: Literal[AnchorKind.FILE, AnchorKind.TPM2] = AnchorKind.FILE
     counter_index: NvIndex = 0x0180_5EA0
 
@@ -191,12 +192,20 @@ def _labelled(sources: list["SecondaryEvidenceConfig"]) -> list["SecondaryEviden
 
 
 class SecondaryEvidenceConfig(Section):
-    """A device with evidence besides the node's own, and the command that collects it."""
+    """A device with evidence besides the node's own: the command that collects it, or a socket."""
 
     label: Annotated[str, AfterValidator(_label)]
-    type: Literal["nvidia"]
-    command: Annotated[list[str], AfterValidator(_command)]
+    type: Literal["card", "nvidia"]
+    command: Annotated[list[str], AfterValidator(_command)] | None = None
+    socket: AbsolutePath | None = None
     timeout_seconds: Annotated[int, Field(ge=1, le=30)] = 10
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        is_card = self.type == "card"
+        if (self.socket is not None) != is_card or (self.command is None) != is_card:
+            raise ValueError('socket if type is "card", otherwise command')
+        return self
 
 
 def _evidence(name: str) -> str:
@@ -340,6 +349,7 @@ class GatewayConfig(Section):
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20
     journals_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 30
+    accelerator: Annotated[str, AfterValidator(_label)] | None = None
     third_party: Annotated[
         list[ThirdPartyConfig],
         Field(default_factory=list, max_length=THIRD_PARTIES_MAX),

@@ -170,6 +170,11 @@ class Verifier:
         secondary = {t for reference in references for t in reference.secondary}
         return [challenge.evidence_type, *sorted(secondary)]
 
+    def optional_types(self, challenge: Challenge) -> list[str]:
+        """Return the other types that the policy has reference values of, for this role."""
+        known = {r.evidence_type for r in self.policy.references if challenge.role in r.roles}
+        return sorted(known - {*self.required_types(challenge)})
+
     def verify(
         self, challenge: Challenge, *, runtime_data: bytes, evidence: bytes, now: dt.datetime
     ) -> Verified:

@@ -8,7 +8,7 @@ import datetime as dt
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -54,7 +54,7 @@ _UNREADABLE: Final = (
 )
 
 RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
-ChainKind = Literal["collateral", "nvidia", "snp", "tdx", "tpm2"]
+ChainKind = Literal["card", "collateral", "nvidia", "snp", "tdx", "tpm2"]
 """Whose chain it is: the third word of its reason ids."""
 
 
@@ -67,6 +67,13 @@ class _Reasons(NamedTuple):
 
 
 _REASONS: Final[Mapping[ChainKind, _Reasons]] = {
+    "card": _Reasons(
+        certificate="attestation.card.certificate",
+        chain="attestation.card.chain",
+        expired="attestation.card.expired",
+        revoked="attestation.card.revoked",
+        collateral_expired="attestation.card.collateral_expired",
+    ),
     "collateral": _Reasons(
         certificate="attestation.collateral.certificate",
         chain="attestation.collateral.chain",
@@ -160,6 +167,27 @@ def _load(encoded: bytes, kind: ChainKind) -> x509.Certificate:
     except _UNREADABLE as error:
         raise _fault(_REASONS[kind].certificate, f"not a certificate: {error}") from error
     return certificate
+
+
+def issuing_root(
+    certificate: x509.Certificate, roots: Iterable[x509.Certificate], *, kind: ChainKind
+) -> x509.Certificate:
+    """Return the trusted root that issued it; VerificationError `attestation.<kind>.chain`."""
+    root = next((root for root in roots if _is_issued(certificate, root)), None)
+    if root is None:
+        raise _fault(
+            _REASONS[kind].chain,
+            f"no trusted root issued {certificate.subject.rfc4514_string()!r}",
+        )
+    return root
+
+
+def _is_issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def key_sha256(certificate: x509.Certificate) -> bytes:

@@ -10,6 +10,7 @@ from typing import Final
 from cryptography import x509
 
 from sealane.crypto.evidence import nvidia, snp, tdx
+from sealane.crypto.evidence.card import CARD, CardVerifier
 from sealane.crypto.evidence.collateral import Collateral
 from sealane.crypto.evidence.hardware import HardwareVerifier
 from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
@@ -19,10 +20,11 @@ from sealane.crypto.evidence.verifier import EvidenceVerifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trusted:
-    """The operator's inputs for verifying: vendors' collateral, and the TPM makers' authorities."""
+    """The operator's inputs for verifying: vendors' collateral, makers of TPMs and of cards."""
 
     collateral: Callable[[], Collateral] = Collateral
     tpm_roots: Sequence[x509.Certificate] = ()
+    card_roots: Sequence[x509.Certificate] = ()
 
 
 KINDS: Final[Mapping[str, Callable[[Trusted], EvidenceVerifier]]] = {
@@ -30,6 +32,7 @@ KINDS: Final[Mapping[str, Callable[[Trusted], EvidenceVerifier]]] = {
     TPM2: lambda trusted: Tpm2Verifier(trusted.tpm_roots),
     snp.EVIDENCE_TYPE: lambda trusted: HardwareVerifier(snp, trusted.collateral),
     tdx.EVIDENCE_TYPE: lambda trusted: HardwareVerifier(tdx, trusted.collateral),
+    CARD: lambda trusted: CardVerifier(trusted.card_roots),
     nvidia.EVIDENCE_TYPE: lambda trusted: HardwareVerifier(nvidia, trusted.collateral),
 }
 

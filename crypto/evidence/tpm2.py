@@ -17,14 +17,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence import tpm2_event_log
-from sealane.crypto.evidence.chain import CERTIFICATES_MAX, parse_certificate, verify_chain
+from sealane.crypto.evidence.chain import (
+    CERTIFICATES_MAX,
+    issuing_root,
+    parse_certificate,
+    verify_chain,
+)
 from sealane.crypto.evidence.claims import Binding, Claims, HardwareClock, Memory
 from sealane.crypto.evidence.tpm2_credential import make_credential
 from sealane.crypto.evidence.tpm2_structures import (
@@ -278,22 +282,9 @@ class Tpm2Verifier:
             raise VerificationError(
                 "attestation.tpm2.endorsement_key", "the certificate is not an EK certificate"
             )
-        root = next((root for root in self._roots if _is_issued(certificates[-1], root)), None)
-        if root is None:
-            raise VerificationError(
-                "attestation.tpm2.chain",
-                f"no trusted root issued {certificates[-1].subject.rfc4514_string()!r}",
-            )
+        root = issuing_root(certificates[-1], self._roots, kind=TPM2)
         chain = verify_chain(certificates, root=root, revocation_lists={}, kind=TPM2, now=now)
         return chain.valid_until
-
-
-def _is_issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _parse_evidence(evidence: bytes) -> Evidence:

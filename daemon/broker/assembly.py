@@ -62,10 +62,15 @@ def find_verifier(evidence_type: str) -> EvidenceVerifier | None:
 
 def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
     """Return the CA certificates of TPM makers that the configuration names."""
-    return () if config.tpm_roots is None else tpm_roots_of(config.tpm_roots, "broker.tpm_roots")
+    return () if config.tpm_roots is None else roots_of(config.tpm_roots, "broker.tpm_roots")
 
 
-def tpm_roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
+def card_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
+    """Return the CA certificates of card makers that the configuration names."""
+    return () if config.card_roots is None else roots_of(config.card_roots, "broker.card_roots")
+
+
+def roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
     """Read certificates in PEM from the file that the configuration key `key` names."""
     content = read_file(path, key=key)
     try:
@@ -118,7 +123,11 @@ async def open_verifier(
     verifier = Verifier(
         policy=NO_POLICY,
         evidence_verifiers=verifiers(
-            Trusted(collateral=collateral.current, tpm_roots=tpm_roots(config))
+            Trusted(
+                collateral=collateral.current,
+                tpm_roots=tpm_roots(config),
+                card_roots=card_roots(config),
+            )
         ),
         find=find_verifier,
         audience=spiffe_id(node, Role.BROKER),

@@ -91,6 +91,7 @@ class _Key(Section):
     nodes: Nodes
     roles: Roles
     tenant: NodeName
+    devices: Annotated[list[HardwareId], Field(default_factory=list)]
 
 
 class _Software(Section):
@@ -263,6 +264,7 @@ def _software_key(key: _Key) -> Hardware:
         nodes=frozenset(key.nodes),
         roles=frozenset(key.roles),
         tenant=key.tenant,
+        devices=frozenset(key.devices),
     )
 
 

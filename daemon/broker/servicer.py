@@ -61,6 +61,7 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
             expire_time=expires,
             activation=challenge.introduced.activation,
             required_evidence_types=self._service.verifier.required_types(challenge),
+            optional_evidence_types=self._service.verifier.optional_types(challenge),
         )
 
     async def Attest(

@@ -15,6 +15,7 @@ from typing import Final
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
+from sealane.daemon.gateway.accelerator import CardKeeper
 from sealane.daemon.gateway.back_end import (
     AssociationEpochs,
     BackEnd,
@@ -128,7 +129,12 @@ class AttachedVolume(Exported):
         self._gateway = gateway
         self._feed = feed
         self._secret = secret
-        feed.on_event = back_end.take_event
+        feed.on_event = self._take_event
+
+    def _take_event(self, event: StorageEvent) -> bool:
+        if event.kind == "accelerator_lost" and self._gateway.accelerator is not None:
+            self._gateway.accelerator.lose(f"{event.reason}: {event.detail}")
+        return self.back_end.take_event(event)
 
     @property
     def subsystem(self) -> Subsystem:
@@ -276,6 +282,8 @@ class Gateway(Provider):
         self._settings = settings or GatewaySettings()
         self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self.accelerator: CardKeeper | None = None
+        """The card that seals for volumes, if one is configured."""
 
     @property
     def listener(self) -> Listener:
@@ -391,6 +399,8 @@ class Gateway(Provider):
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached
+        if self.accelerator is not None:
+            self.accelerator.add(native)
         self._arrived(nqn)
         self._listener.changed()
         return attached
@@ -447,4 +457,6 @@ class Gateway(Provider):
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""
         self._attached.pop(attached.subsystem.nqn, None)
+        if self.accelerator is not None:
+            self.accelerator.remove(attached.native)
         await self._listener.end_export(attached)

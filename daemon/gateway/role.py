@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from sealane.crypto.roles import Role
-from sealane.daemon.config import GatewayConfig
+from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.device.broker_calls import DeviceClient
+from sealane.daemon.gateway.accelerator import CardKeeper
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
@@ -16,9 +17,13 @@ from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import peer_of
+from sealane.daemon.node.evidence.card import CardSource
+from sealane.daemon.node.evidence.choose import source_of
+from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.servers import join_address, listening, split_address
+from sealane.errors import UsageError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import volumes_pb2_grpc
 
@@ -44,6 +49,8 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             nonce_ledgers=Path(ledgers) if ledgers else None,
         ),
     )
+    if config.accelerator is not None:
+        gateway.accelerator = _card_keeper(config.accelerator, context.enrolled.config, identity)
     own = peer_of(identity.subject)
     third_parties = ThirdPartyStores(
         [third_party_of(party) for party in config.third_party],
@@ -79,8 +86,23 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         lost=third_parties.target.fence_gateway,
         fresh_seconds=config.authorization_seconds,
     )
+    if gateway.accelerator is not None:
+        context.spawn("gateway-accelerator", gateway.accelerator.run())
     await context.stack.enter_async_context(service.running())
     context.event_logs.append(service.events)
     context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
     volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), context.local)
     context.services.append("sealane.v1.Volumes")
+
+
+def _card_keeper(label: str, enrolment: EnrolmentConfig, identity: Identity) -> CardKeeper:
+    """Return the keeper of the card of this label; UsageError if there is none."""
+    found = [source_of(each) for each in enrolment.secondary if each.label == label]
+    card = next((source for source in found if isinstance(source, CardSource)), None)
+    if card is None:
+        raise UsageError(
+            "config.value",
+            f"gateway.accelerator {label!r}; allowed: the label of an enrolment.secondary of type "
+            '"card"',
+        )
+    return CardKeeper(card, accepted=lambda: identity.devices.get(label))

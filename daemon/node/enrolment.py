@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import grpc
@@ -72,7 +72,7 @@ class Enrolment:
         while True:
             broker = next(brokers)
             try:
-                return await self._attest(keys, broker)
+                return await self._attest_with_devices(keys, broker)
             except grpc.aio.AioRpcError as failed:
                 peer = f"broker {broker.node} at {broker.attestation_address}"
                 error = error_of(failed, peer=peer)
@@ -90,7 +90,30 @@ class Enrolment:
                     ) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _attest(self, keys: Keys, broker: BrokerAddresses) -> Issued:
+    async def _attest_with_devices(self, keys: Keys, broker: BrokerAddresses) -> Issued:
+        """Attest with every device; if that is refused, with those alone that the policy requires.
+
+        A device that is refused must not keep its node from serving without it.
+        """
+        optional: set[str] = set()
+        try:
+            return await self._attest(keys, broker, optional)
+        except grpc.aio.AioRpcError as failed:
+            is_refused = isinstance(error_of(failed, peer=broker.node), VerificationError)
+            if not optional or not is_refused:
+                raise
+        issued = await self._attest(keys, broker, None)
+        get_logger().warning(
+            "devices_refused",
+            labels=sorted(optional),
+            message="the policy accepts this node, but not with these devices; they are not used",
+        )
+        return issued
+
+    async def _attest(
+        self, keys: Keys, broker: BrokerAddresses, optional: set[str] | None
+    ) -> Issued:
+        """Attest; adds the labels of devices that weren't required to `optional`, or asks none."""
         driver = self._driver
         audience = spiffe_id(broker.node, Role.BROKER)
         credentials = grpc.ssl_channel_credentials(
@@ -114,7 +137,8 @@ class Enrolment:
                     "attestation.audience.mismatch",
                     f"the verifier is {challenge.audience!r}; expected: {audience!r}",
                 )
-            items = await self._secondary(challenge, keys)
+            devices = await self._secondary(challenge, keys, optional)
+            items = {**devices}
             endorsements = await driver.endorsements()
             if endorsements is not None:
                 items[COLLATERAL] = endorsements
@@ -150,19 +174,37 @@ class Enrolment:
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
-        return Issued(leaf=leaf, metadata=metadata)
+        return Issued(leaf=leaf, metadata=metadata, devices=devices)
 
     def _secondary_types(self) -> list[str]:
         return sorted({source.evidence_type for source in self._sources})
 
-    async def _secondary(self, challenge: attestation_pb2.Challenge, keys: Keys) -> dict[str, Item]:
-        """Collect evidence from devices, only of the types that the policy requires."""
-        wanted = set(challenge.required_evidence_types)
+    async def _secondary(
+        self, challenge: attestation_pb2.Challenge, keys: Keys, optional: set[str] | None
+    ) -> dict[str, Item]:
+        """Collect evidence from devices: of types that the policy requires, and that it knows."""
         nonce = device_nonce(
             nonce=challenge.nonce, tls_public_key=keys.tls_public, kem_public_key=keys.kem_public
         )
-        sources = [source for source in self._sources if source.evidence_type in wanted]
-        return await collect_all(sources, nonce)
+
+        def of_types(types: Iterable[str]) -> list[SecondarySource]:
+            wanted = {*types}
+            return [source for source in self._sources if source.evidence_type in wanted]
+
+        items = await collect_all(of_types(challenge.required_evidence_types), nonce)
+        if optional is not None:
+            for source in of_types(challenge.optional_evidence_types):
+                try:
+                    items[source.label] = await source.collect(nonce)
+                    optional.add(source.label)
+                except UnavailableError as error:
+                    get_logger().warning(
+                        "device_silent",
+                        label=source.label,
+                        reason=error.reason,
+                        message=str(error),
+                    )
+        return items
 
     def _hint(self, challenge: attestation_pb2.Challenge) -> None:
         """Log a possible cause of a refusal, because the broker's answer gives none."""

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
+from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.kem import KemKey, X25519KemKey
 from sealane.crypto.roles import Role
 from sealane.daemon.node.call_proofs import CallProofs
@@ -83,10 +84,14 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """Result of an attestation: a leaf for the attested key, and the metadata for every call."""
+    """Result of an attestation: a leaf for the attested key, and the metadata for every call.
+
+    `devices` are the items of secondary evidence that the policy asked for and accepted, by label.
+    """
 
     leaf: x509.Certificate
     metadata: tuple[tuple[str, str | bytes], ...] = ()
+    devices: Mapping[str, Item] = field(default_factory=dict)
 
 
 Obtain = Callable[[Keys], Awaitable[Issued]]
@@ -122,6 +127,7 @@ class Identity:
         self._obtain = obtain
         self._metrics = metrics
         self._own: Own | None = None
+        self._devices: Mapping[str, Item] = {}
         self._outdated = asyncio.Event()
         self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
@@ -163,6 +169,11 @@ class Identity:
         return self._own is not None
 
     @property
+    def devices(self) -> Mapping[str, Item]:
+        """Evidence of devices, by label, with which it is attested; none while barred."""
+        return self._devices if self._own is not None else {}
+
+    @property
     def subject(self) -> Subject:
         """Subject of the current certificate; VerificationError once that has expired."""
         return verify_leaf(self.certificate, anchor=self.anchor, now=utc_now())
@@ -186,6 +197,7 @@ class Identity:
             key_pem=self._key_pem,
             metadata=issued.metadata,
         )
+        self._devices = issued.devices
         async with self._replaced:
             self._replaced.notify_all()
         self._metrics.enrolments.labels("succeeded").inc()

@@ -79,6 +79,10 @@ _GATEWAY_VOLUME: Final = {
     "journal_flushes": _counter("Flushes by the gateway, for room in the journal."),
     "journal_bytes": _always(_gauge("Acknowledged, unflushed changes that are kept.")),
     "rekeys": _counter("Changes of the secure queues' keys."),
+    "sectors_accelerated": _counter("Sectors sealed by an accelerator."),
+    "sectors_inline": _counter("Sectors sealed by the processor because the accelerator was full."),
+    "accelerator_refusals": _counter("Wrong results of an accelerator; none was used."),
+    "accelerators_lost": _counter("Times that an accelerator was given up."),
     "queues_running": _always(_gauge("I/O queues of the host.")),
     "events_dropped": _counter("Events that the log had no room for."),
 }

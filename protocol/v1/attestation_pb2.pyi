@@ -63,6 +63,7 @@ class Challenge(message.Message):
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     ACTIVATION_FIELD_NUMBER: builtins.int
     REQUIRED_EVIDENCE_TYPES_FIELD_NUMBER: builtins.int
+    OPTIONAL_EVIDENCE_TYPES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """16 bytes"""
     nonce: builtins.bytes
@@ -78,6 +79,12 @@ class Challenge(message.Message):
     def required_evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Types of evidence that the policy requires of this role, the primary one first."""
 
+    @builtins.property
+    def optional_evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Other types that the policy has reference values of. Evidence of a device of such a type may be
+        sent; without it the node is attested, but the device isn't.
+        """
+
     def __init__(
         self,
         *,
@@ -87,10 +94,11 @@ class Challenge(message.Message):
         expire_time: timestamp_pb2.Timestamp | None = ...,
         activation: builtins.bytes = ...,
         required_evidence_types: abc.Iterable[builtins.str] | None = ...,
+        optional_evidence_types: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["activation", b"activation", "audience", b"audience", "expire_time", b"expire_time", "nonce", b"nonce", "required_evidence_types", b"required_evidence_types", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["activation", b"activation", "audience", b"audience", "expire_time", b"expire_time", "nonce", b"nonce", "optional_evidence_types", b"optional_evidence_types", "required_evidence_types", b"required_evidence_types", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -901,6 +901,32 @@ class JournalPool:
     @property
     def volumes(self) -> int: ...
 
+class Accelerator:
+    """A card that seals, connected through a Unix socket; OSError if it can't be.
+
+    Keys of volumes that use it stay at the card until they are closed. Each method blocks for up to
+    a second, without the GIL.
+    """
+
+    def __new__(cls, socket: str | os.PathLike[str]) -> Self: ...
+    @property
+    def profile(self) -> str:
+        """Its kind, in its own words."""
+
+    @property
+    def depth(self) -> int:
+        """Jobs that one queue holds."""
+
+    @property
+    def key_slots(self) -> int:
+        """Keys that it holds."""
+
+    def evidence(self, nonce: bytes) -> bytes:
+        """Return its statement about itself, which answers `nonce` (32 bytes)."""
+
+    def probe(self) -> None:
+        """Let it seal known sectors; OSError says what it did wrong."""
+
 class GatewayVolume:
     """An attached volume with its keys. It can read at once, and write once it has counters.
 
@@ -930,6 +956,13 @@ class GatewayVolume:
         read_only: bool = False,
         journal_pool: JournalPool | None = None,
     ) -> Self: ...
+    def accelerate(self, accelerator: Accelerator | None) -> None:
+        """Let a card seal for this volume from now on, or none.
+
+        It gets the volume's key. Blocks for up to a second a queue. After an OSError the volume
+        uses none. Event "accelerator_lost": it was given up, and isn't used until the next call.
+        """
+
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...

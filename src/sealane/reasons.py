@@ -6,6 +6,12 @@ What each means and what to do about it: docs/operate/errors.md.
 from typing import Literal
 
 ReasonId = Literal[
+    "accelerator.late",
+    "accelerator.lost",
+    "accelerator.protocol",
+    "accelerator.unattested",
+    "accelerator.unavailable",
+    "accelerator.wrong",
     "anchor.counter",
     "anchor.exists",
     "anchor.failed",
@@ -29,6 +35,15 @@ ReasonId = Literal[
     "attestation.advisory.refused",
     "attestation.audience.mismatch",
     "attestation.busy",
+    "attestation.card.certificate",
+    "attestation.card.chain",
+    "attestation.card.changed",
+    "attestation.card.collateral_expired",
+    "attestation.card.expired",
+    "attestation.card.malformed",
+    "attestation.card.nonce",
+    "attestation.card.revoked",
+    "attestation.card.signature",
     "attestation.challenge.limit",
     "attestation.challenge.size",
     "attestation.clock.went_back",

@@ -8,7 +8,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from sealane.daemon.config import EVIDENCE_DRIVERS, EnrolmentConfig
+from sealane.daemon.config import (
+    EVIDENCE_DRIVERS,
+    EnrolmentConfig,
+    SecondaryEvidenceConfig,
+)
+from sealane.daemon.node.evidence.card import CardSource
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import CommandSource
 from sealane.daemon.runtime import third_party_evidence
@@ -43,7 +48,14 @@ def check_driver(config: EnrolmentConfig) -> None:
 
 def open_sources(config: EnrolmentConfig) -> Sequence[SecondarySource]:
     """Return the sources of `enrolment.secondary`."""
-    return [CommandSource(each) for each in config.secondary]
+    return [source_of(each) for each in config.secondary]
+
+
+def source_of(config: SecondaryEvidenceConfig) -> CardSource | CommandSource:
+    """Return the source of one device's evidence."""
+    if config.socket is not None:
+        return CardSource(config.label, config.socket)
+    return CommandSource(config)
 
 
 def _module(config: EnrolmentConfig) -> _Module | None:

@@ -41,7 +41,7 @@ class CommandSource:
 
     def __init__(self, config: SecondaryEvidenceConfig) -> None:
         self.label = config.label
-        self._command = config.command
+        self._command = config.command or []
         self._seconds = config.timeout_seconds
 
     async def collect(self, nonce: bytes) -> Item:

@@ -33,11 +33,13 @@ pub enum Fault {
     Refused,
     /// Do nothing more on this queue.
     Dead,
+    /// Announce many more completions than there are.
+    Overrun,
     /// Write to the slot again 1 ms after its completion.
     LateWrite,
 }
 
-const NAMES: [(&str, Fault); 13] = [
+const NAMES: [(&str, Fault); 14] = [
     ("latency", Fault::Latency),
     ("reorder", Fault::Reorder),
     ("lost", Fault::Lost),
@@ -50,6 +52,7 @@ const NAMES: [(&str, Fault); 13] = [
     ("hidden-nonce", Fault::HiddenNonce),
     ("refused", Fault::Refused),
     ("dead", Fault::Dead),
+    ("overrun", Fault::Overrun),
     ("late-write", Fault::LateWrite),
 ];
 

@@ -2,6 +2,7 @@
 //! on request. It protects nothing: its keys lie in the memory of an ordinary process.
 
 mod faults;
+mod identity;
 mod queue;
 
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ use sealane_proto::aead::{AeadKey, KEY_BYTES, Secret};
 use zerocopy::IntoBytes;
 
 use crate::faults::{Chance, Faults};
+use crate::identity::Identity;
 use crate::queue::CardQueue;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -65,6 +67,12 @@ struct Arguments {
     /// Seed of the faults' draws.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// PKCS #8 (DER) of the P-384 key that signs evidence; without it the card gives none.
+    #[arg(long, value_name = "FILE", requires = "certificates")]
+    key: Option<PathBuf>,
+    /// Certificate of that key and those above it, PEM, leaf first.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    certificates: Option<PathBuf>,
     /// Append the nonce of each seal to this file, 12 bytes each.
     #[arg(long, value_name = "FILE")]
     ledger: Option<PathBuf>,
@@ -101,6 +109,7 @@ enum Role {
 
 struct Card {
     profile: Profile,
+    identity: Option<Identity>,
     faults: Faults,
     ledger: Option<File>,
     peers: Vec<(OwnedFd, Role)>,
@@ -120,8 +129,13 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         Some(path) => Some(OpenOptions::new().append(true).create(true).open(path)?),
         None => None,
     };
+    let identity = match (&arguments.key, &arguments.certificates) {
+        (Some(key), Some(certificates)) => Some(Identity::read(key, certificates)?),
+        _ => None,
+    };
     let mut card = Card {
         profile: arguments.profile,
+        identity,
         faults: Faults::new(&arguments.faults, arguments.seed),
         ledger,
         peers: Vec::new(),
@@ -258,6 +272,11 @@ impl Card {
                 };
                 welcome.profile[..profile.len()].copy_from_slice(profile.as_bytes());
                 (Answer::Done, welcome.as_bytes().to_vec())
+            }
+            (Some(Operation::Evidence), Role::Device(_)) => {
+                let statement = self.identity.as_ref().zip(payload.try_into().ok());
+                let evidence = statement.and_then(|(own, nonce)| own.evidence(nonce, profile));
+                evidence.map_or(refused, |evidence| (Answer::Done, evidence))
             }
             (Some(Operation::Load), Role::Device(session)) => {
                 let Ok(mut key) = <[u8; KEY_BYTES]>::try_from(payload) else { return refused };

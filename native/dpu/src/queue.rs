@@ -185,6 +185,9 @@ impl CardQueue {
                 self.complete(done(true));
             }
         }
+        if faults.draw(Fault::Overrun) {
+            self.completed += 1 << 40;
+        }
         if faults.draw(Fault::Invented) {
             let invented = Completion { cookie: faults.number().into(), is_sealed: 1.into() };
             self.complete(invented);

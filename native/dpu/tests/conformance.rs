@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealane_engine::accelerator::processor::Processor;
-use sealane_engine::accelerator::{Cookie, Device, Done, Queue, SealJob};
+use sealane_engine::accelerator::{Cookie, Device, Done, Queue, SealJob, probe};
 use sealane_proto::aead::{AeadKey, Secret, TAG_BYTES};
 use sealane_proto::sector::DATA_BYTES;
 
@@ -44,6 +44,7 @@ fn wait(queue: &mut dyn Queue, count: usize) -> Vec<Done> {
 
 /// The suite.
 fn conforms(device: &dyn Device) {
+    probe(device).unwrap();
     let depth = usize::from(device.capabilities().depth);
     let key = device.load(&secret()).unwrap();
     let mut queue = device.queue().unwrap();
@@ -122,4 +123,26 @@ fn a_card_that_has_no_place_left_says_so() {
         device.load(&secret()).is_ok()
     });
     assert!(loaded, "the keys of a closed connection are gone");
+}
+
+#[test]
+fn a_probe_finds_what_is_wrong() {
+    for (fault, complaint) in [
+        ("wrong-tag", "sealed a probe wrongly"),
+        ("wrong-ciphertext", "sealed a probe wrongly"),
+        ("wrong-plaintext", "sealed a probe wrongly"),
+        ("refused", "refused a probe"),
+        ("dead", "not answered"),
+        ("lost", "not answered"),
+        ("invented", "not in flight"),
+        ("duplicate", "not in flight"),
+        ("overrun", "more completions than there are jobs"),
+    ] {
+        let card = Running::start(&["--fault", fault]);
+        let error = probe(&card.connect()).unwrap_err().to_string();
+        let is_named = error.contains(complaint)
+            || (fault == "duplicate" && error.contains("more completions"))
+            || (fault == "invented" && error.contains("more completions"));
+        assert!(is_named, "{fault}: {error}");
+    }
 }

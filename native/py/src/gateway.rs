@@ -19,6 +19,7 @@ use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, VolumeIdentity};
 
+use crate::accelerator::Accelerator;
 use crate::host_queue::HostQueueDescription;
 use crate::load::{LoadSettings, measured};
 use crate::storage::{
@@ -150,6 +151,17 @@ impl GatewayVolume {
     #[pyo3(signature = (*, key_epoch, key))]
     fn add_key(&self, key_epoch: u32, key: &Bound<'_, PyByteArray>) -> PyResult<()> {
         self.open()?.add_key(key_epoch, &take_secret("key", key)?).map_err(invalid)
+    }
+
+    /// Lets a card seal for this volume, or none, from now on.
+    fn accelerate(
+        &self,
+        py: Python<'_>,
+        accelerator: Option<&Bound<'_, Accelerator>>,
+    ) -> PyResult<()> {
+        let volume = self.open()?;
+        let device = accelerator.map(|accelerator| accelerator.get().device());
+        Ok(py.detach(|| volume.accelerate(device))?)
     }
 
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]

@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod accelerator;
 mod bitmap;
 mod dlpack;
 mod flows;
@@ -26,7 +27,7 @@ mod target;
 /// Native engine.
 #[pymodule]
 mod _native {
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, load, storage};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, accelerator, load, storage};
 
     #[pymodule_export]
     use crate::bitmap::ChunkBitmap;
@@ -51,6 +52,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("SOCKET_BUFFER_BYTES", sealane_engine::udp::SOCKET_BUFFER_BYTES)?;
+        accelerator::register(module)?;
         load::register(module)?;
         storage::register(module)
     }

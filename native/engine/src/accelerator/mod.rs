@@ -14,8 +14,11 @@ pub mod wire;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
-use sealane_proto::aead::{NONCE_BYTES, Secret, TAG_BYTES};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::rand::GetRandomFlags;
+use sealane_proto::aead::{AeadKey, KEY_BYTES, NONCE_BYTES, Secret, TAG_BYTES};
 use sealane_proto::sector::DATA_BYTES;
 
 /// What a device says that it can do. It may lie: no value of it makes us read or write elsewhere.
@@ -119,4 +122,54 @@ pub trait Queue: Debug + Send {
 
     /// Clears [`Self::as_fd`]; to be called before [`Self::poll`].
     fn hear(&self);
+}
+
+/// Jobs of a probe.
+const PROBES: u8 = 8;
+/// How long a probe takes at most.
+const PROBE: Duration = Duration::from_secs(1);
+
+/// Lets a device seal sectors of its own key, and compares all of them; an error says what was
+/// wrong. Blocks for some seconds at most.
+pub fn probe(device: &dyn Device) -> io::Result<()> {
+    let mut bytes = [0; KEY_BYTES];
+    rustix::rand::getrandom(&mut bytes[..], GetRandomFlags::empty())?;
+    let secret = Secret::take(&mut bytes);
+    let key = device.load(&secret)?;
+    let outcome = probe_with(device, key, &AeadKey::new(&secret));
+    device.unload(key)?;
+    outcome
+}
+
+fn probe_with(device: &dyn Device, key: KeySlot, reference: &AeadKey) -> io::Result<()> {
+    let mut queue = device.queue()?;
+    let late = Instant::now() + PROBE;
+    for number in 0..PROBES {
+        let (nonce, aad) = ([number; NONCE_BYTES], [number; 33]);
+        let plain = [number.wrapping_mul(37); DATA_BYTES];
+        let cookie = queue
+            .submit(&SealJob { key, nonce, aad: &aad, plain: &plain })
+            .ok_or_else(|| io::Error::other("it took no job"))?;
+        queue.ring();
+        let mut done = Vec::new();
+        while done.is_empty() {
+            let left = late.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut called = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
+            if left.is_zero() || poll(&mut called, Some(&timeout))? == 0 {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a probe was not answered"));
+            }
+            queue.hear();
+            queue.poll(&mut done).map_err(io::Error::other)?;
+        }
+        if done != [(Done { cookie, is_sealed: true })] {
+            return Err(io::Error::other("it refused a probe"));
+        }
+        let (mut made, mut expected) = ([0; DATA_BYTES], plain);
+        let tag = queue.take(cookie, &mut made);
+        if reference.seal(nonce, &aad, &mut expected) != tag || made != expected {
+            return Err(io::Error::other("it sealed a probe wrongly"));
+        }
+    }
+    Ok(())
 }

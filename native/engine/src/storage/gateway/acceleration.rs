@@ -3,8 +3,8 @@
 //! Their parts wait here with claimed blocks, as parts wait that can't be sent yet; the host's
 //! plaintext stays in its request. A sector's IV is used up when its job is submitted. What comes
 //! back is copied, then checked, and sealed again by the processor, with another IV, if it is wrong.
-//! A device that is late, breaks the protocol or is wrong too often is given up: the processor seals
-//! everything that it still has, and all later writes, until the control plane gives a new queue.
+//! A device that is late, wrong or breaks the protocol is given up: the processor seals everything
+//! that it still has, and all later writes, until the control plane gives a new queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -30,8 +30,6 @@ use crate::accelerator::{Cookie, Done, KeySlot, Queue, SealJob};
 /// How long a job may take. A sector takes a card microseconds; with more, the processor would have
 /// been faster, but a busy machine may not run an emulated one for a while.
 const DEADLINE: Nanos = 50_000_000;
-/// Wrong results of one queue after which it is given up.
-const WRONG_MAX: u32 = 16;
 /// Of how many sectors one is compared with its plaintext as a whole.
 const WHOLE_EVERY: u32 = 64;
 const BLOCKS_PER_SECTOR: u32 = (DATA_BYTES / 16) as u32;
@@ -85,7 +83,6 @@ pub(super) struct Acceleration {
     keys: Arc<KeySlots>,
     jobs: HashMap<Cookie, Job>,
     writes: BTreeMap<u64, Write>,
-    wrong: u32,
     random: ChaCha8Rng,
 }
 
@@ -97,7 +94,6 @@ impl Acceleration {
             keys,
             jobs: HashMap::new(),
             writes: BTreeMap::new(),
-            wrong: 0,
             random: ChaCha8Rng::from_seed(seed),
         }
     }
@@ -179,28 +175,32 @@ impl<F: Front> GatewayQueue<F> {
         acceleration.writes.insert(order, Write { part, is_forced, sealed, left });
     }
 
-    /// Takes what the device has sealed; gives it up if it is late, broken or wrong too often.
+    /// Takes what the device has sealed; gives it up if it is late, wrong or broken.
     pub(super) fn take_sealed(&mut self, now: Nanos) {
         let Some(mut acceleration) = self.acceleration.take() else { return };
         let mut done = Vec::new();
         let polled = acceleration.queue.poll(&mut done);
+        let mut wrong = 0;
         for done in done {
             let Some(job) = acceleration.jobs.remove(&done.cookie) else { continue };
             let (order, sector) = (job.order, job.sector);
-            let is_right = self.check(&mut acceleration, job, done);
-            let sealed =
-                if is_right { Ok(()) } else { self.seal_again(&mut acceleration, order, sector) };
+            let sealed = if self.check(&mut acceleration, job, done) {
+                Ok(())
+            } else {
+                wrong += 1;
+                self.seal_again(&mut acceleration, order, sector)
+            };
             self.sector_ended(&mut acceleration, order, sealed);
         }
+        add(&self.shared.counters.accelerator_refusals, wrong);
         let is_late = acceleration.deadline().is_some_and(|deadline| deadline <= now);
         self.acceleration = Some(acceleration);
-        match polled {
-            Err(broken) => self.lose_accelerator("accelerator.protocol", &broken.to_string()),
-            Ok(()) if is_late => self.lose_accelerator("accelerator.late", "a job took too long"),
-            Ok(()) if self.acceleration.as_ref().is_some_and(|own| own.wrong > WRONG_MAX) => {
-                self.lose_accelerator("accelerator.wrong", "too many results were wrong");
-            }
-            Ok(()) => {}
+        if wrong > 0 {
+            self.lose_accelerator("accelerator.wrong", "a sector was not sealed as asked");
+        } else if let Err(broken) = polled {
+            self.lose_accelerator("accelerator.protocol", &broken.to_string());
+        } else if is_late {
+            self.lose_accelerator("accelerator.late", "a job took too long");
         }
     }
 
@@ -221,10 +221,7 @@ impl<F: Front> GatewayQueue<F> {
         let tag = queue.take(done.cookie, block.first_chunk_mut().expect("data come first"));
         let epoch = job.ticket.key_epoch();
         let finished = self.shared.keys.finish(job.ticket, plain, &tag, block, sample);
-        let is_right = done.is_sealed && finished.is_ok();
-        if !is_right {
-            acceleration.wrong += 1;
-            add(&self.shared.counters.accelerator_refusals, 1);
+        if !done.is_sealed || finished.is_err() {
             return false;
         }
         add(&self.shared.counters.sectors_accelerated, 1);

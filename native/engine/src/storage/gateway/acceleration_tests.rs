@@ -210,31 +210,16 @@ fn nothing_that_a_device_does_wrong_is_sent() {
         assert_eq!(used.len(), given.lock().unwrap().len(), "{fault:?}: a nonce given twice");
         let refused = counted(&lane, |counters| &counters.accelerator_refusals);
         let is_old = matches!(fault, Fault::OldNonce | Fault::HiddenNonce);
-        if fault == Fault::Lost {
-            assert_eq!(counted(&lane, |counters| &counters.accelerators_lost), 1);
-            assert!(lane.gateway.acceleration.is_none());
-        } else {
-            assert_eq!(refused as usize, used.len() - usize::from(is_old), "{fault:?}");
-        }
+        assert_eq!(refused > 0, fault != Fault::Lost, "{fault:?}");
+        assert_eq!(counted(&lane, |counters| &counters.accelerators_lost), 1, "{fault:?}");
+        assert!(lane.gateway.acceleration.is_none(), "{fault:?}");
+        let lost = lane.gateway.shared.events.take();
+        let lost = lost.iter().find(|event| event.kind == "accelerator_lost").expect("an event");
+        let late = fault == Fault::Lost;
+        assert_eq!(lost.reason, if late { "accelerator.late" } else { "accelerator.wrong" });
         let kept = disk.writes.iter().filter(|(_, iv)| used.contains(iv)).count();
-        assert_eq!(kept, usize::from(is_old), "{fault:?}: an IV that was given away is used up");
+        assert!(kept <= usize::from(is_old), "{fault:?}: an IV that was given away is used up");
     }
-}
-
-#[test]
-fn a_device_that_is_wrong_too_often_is_given_up() {
-    let (mut lane, mut disk) = world();
-    let given = Given::default();
-    let wrong = device(1, 1, Some(Fault::WrongTag), &given);
-    lane.gateway.set_acceleration(Some(acceleration(wrong)));
-    for _ in 0..8 {
-        assert_eq!(write(&mut lane, &mut disk, 0, data(4)), Status::SUCCESS);
-    }
-    assert!(lane.gateway.acceleration.is_none());
-    assert!((17..=22).contains(&given.lock().unwrap().len()), "{given:?}");
-    let events = lane.gateway.shared.events.take();
-    let lost = events.iter().find(|event| event.kind == "accelerator_lost").expect("an event");
-    assert_eq!(lost.reason, "accelerator.wrong");
 }
 
 #[test]

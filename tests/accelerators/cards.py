@@ -1,0 +1,221 @@
+"""An emulated card, the authority that certified it, and the daemons that use it."""
+
+import contextlib
+import datetime as dt
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from control_plane import Daemon, Site, daemon
+from patience import PATIENCE_SECONDS
+from ports import choose_ports
+from sealane.crypto.evidence.chain import key_sha256
+from vendors.authority import name
+
+LABEL = "card0"
+PROFILE = "bf3-dpdk"
+NOW = dt.datetime.now(dt.UTC)
+
+
+def program() -> str:
+    """Return the path of the emulated card."""
+    found = shutil.which("sealane-dpu", path=Path(sys.executable).parent)
+    if found is None:
+        pytest.skip("no sealane-dpu (make build)")
+    return found
+
+
+@dataclass
+class Maker:
+    """A maker of cards: an authority, and the cards that it certified."""
+
+    root: Path
+    key: ec.EllipticCurvePrivateKey = field(
+        default_factory=lambda: ec.generate_private_key(ec.SECP384R1())
+    )
+
+    def __post_init__(self) -> None:
+        self.root.mkdir()
+        self.certificate = self._issue("Card maker", self.key.public_key(), is_authority=True)
+        self.path = self.root / "makers.pem"
+        self.path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
+
+    def card(self, serial: str) -> tuple[list[str], str]:
+        """Certify a card; return its program's arguments and its hardware id."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        certificate = self._issue(f"Card {serial}", key.public_key(), is_authority=False)
+        paths = self.root / f"{serial}.key", self.root / f"{serial}.pem"
+        paths[0].write_bytes(key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()))
+        paths[1].write_bytes(certificate.public_bytes(Encoding.PEM))
+        arguments = ["--key", str(paths[0]), "--certificates", str(paths[1])]
+        return arguments, f"key-sha256:{key_sha256(certificate).hex()}"
+
+    def _issue(
+        self, subject: str, key: ec.EllipticCurvePublicKey, *, is_authority: bool
+    ) -> x509.Certificate:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("Card maker"))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(NOW - dt.timedelta(days=1))
+            .not_valid_after(NOW + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+            .add_extension(_usage(is_authority=is_authority), critical=True)
+            .sign(self.key, hashes.SHA384())
+        )
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+@contextlib.contextmanager
+def running_card(socket: Path, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a card that listens, until the end of the block."""
+    with subprocess.Popen(
+        [program(), "--socket", str(socket), "--ledger", f"{socket}.ledger", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("ready: "), line
+            yield process
+        finally:
+            process.kill()
+
+
+@dataclass
+class World:
+    """Broker, target and gateway; the gateway's card is at `socket`, running or not."""
+
+    site: Site
+    maker: Maker
+    identity: list[str]
+    socket: Path
+    gateway: Daemon
+
+    def card(self, *arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        """Run the gateway's card."""
+        return running_card(self.socket, [*self.identity, *arguments])
+
+    def nonces(self) -> list[bytes]:
+        """Return the nonces that cards at the socket have sealed with, without those of probes."""
+        ledger = Path(f"{self.socket}.ledger")
+        content = ledger.read_bytes() if ledger.exists() else b""
+        nonces = [content[i : i + 12] for i in range(0, len(content), 12)]
+        # Each probe has a key of its own.
+        return [nonce for nonce in nonces if len({*nonce}) > 1]
+
+    def statistic(self, name: str) -> int:
+        """Return a figure of the gateway's volumes, summed."""
+        with urllib.request.urlopen(
+            f"http://{self.gateway.addresses['metrics']}/metrics"
+        ) as answer:
+            lines = answer.read().decode().splitlines()
+        start = f"sealane_gateway_volume_{name}_total{{"
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(start))
+
+    def wait_for_log(self, event: str, *, count: int = 1, **values: object) -> None:
+        """Wait until the gateway has logged `count` lines with these values."""
+        wanted = {"event": event, **values}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            lines = self.gateway.log_lines()
+            if sum(wanted.items() <= line.items() for line in lines) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{wanted} not logged:\n{self.gateway.log.read_text()}")
+
+
+POLICY = """
+[[reference]]
+name = "cards"
+evidence = "card"
+product = "{product}"
+roles = ["gateway"]
+measurements = {{ firmware = "any" }}
+tcb = {{}}
+tcb_statuses = []
+advisories = []
+properties = {{}}
+flags = {flags}
+certified_keys = []
+secondary = []
+accepted_tier = "warning"
+"""
+
+
+def write_policy(
+    site: Site, hardware_id: str, *, knows: bool = True, flags: str = "{ protected_bus = false }"
+) -> None:
+    """Write a policy whose gateway has the card; with `knows`, it has values for cards."""
+    path = site.write_policy({"s": ["target"], "g": ["gateway"]})
+    text = path.read_text()
+    if knows:
+        text = text.replace(
+            'roles = ["gateway"]\n', f'roles = ["gateway"]\ndevices = ["{hardware_id}"]\n'
+        )
+        text += POLICY.format(product=PROFILE, flags=flags)
+    path.write_text(text)
+
+
+@contextlib.contextmanager
+def world(
+    root: Path, *, knows: bool = True, flags: str = "{ protected_bus = false }"
+) -> Iterator[World]:
+    """Run broker, target and gateway, attested with a card that then went away."""
+    with contextlib.ExitStack() as stack:
+        site, maker = Site(root), Maker(root / "maker")
+        identity, hardware_id = maker.card("1")
+        socket = root / "card"
+        write_policy(site, hardware_id, knows=knows, flags=flags)
+        broker_path = site.broker_config()
+        broker_path.write_text(broker_path.read_text() + f'card_roots = "{maker.path}"\n')
+        broker = stack.enter_context(daemon(broker_path))
+        target = stack.enter_context(
+            daemon(
+                site.write_config(
+                    "s",
+                    site.enrolment("s", broker)
+                    + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n',
+                )
+            )
+        )
+        config = site.write_config(
+            "g",
+            site.enrolment("g", broker)
+            + f'[[enrolment.secondary]]\nlabel = "{LABEL}"\ntype = "card"\nsocket = "{socket}"\n'
+            + f'[gateway]\nlisten = "127.0.0.1:0"\naccelerator = "{LABEL}"\ntarget_node = "s"\n'
+            + f'target_address = "{target.addresses["target_control"]}"\n'
+            + '[metrics]\nlisten = "127.0.0.1:0"\n',
+        )
+        choose_ports(config)
+        with running_card(socket, identity):
+            # It must be there when the gateway attests.
+            gateway = stack.enter_context(daemon(config))
+        yield World(site, maker, identity, socket, gateway)
