@@ -51,9 +51,9 @@ class Maker:
         self.path = self.root / "makers.pem"
         self.path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
 
-    def card(self, serial: str) -> tuple[list[str], str]:
+    def card(self, serial: str, *, curve: ec.EllipticCurve | None = None) -> tuple[list[str], str]:
         """Certify a card; return its program's arguments and its hardware id."""
-        key = ec.generate_private_key(ec.SECP384R1())
+        key = ec.generate_private_key(curve or ec.SECP384R1())
         certificate = self._issue(f"Card {serial}", key.public_key(), is_authority=False)
         paths = self.root / f"{serial}.key", self.root / f"{serial}.pem"
         paths[0].write_bytes(key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()))

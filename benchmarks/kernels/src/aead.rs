@@ -31,6 +31,9 @@ pub fn measure_all(rounds: u64) {
         if data_bytes > 0 {
             open(rounds, shape, data_bytes, aad_bytes);
         }
+        if data_bytes == 4096 {
+            check(rounds, shape, data_bytes, aad_bytes);
+        }
     }
 }
 
@@ -59,6 +62,32 @@ fn open(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
         }),
     ];
     measure(rounds, "open", shape, data_bytes, &mut cases);
+}
+
+/// Measures what checks a sector that somebody else sealed.
+fn check(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
+    let Some(key) = sealane_gcm::Key::new(&KEY) else {
+        return;
+    };
+    let aad = vec![3; aad_bytes];
+    let mut sealed = vec![1; data_bytes];
+    let tag = key.seal(&nonce(0), &aad, &mut sealed);
+    let mut opened = vec![0; data_bytes];
+    let blocks = data_bytes as u32 / 16;
+    let mut cases = [
+        Case::new("open", |_| {
+            key.open(&nonce(0), &aad, &sealed, &tag, &mut opened)
+                .unwrap();
+        }),
+        Case::new("tag", |_| {
+            black_box(key.tag(&nonce(0), &aad, &sealed));
+        }),
+        Case::new("tag and a block", |number| {
+            black_box(key.tag(&nonce(0), &aad, &sealed));
+            black_box(key.keystream(&nonce(0), number as u32 % blocks));
+        }),
+    ];
+    measure(rounds, "check", shape, data_bytes, &mut cases);
 }
 
 fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {

@@ -76,7 +76,8 @@ fn conforms(device: &dyn Device) {
     let (first, second) = (plain(1), plain(2));
     let one = queue.submit(&SealJob { key, nonce: [1; 12], aad: AAD, plain: &first }).unwrap();
     let two = other.submit(&SealJob { key, nonce: [2; 12], aad: AAD, plain: &second }).unwrap();
-    (queue.ring(), other.ring());
+    queue.ring();
+    other.ring();
     for (queue, cookie, nonce) in [(&mut queue, one, 1), (&mut other, two, 2)] {
         assert_eq!(wait(&mut **queue, 1), [Done { cookie, is_sealed: true }]);
         let mut made = [0; DATA_BYTES];

@@ -161,7 +161,8 @@ impl GatewayVolume {
     ) -> PyResult<()> {
         let volume = self.open()?;
         let device = accelerator.map(|accelerator| accelerator.get().device());
-        Ok(py.detach(|| volume.accelerate(device))?)
+        // The volume's last owner stops its threads and unloads its keys: without the GIL.
+        Ok(py.detach(move || volume.accelerate(device))?)
     }
 
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]

@@ -300,3 +300,162 @@ impl Queue for CardQueue {
         self.calls.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use rand_chacha::ChaCha8Rng;
+    use rand_core::{Rng, SeedableRng};
+    use rustix::net::{RecvAncillaryMessage, accept, bind, listen};
+
+    use super::*;
+
+    const DEPTH: u16 = 8;
+
+    /// A queue whose card is this test: it gets the arena and the completions.
+    fn queue_of_ours() -> (CardQueue, SharedMemory, SharedMemory, OwnedFd) {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sealane-card-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let kind = SocketType::SEQPACKET;
+        let listener = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        let serve = thread::spawn(move || {
+            let socket = accept(&listener).unwrap();
+            let mut message = [0; 64];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(&mut message)];
+            recvmsg(&socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+            let mut got = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    got.extend(rights);
+                }
+            }
+            send(&socket, &(Answer::Done as u32).to_le_bytes(), SendFlags::empty()).unwrap();
+            (socket, got)
+        });
+        let capabilities = Capabilities {
+            profile: "test".into(),
+            depth: DEPTH,
+            key_slots: 1,
+            aad_bytes_max: 64,
+            has_protected_bus: false,
+        };
+        let queue = CardQueue::open(&path, &[0; 16], &capabilities).unwrap();
+        let (socket, got) = serve.join().unwrap();
+        std::fs::remove_file(path).unwrap();
+        let [arena, submissions, completions, _] = <[OwnedFd; 4]>::try_from(got).unwrap();
+        assert!(
+            SharedMemory::attach(submissions, PeerAccess::Writes).is_err(),
+            "the card reads it"
+        );
+        let attach = |file| SharedMemory::attach(file, PeerAccess::Writes).unwrap();
+        (queue, attach(arena), attach(completions), socket)
+    }
+
+    fn submit(queue: &mut CardQueue, nonce: u8) -> Option<Cookie> {
+        let plain = [nonce; DATA_BYTES];
+        queue.submit(&SealJob { key: KeySlot(0), nonce: [nonce; 12], aad: &[1; 33], plain: &plain })
+    }
+
+    fn complete(completions: &SharedMemory, number: u64, cookie: u64) {
+        let entry = Completion { cookie: cookie.into(), is_sealed: 1.into() };
+        let offset = entry_offset(number, DEPTH, size_of::<Completion>());
+        completions.copy_in(offset, entry.as_bytes());
+        completions.word(0).store(number + 1, Ordering::Release);
+    }
+
+    #[test]
+    fn a_completion_counts_once_and_only_for_a_job_in_flight() {
+        for wrong in [1_u64, u64::MAX, 0] {
+            let (mut queue, _arena, completions, _socket) = queue_of_ours();
+            let cookie = submit(&mut queue, 1).unwrap();
+            submit(&mut queue, 2).unwrap();
+            queue.ring();
+            complete(&completions, 0, cookie);
+            let mut done = Vec::new();
+            assert_eq!(queue.poll(&mut done), Ok(()));
+            assert_eq!(done, [Done { cookie, is_sealed: true }]);
+            // Again, unknown, or the name that the slot had before.
+            let taken = wrong == 1;
+            if taken {
+                queue.take(cookie, &mut [0; DATA_BYTES]);
+            }
+            let cookie = if wrong == u64::MAX { u64::MAX } else { cookie };
+            complete(&completions, 1, cookie);
+            assert_eq!(queue.poll(&mut done), Err(Broken::Cookie), "{wrong}");
+            assert_eq!(done.len(), 1);
+        }
+    }
+
+    #[test]
+    fn more_completions_than_jobs_are_refused_before_one_is_read() {
+        for announced in [2, 9, 1 << 40, u64::MAX] {
+            let (mut queue, _arena, completions, _socket) = queue_of_ours();
+            submit(&mut queue, 1).unwrap();
+            completions.word(0).store(announced, Ordering::Release);
+            let mut done = Vec::new();
+            assert_eq!(queue.poll(&mut done), Err(Broken::Overrun), "{announced}");
+            assert!(done.is_empty());
+        }
+    }
+
+    #[test]
+    fn additional_data_longer_than_the_headroom_are_not_taken() {
+        let (mut queue, ..) = queue_of_ours();
+        let plain = [0; DATA_BYTES];
+        let job = SealJob { key: KeySlot(0), nonce: [0; 12], aad: &[0; 65], plain: &plain };
+        assert_eq!(queue.submit(&job), None);
+        assert!(queue.has_room());
+    }
+
+    #[test]
+    fn a_ring_full_of_anything_completes_only_jobs_in_flight_and_each_once() {
+        let (mut queue, arena, completions, _socket) = queue_of_ours();
+        let is_over = AtomicBool::new(false);
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        thread::scope(|scope| {
+            // It writes to the slots all the time.
+            scope.spawn(|| {
+                let mut byte = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    byte += 1;
+                    arena.copy_in(0, &vec![byte as u8; arena.len()]);
+                }
+            });
+            let (mut in_flight, mut used) = (HashSet::new(), HashSet::new());
+            for _ in 0..20_000 {
+                while let Some(cookie) = submit(&mut queue, random.next_u32() as u8) {
+                    assert!(used.insert(cookie), "a name used twice");
+                    in_flight.insert(cookie);
+                }
+                queue.ring();
+                let next = queue.completed;
+                let known = in_flight.iter().copied().max().unwrap_or_default();
+                let cookie = match random.next_u32() % 4 {
+                    0 => random.next_u64(),
+                    1 => known.wrapping_sub(u64::from(random.next_u32() % 64)),
+                    _ => *in_flight.iter().next().expect("some are in flight"),
+                };
+                complete(&completions, next, cookie);
+                let mut done = Vec::new();
+                let polled = queue.poll(&mut done);
+                assert_eq!(polled.is_ok(), !done.is_empty());
+                for done in done {
+                    assert!(in_flight.remove(&done.cookie));
+                    queue.take(done.cookie, &mut [0; DATA_BYTES]);
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            assert!(used.len() > 10_000, "{} jobs", used.len());
+        });
+    }
+}

@@ -1,4 +1,4 @@
-//! Accelerators: devices that seal sectors in place of the processor (DESIGN §9).
+//! Accelerators: devices that seal sectors in place of the processor.
 //!
 //! A device holds keys and sees plaintext, so it is attested before it gets any. It is not trusted
 //! to work: whoever uses one snapshots what it wrote, checks that (`KeyRing::finish`), seals again
@@ -57,7 +57,7 @@ pub struct SealJob<'a> {
     pub plain: &'a [u8; DATA_BYTES],
 }
 
-/// Name of a job on its queue; never used twice.
+/// Name of a job on its queue; each is greater than those before.
 pub type Cookie = u64;
 
 /// A job that the device says has ended.

@@ -53,6 +53,15 @@ impl KeySlots {
     }
 }
 
+/// What a queue is to do from now on.
+#[derive(Debug)]
+pub(super) enum Switch {
+    /// Use this device.
+    To(Box<Acceleration>),
+    /// Use none.
+    Off,
+}
+
 /// A part of a write, of which a device seals sectors.
 #[derive(Debug)]
 struct Write {
@@ -81,8 +90,11 @@ pub(super) type Submitted = Vec<(Cookie, usize, Ticket)>;
 pub(super) struct Acceleration {
     queue: Box<dyn Queue>,
     keys: Arc<KeySlots>,
-    jobs: HashMap<Cookie, Job>,
+    /// By name, so the oldest one is the first.
+    jobs: BTreeMap<Cookie, Job>,
     writes: BTreeMap<u64, Write>,
+    /// Bytes of these writes.
+    waiting_bytes: usize,
     random: ChaCha8Rng,
 }
 
@@ -92,8 +104,9 @@ impl Acceleration {
         Self {
             queue,
             keys,
-            jobs: HashMap::new(),
+            jobs: BTreeMap::new(),
             writes: BTreeMap::new(),
+            waiting_bytes: 0,
             random: ChaCha8Rng::from_seed(seed),
         }
     }
@@ -104,12 +117,12 @@ impl Acceleration {
 
     /// When the oldest job is late.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.jobs.values().map(|job| job.deadline).min()
+        self.jobs.first_key_value().map(|(_, job)| job.deadline)
     }
 
     /// Bytes of the parts that wait.
     pub(super) fn waiting_bytes(&self) -> usize {
-        self.writes.values().map(|write| write.sealed.len()).sum()
+        self.waiting_bytes
     }
 
     pub(super) fn hear(&self) {
@@ -122,7 +135,12 @@ impl Acceleration {
 
     /// Takes the parts out that `ended` names; what comes back for them is ignored.
     pub(super) fn drop_parts(&mut self, ended: impl Fn(&Part) -> bool) -> Vec<Part> {
-        self.writes.extract_if(.., |_, write| ended(&write.part)).map(|(_, w)| w.part).collect()
+        let is_gone = |(order, write): (&u64, &Write)| ended(&write.part).then_some(*order);
+        let orders: Vec<u64> = self.writes.iter().filter_map(is_gone).collect();
+        let gone: Vec<Write> =
+            orders.iter().filter_map(|order| self.writes.remove(order)).collect();
+        self.waiting_bytes -= gone.iter().map(|write| write.sealed.len()).sum::<usize>();
+        gone.into_iter().map(|write| write.part).collect()
     }
 
     /// Submits a sector if the device has the key and room; otherwise gives the IV back.
@@ -151,9 +169,11 @@ impl Acceleration {
 
 impl<F: Front> GatewayQueue<F> {
     /// Uses a device's queue from now on, or none.
-    pub(super) fn set_acceleration(&mut self, acceleration: Option<Acceleration>) {
+    pub(super) fn switch_acceleration(&mut self, switch: Switch) {
         self.end_acceleration();
-        self.acceleration = acceleration;
+        if let Switch::To(acceleration) = switch {
+            self.acceleration = Some(*acceleration);
+        }
     }
 
     /// Lets a part wait for its submitted sectors.
@@ -172,6 +192,7 @@ impl<F: Front> GatewayQueue<F> {
             let deadline = now.saturating_add(DEADLINE);
             acceleration.jobs.insert(cookie, Job { order, sector, ticket, deadline });
         }
+        acceleration.waiting_bytes += sealed.len();
         acceleration.writes.insert(order, Write { part, is_forced, sealed, left });
     }
 
@@ -253,19 +274,23 @@ impl<F: Front> GatewayQueue<F> {
     ) {
         let Some(write) = acceleration.writes.get_mut(&order) else { return };
         write.left -= 1;
-        if let Err(status) = sealed {
-            // Its other sectors are of no more use.
-            if let Some(write) = acceleration.writes.remove(&order) {
-                self.give_up(&write.part);
-                self.part_done(&write.part, status);
+        // After an error its other sectors are of no more use.
+        if write.left > 0 && sealed.is_ok() {
+            return;
+        }
+        let Some(write) = acceleration.writes.remove(&order) else { return };
+        let Write { mut part, is_forced, sealed: blocks, .. } = write;
+        acceleration.waiting_bytes -= blocks.len();
+        match sealed {
+            Ok(()) => {
+                let change = Change::Write { lba: part.lba, blocks: Arc::new(blocks) };
+                part.work = Work::Change { change, is_forced };
+                self.again.push(part);
             }
-        } else if write.left == 0
-            && let Some(Write { mut part, is_forced, sealed, .. }) =
-                acceleration.writes.remove(&order)
-        {
-            let change = Change::Write { lba: part.lba, blocks: Arc::new(sealed) };
-            part.work = Work::Change { change, is_forced };
-            self.again.push(part);
+            Err(status) => {
+                self.give_up(&part);
+                self.part_done(&part, status);
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use sealane_proto::aead::{AeadKey, NONCE_BYTES, TAG_BYTES};
 
-use super::acceleration::{Acceleration, KeySlots};
+use super::acceleration::{Acceleration, KeySlots, Switch};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::nvme::host_command::HostCommand;
@@ -139,10 +139,10 @@ fn device(seed: u64, good: u32, only: Option<Fault>, given: &Given) -> Device {
     }
 }
 
-fn acceleration(device: Device) -> Acceleration {
+fn on(device: Device) -> Switch {
     let keys = KeySlots::default();
     keys.insert(1, KeySlot(4));
-    Acceleration::new(Box::new(device), Arc::new(keys), [5; 32])
+    Switch::To(Box::new(Acceleration::new(Box::new(device), Arc::new(keys), [5; 32])))
 }
 
 fn counted(lane: &Lane, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
@@ -171,7 +171,7 @@ fn data(blocks: usize) -> Vec<u8> {
 fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     let (mut lane, mut disk) = world();
     let given = Given::default();
-    lane.gateway.set_acceleration(Some(acceleration(device(1, u32::MAX, None, &given))));
+    lane.gateway.switch_acceleration(on(device(1, u32::MAX, None, &given)));
     // 20 sectors in parts of four; the device has room for six.
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
     let (status, read) = lane.run(&mut disk, HostCommand::Read { lba: 3, blocks: 20 });
@@ -182,7 +182,7 @@ fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     assert!((6..20).contains(&accelerated), "{accelerated} by the device");
     assert_eq!(counted(&lane, |counters| &counters.sectors_sealed), 20);
     // Without it, nothing is given away.
-    lane.gateway.set_acceleration(None);
+    lane.gateway.switch_acceleration(Switch::Off);
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
     assert_eq!(given.lock().unwrap().len() as u64, accelerated);
 }
@@ -193,7 +193,7 @@ fn nothing_that_a_device_does_wrong_is_sent() {
         let (mut lane, mut disk) = world();
         let given = Given::default();
         // All results are wrong, but for the very first one of a nonce that can't be older.
-        lane.gateway.set_acceleration(Some(acceleration(device(1, 1, Some(fault), &given))));
+        lane.gateway.switch_acceleration(on(device(1, 1, Some(fault), &given)));
         let tag = lane.submit(HostCommand::Write { lba: 0, data: data(8), is_forced: false });
         lane.settle(&mut disk);
         if fault == Fault::Lost {
@@ -227,7 +227,7 @@ fn a_host_that_is_gone_leaves_nothing_at_the_device() {
     let (mut lane, mut disk) = world();
     let given = Given::default();
     let lost = device(1, 1, Some(Fault::Lost), &given);
-    lane.gateway.set_acceleration(Some(acceleration(lost)));
+    lane.gateway.switch_acceleration(on(lost));
     lane.submit(HostCommand::Write { lba: 9, data: data(2), is_forced: false });
     lane.settle(&mut disk);
     lane.gateway.abandon();
@@ -244,7 +244,7 @@ fn a_host_that_is_gone_leaves_nothing_at_the_device() {
 fn commands_given_up_at_a_device_end_once() {
     let (mut lane, mut disk) = world();
     let given = Given::default();
-    lane.gateway.set_acceleration(Some(acceleration(device(1, 1, Some(Fault::Lost), &given))));
+    lane.gateway.switch_acceleration(on(device(1, 1, Some(Fault::Lost), &given)));
     let data = data(2);
     let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
     lane.settle(&mut disk);
@@ -266,7 +266,7 @@ fn no_read_is_stale_whatever_a_device_does() {
             if lane.gateway.acceleration.is_none() {
                 let mut device = device(seed, 6, None, &given);
                 device.breaks = true;
-                lane.gateway.set_acceleration(Some(acceleration(device)));
+                lane.gateway.switch_acceleration(on(device));
             }
         };
         chaos(seed, &renew);

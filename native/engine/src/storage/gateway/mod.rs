@@ -54,7 +54,7 @@ use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
 use crate::accelerator::Device;
 use crate::clock;
-use acceleration::{Acceleration, KeySlots};
+use acceleration::{Acceleration, KeySlots, Switch};
 use back::Back;
 pub use journal_pool::JournalPool;
 use ledger::Ledger;
@@ -137,7 +137,7 @@ struct Mailbox {
     heard: AtomicU64,
     backs: Mutex<Vec<Back>>,
     /// The newest change of the accelerator, if the queue hasn't taken it.
-    acceleration: Mutex<Option<Option<Acceleration>>>,
+    acceleration: Mutex<Option<Switch>>,
 }
 
 impl Mailbox {
@@ -167,12 +167,12 @@ impl Mailbox {
     }
 
     /// Lets the queue use an accelerator from now on, or none.
-    fn post_acceleration(&self, acceleration: Option<Acceleration>) {
-        *self.acceleration.lock().unwrap_or_else(PoisonError::into_inner) = Some(acceleration);
+    fn post_acceleration(&self, switch: Switch) {
+        *self.acceleration.lock().unwrap_or_else(PoisonError::into_inner) = Some(switch);
         self.wake();
     }
 
-    fn take_acceleration(&self) -> Option<Option<Acceleration>> {
+    fn take_acceleration(&self) -> Option<Switch> {
         self.acceleration.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -226,10 +226,11 @@ impl Accelerator {
     }
 
     /// Opens a queue for a thread.
-    fn queue(&self) -> io::Result<Acceleration> {
+    fn queue(&self) -> io::Result<Switch> {
         let mut seed = [0; 32];
         rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
-        Ok(Acceleration::new(self.device.queue()?, Arc::clone(&self.keys), seed))
+        let acceleration = Acceleration::new(self.device.queue()?, Arc::clone(&self.keys), seed);
+        Ok(Switch::To(Box::new(acceleration)))
     }
 
     fn unload(self) {
@@ -435,8 +436,8 @@ impl GatewayVolume {
             Err(error) => Some(error),
         };
         for mailbox in self.shared.mailboxes().values() {
-            let queue = own.as_ref().map(Accelerator::queue).transpose();
-            mailbox.post_acceleration(queue.unwrap_or_default());
+            let switch = own.as_ref().map_or(Ok(Switch::Off), Accelerator::queue);
+            mailbox.post_acceleration(switch.unwrap_or(Switch::Off));
         }
         drop(own);
         if let Some(before) = before {
@@ -481,7 +482,7 @@ impl GatewayVolume {
         let mailbox = Arc::new(Mailbox::new()?);
         self.shared.mailboxes().insert(name, Arc::clone(&mailbox));
         match self.shared.accelerator().as_ref().map(Accelerator::queue) {
-            Some(Ok(acceleration)) => mailbox.post_acceleration(Some(acceleration)),
+            Some(Ok(switch)) => mailbox.post_acceleration(switch),
             Some(Err(error)) => self.lose_accelerator(&format!("it opens no queue: {error}")),
             None => {}
         }

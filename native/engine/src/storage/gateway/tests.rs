@@ -1157,7 +1157,7 @@ pub(super) fn chaos(seed: u64, before: &dyn Fn(u64, &mut Lane)) {
         rounds += 1;
         assert!(rounds < 1000, "seed {seed}: {} commands never end", pending.len());
     }
-    lanes[0].gateway.set_acceleration(None);
+    lanes[0].gateway.switch_acceleration(Switch::Off);
     for lba in 0..BLOCKS {
         assert_eq!(lanes[0].read(&mut disk, lba), known[lba as usize].value, "seed {seed}");
     }

@@ -114,8 +114,8 @@ pub(super) fn take_mail(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox)
     for back in mailbox.take() {
         queue.add_back(back, now());
     }
-    if let Some(acceleration) = mailbox.take_acceleration() {
-        queue.set_acceleration(acceleration);
+    if let Some(switch) = mailbox.take_acceleration() {
+        queue.switch_acceleration(switch);
     }
 }
 
