@@ -425,10 +425,10 @@ mod tests {
         thread::scope(|scope| {
             // It writes to the slots all the time.
             scope.spawn(|| {
-                let mut byte = 0;
+                let mut byte = 0_u8;
                 while !is_over.load(Ordering::Relaxed) {
-                    byte += 1;
-                    arena.copy_in(0, &vec![byte as u8; arena.len()]);
+                    byte = byte.wrapping_add(1);
+                    arena.copy_in(0, &vec![byte; arena.len()]);
                 }
             });
             let (mut in_flight, mut used) = (HashSet::new(), HashSet::new());
