@@ -34,7 +34,7 @@ class CardKeeper:
     def __init__(self, source: CardSource, *, accepted: Callable[[], Item | None]) -> None:
         self._source = source
         self._accepted = accepted
-        self._volumes: dict[_native.GatewayVolume, bool] = {}
+        self._volumes: set[_native.GatewayVolume] = set()
         self._changed = asyncio.Event()
         self._loss: str = ""
         self._reason = ""
@@ -42,12 +42,16 @@ class CardKeeper:
 
     def add(self, volume: _native.GatewayVolume) -> None:
         """Let a volume use the card."""
-        self._volumes[volume] = False
+        self._volumes.add(volume)
+        self._changed.set()
+
+    def renew(self) -> None:
+        """Let volumes use the card with what is new: queues of hosts, keys."""
         self._changed.set()
 
     def remove(self, volume: _native.GatewayVolume) -> None:
         """Forget a volume that is about to be closed, which unloads its keys."""
-        self._volumes.pop(volume, None)
+        self._volumes.discard(volume)
 
     def lose(self, reason: str) -> None:
         """Give the card up: a volume has, for `reason`."""
@@ -104,13 +108,12 @@ class CardKeeper:
         return accepted
 
     async def _give(self, card: _native.Accelerator | None) -> None:
-        for volume, is_given in [*self._volumes.items()]:
-            if is_given != (card is not None):
-                self._volumes[volume] = card is not None
-                try:
-                    await asyncio.to_thread(volume.accelerate, card)
-                except _native.QueueClosedError:
-                    self.remove(volume)
+        """Let all volumes use a card, with their newest keys and queues; or none."""
+        for volume in [*self._volumes]:
+            try:
+                await asyncio.to_thread(volume.accelerate, card)
+            except _native.QueueClosedError:
+                self.remove(volume)
 
     def _report(self, error: OSError | Error) -> None:
         reason = error.reason if isinstance(error, Error) else "accelerator.unavailable"

@@ -132,8 +132,11 @@ class AttachedVolume(Exported):
         feed.on_event = self._take_event
 
     def _take_event(self, event: StorageEvent) -> bool:
-        if event.kind == "accelerator_lost" and self._gateway.accelerator is not None:
-            self._gateway.accelerator.lose(f"{event.reason}: {event.detail}")
+        if (card := self._gateway.accelerator) is not None:
+            if event.kind == "accelerator_lost":
+                card.lose(f"{event.reason}: {event.detail}")
+            elif event.kind == "queue_opened":
+                card.renew()
         return self.back_end.take_event(event)
 
     @property

@@ -48,7 +48,7 @@ impl KeySlots {
         slots.into_values().collect()
     }
 
-    fn get(&self, epoch: u32) -> Option<KeySlot> {
+    pub(super) fn get(&self, epoch: u32) -> Option<KeySlot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&epoch).copied()
     }
 }
@@ -203,7 +203,11 @@ impl<F: Front> GatewayQueue<F> {
         let polled = acceleration.queue.poll(&mut done);
         let mut wrong = 0;
         for done in done {
-            let Some(job) = acceleration.jobs.remove(&done.cookie) else { continue };
+            let Some(job) = acceleration.jobs.remove(&done.cookie) else {
+                // Of a part that could not be begun, for lack of counters.
+                acceleration.queue.take(done.cookie, &mut [0; DATA_BYTES]);
+                continue;
+            };
             let (order, sector) = (job.order, job.sector);
             let sealed = if self.check(&mut acceleration, job, done) {
                 Ok(())

@@ -10,10 +10,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::VolumeIdentity;
 
-use super::tests::{Disk, Lane, SECOND, chaos, dummy, failure_of, world};
+use super::tests::{Disk, Lane, SECOND, chaos, dummy, failure_of, settings, world};
 use super::*;
-use crate::accelerator::{Broken, Cookie, Done, KeySlot, Queue, SealJob};
+use crate::accelerator::processor::Processor;
+use crate::accelerator::{self, Broken, Cookie, Device as _, Done, KeySlot, Queue, SealJob};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -275,4 +277,65 @@ fn no_read_is_stale_whatever_a_device_does() {
         assert_eq!(different.len(), given.len(), "seed {seed}: a nonce given twice");
         assert!(given.len() > 20, "seed {seed}: {} jobs", given.len());
     }
+}
+
+#[test]
+fn a_part_that_lacks_counters_leaves_no_job_behind() {
+    let (mut lane, mut disk) = world();
+    let given = Given::default();
+    lane.gateway.switch_acceleration(on(device(1, u32::MAX, None, &given)));
+    lane.gateway.counters = None;
+    let leased = std::mem::take(&mut *lane.gateway.shared.leased());
+    for _ in 0..8 {
+        // Enough for one sector of two.
+        lane.gateway.counters = CounterRange::new(2, 1, 1, 1 + COUNTERS_PER_SECTOR).ok();
+        let status = write(&mut lane, &mut disk, 0, data(2));
+        assert_eq!(failure_of(status), failure_of(Status::from(Reason::LeaseExhausted)));
+    }
+    assert_eq!(given.lock().unwrap().len(), 8);
+    *lane.gateway.shared.leased() = leased;
+    lane.gateway.counters = None;
+    assert_eq!(write(&mut lane, &mut disk, 0, data(4)), Status::SUCCESS);
+    assert_eq!(given.lock().unwrap().len(), 12, "the device has room");
+}
+
+#[test]
+fn a_device_gets_new_queues_and_keys_when_it_is_given_again_and_loses_all_in_the_end() {
+    let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
+    let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
+    let format = VolumeFormat { block_count: 8, is_fully_sealed: false, is_read_only: false };
+    let volume = GatewayVolume::new(keys, format, settings(), None).unwrap();
+    let mailbox = |queue_id| {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let name = QueueName { association: 1, queue_id };
+        volume.shared.mailboxes().insert(name, Arc::clone(&mailbox));
+        mailbox
+    };
+    let is_on = |mailbox: &Mailbox| match mailbox.take_acceleration() {
+        Some(Switch::To(_)) => Some(true),
+        Some(Switch::Off) => Some(false),
+        None => None,
+    };
+    let processor = Arc::new(Processor::default());
+    let device: Arc<dyn accelerator::Device> = processor.clone();
+    let first = mailbox(1);
+    volume.accelerate(Some(Arc::clone(&device))).unwrap();
+    assert_eq!(is_on(&first), Some(true));
+    volume.add_key(2, &Secret::take(&mut [4; 32])).unwrap();
+    let second = mailbox(2);
+    volume.accelerate(Some(Arc::clone(&device))).unwrap();
+    assert_eq!((is_on(&first), is_on(&second)), (None, Some(true)), "only what is new");
+    let next = processor.load(&Secret::take(&mut [5; 32])).unwrap();
+    assert_eq!(next, KeySlot(2), "both keys are loaded");
+    // Another one instead.
+    let other = Arc::new(Processor::default());
+    volume.accelerate(Some(other.clone())).unwrap();
+    assert_eq!((is_on(&first), is_on(&second)), (Some(true), Some(true)));
+    assert_eq!(processor.load(&Secret::take(&mut [6; 32])).unwrap(), KeySlot(0), "unloaded");
+    assert_eq!(other.load(&Secret::take(&mut [6; 32])).unwrap(), KeySlot(1));
+    volume.accelerate(None).unwrap();
+    assert_eq!((is_on(&first), is_on(&second)), (Some(false), Some(false)));
+    volume.accelerate(Some(Arc::clone(&device))).unwrap();
+    drop(volume);
+    assert_eq!(processor.load(&Secret::take(&mut [7; 32])).unwrap(), KeySlot(1), "unloaded");
 }

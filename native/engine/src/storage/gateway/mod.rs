@@ -32,7 +32,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -138,6 +138,8 @@ struct Mailbox {
     backs: Mutex<Vec<Back>>,
     /// The newest change of the accelerator, if the queue hasn't taken it.
     acceleration: Mutex<Option<Switch>>,
+    /// Whether the newest change was to an accelerator.
+    has_acceleration: AtomicBool,
 }
 
 impl Mailbox {
@@ -148,6 +150,7 @@ impl Mailbox {
             heard: clock::now().into(),
             backs: Mutex::default(),
             acceleration: Mutex::default(),
+            has_acceleration: false.into(),
         })
     }
 
@@ -168,6 +171,7 @@ impl Mailbox {
 
     /// Lets the queue use an accelerator from now on, or none.
     fn post_acceleration(&self, switch: Switch) {
+        self.has_acceleration.store(matches!(switch, Switch::To(_)), Ordering::Relaxed);
         *self.acceleration.lock().unwrap_or_else(PoisonError::into_inner) = Some(switch);
         self.wake();
     }
@@ -220,17 +224,32 @@ struct Accelerator {
 }
 
 impl Accelerator {
-    fn load(&self, (epoch, secret): (u32, &Secret)) -> io::Result<()> {
-        self.keys.insert(epoch, self.device.load(secret)?);
-        Ok(())
+    fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, keys: Arc::default() }
     }
 
-    /// Opens a queue for a thread.
-    fn queue(&self) -> io::Result<Switch> {
-        let mut seed = [0; 32];
-        rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
-        let acceleration = Acceleration::new(self.device.queue()?, Arc::clone(&self.keys), seed);
-        Ok(Switch::To(Box::new(acceleration)))
+    fn is(&self, device: &Arc<dyn Device>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.device), Arc::as_ptr(device))
+    }
+
+    /// Gives the device the newest key, and each thread without one a queue of the device.
+    fn supply(&self, shared: &Shared) -> io::Result<()> {
+        let (epoch, secret) = shared.keys.newest_secret();
+        if self.keys.get(epoch).is_none() {
+            self.keys.insert(epoch, self.device.load(secret)?);
+        }
+        // The threads need the list of mailboxes, and a device may take its time.
+        let mailboxes: Vec<Arc<Mailbox>> = shared.mailboxes().values().cloned().collect();
+        for mailbox in mailboxes {
+            if !mailbox.has_acceleration.load(Ordering::Relaxed) {
+                let mut seed = [0; 32];
+                rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
+                let keys = Arc::clone(&self.keys);
+                let acceleration = Acceleration::new(self.device.queue()?, keys, seed);
+                mailbox.post_acceleration(Switch::To(Box::new(acceleration)));
+            }
+        }
+        Ok(())
     }
 
     fn unload(self) {
@@ -409,47 +428,39 @@ impl GatewayVolume {
 
     /// Adds the key of another epoch; if it is the newest, sectors are sealed with it from now on.
     pub fn add_key(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
-        self.shared.keys.add(epoch, secret)?;
-        let lost = self.shared.accelerator().as_ref().map(|own| own.load((epoch, secret)));
-        if let Some(Err(error)) = lost {
-            // Sectors under this key are sealed by the processor.
-            self.lose_accelerator(&format!("it takes no key of epoch {epoch}: {error}"));
-        }
-        Ok(())
+        self.shared.keys.add(epoch, secret)
     }
 
-    /// Lets a device seal for this volume, or none, from now on. It gets the volume's key; after an
-    /// error the volume uses none. Blocks for up to a second a queue.
+    /// Lets a device seal for this volume, or none, from now on. It gets the newest key, and a queue
+    /// for each front-end queue; call again after a new key or a new front-end queue, which the
+    /// processor seals for until then. After an error the volume uses none. Blocks for up to a second
+    /// a key and queue.
     pub fn accelerate(&self, device: Option<Arc<dyn Device>>) -> io::Result<()> {
         let mut own = self.shared.accelerator();
-        let before = own.take();
-        let made = device.map(|device| {
-            let accelerator = Accelerator { device, keys: Arc::default() };
-            accelerator.load(self.shared.keys.newest_secret())?;
-            Ok::<_, io::Error>(accelerator)
-        });
-        let failed = match made.transpose() {
-            Ok(made) => {
-                *own = made;
-                None
-            }
-            Err(error) => Some(error),
+        let is_same = match (&*own, &device) {
+            (Some(known), Some(device)) => known.is(device),
+            (None, None) => true,
+            _ => false,
         };
-        for mailbox in self.shared.mailboxes().values() {
-            let switch = own.as_ref().map_or(Ok(Switch::Off), Accelerator::queue);
-            mailbox.post_acceleration(switch.unwrap_or(Switch::Off));
+        if !is_same {
+            self.end_acceleration(&mut own);
+            *own = device.map(Accelerator::new);
         }
-        drop(own);
-        if let Some(before) = before {
-            before.unload();
+        let Some(accelerator) = &*own else { return Ok(()) };
+        let outcome = accelerator.supply(&self.shared);
+        if outcome.is_err() {
+            self.end_acceleration(&mut own);
         }
-        failed.map_or(Ok(()), Err)
+        outcome
     }
 
-    fn lose_accelerator(&self, detail: &str) {
-        let name = QueueName { association: 0, queue_id: 0 };
-        add(&self.shared.counters.accelerators_lost, 1);
-        self.shared.event(name, "accelerator_lost", "accelerator.unavailable", detail.to_owned());
+    fn end_acceleration(&self, own: &mut Option<Accelerator>) {
+        for mailbox in self.shared.mailboxes().values() {
+            mailbox.post_acceleration(Switch::Off);
+        }
+        if let Some(accelerator) = own.take() {
+            accelerator.unload();
+        }
     }
 
     /// Adds leased counters.
@@ -481,11 +492,6 @@ impl GatewayVolume {
         let shared = Arc::clone(&self.shared);
         let mailbox = Arc::new(Mailbox::new()?);
         self.shared.mailboxes().insert(name, Arc::clone(&mailbox));
-        match self.shared.accelerator().as_ref().map(Accelerator::queue) {
-            Some(Ok(switch)) => mailbox.post_acceleration(switch),
-            Some(Err(error)) => self.lose_accelerator(&format!("it opens no queue: {error}")),
-            None => {}
-        }
         let namespace = self.namespace;
         let started = self.queues.start(
             format!("gateway-q{}", name.queue_id),
@@ -614,8 +620,6 @@ impl Drop for GatewayVolume {
     fn drop(&mut self) {
         // The queues first: their threads must not be the last to hold the device.
         self.queues.stop(None);
-        if let Some(accelerator) = self.shared.accelerator().take() {
-            accelerator.unload();
-        }
+        self.end_acceleration(&mut self.shared.accelerator());
     }
 }

@@ -58,7 +58,7 @@ const BACK_CONTROLLER: ControllerLimits =
 const BACK: HostLimits =
     HostLimits { transfer_max: 4 * BLOCK_BYTES, block_bytes: BLOCK_BYTES, ..HOST };
 
-fn settings() -> GatewaySettings {
+pub(super) fn settings() -> GatewaySettings {
     GatewaySettings {
         command_timeout: Duration::from_secs(30),
         hold: Duration::from_secs(60),
