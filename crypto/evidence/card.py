@@ -55,6 +55,11 @@ class Statement:
     chain: Sequence[x509.Certificate]
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """What stays the same while it is the same card."""
+        return self.card_id, self.product, self.firmware, self.has_protected_bus
+
+    @property
     def card_id(self) -> str:
         """Hardware id: the digest of the key that signs."""
         return f"key-sha256:{key_sha256(self.chain[0]).hex()}"

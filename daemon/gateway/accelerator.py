@@ -6,6 +6,7 @@ again. Losses that repeat make the pause longer.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -88,14 +89,17 @@ class CardKeeper:
             depth=card.depth,
             key_slots=card.key_slots,
         )
+        checked = time.monotonic()
         while not self._loss:
             self._changed.clear()
+            accepted = self._attested()
+            if time.monotonic() >= checked + RECHECK_SECONDS:
+                await asyncio.to_thread(self._source.check, card, accepted)
+                checked = time.monotonic()
             await self._give(card)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
-            except TimeoutError:
-                await asyncio.to_thread(self._source.check, card, self._attested())
         raise UnavailableError("accelerator.lost", f"{self._source.label}: {self._loss}")
 
     def _attested(self) -> Item:

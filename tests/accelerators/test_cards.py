@@ -156,6 +156,22 @@ async def test_a_card_that_is_killed_and_stopped_under_load_loses_nothing(
     once_each(sealed(ledgers))
 
 
+async def test_volumes_beyond_a_cards_places_are_sealed_by_the_processor(site: World) -> None:
+    with site.card("--keys", "1"):
+        site.wait_for_log("accelerator_in_use", key_slots=1)
+        count = sum(line["event"] == "accelerator_not_in_use" for line in site.gateway.log_lines())
+        before = site.statistic("sectors_accelerated")
+        async with disk(site) as first, disk(site) as second:
+            contents = Contents(first, seed=8), Contents(second, seed=9)
+            while site.statistic("sectors_accelerated") == before:
+                await contents[0].write(1)
+                await contents[1].write(1)
+            await asyncio.gather(*(each.check() for each in contents))
+        assert count == sum(
+            line["event"] == "accelerator_not_in_use" for line in site.gateway.log_lines()
+        )
+
+
 async def test_another_card_at_the_socket_gets_no_keys(site: World) -> None:
     other, _ = site.maker.card("2")
     known = len(site.nonces())

@@ -58,7 +58,7 @@ class CardSource:
         statement = parse_statement(card.evidence(nonce))
         check_statement(statement, nonce=nonce)
         known = parse_statement(accepted.value)
-        if statement.card_id != known.card_id or statement.firmware != known.firmware:
+        if statement.identity != known.identity:
             raise VerificationError(
                 "attestation.card.changed",
                 f"{self._socket}: another card answers than the one that was attested",

@@ -61,6 +61,9 @@ struct Arguments {
     /// Limits to have.
     #[arg(long, value_enum, default_value = "bf3-dpdk")]
     profile: Profile,
+    /// Hold this many keys, instead of the profile's number.
+    #[arg(long, value_name = "NUMBER")]
+    keys: Option<u16>,
     /// Do a share of the jobs wrong, such as `lost=0.01`; may be given several times.
     #[arg(long = "fault", value_name = "NAME=PROBABILITY")]
     faults: Vec<Chance>,
@@ -91,27 +94,25 @@ fn main() -> ExitCode {
 
 enum Never {}
 
-/// The keys of one daemon: the slots that its connection holds.
-struct Session {
-    name: [u8; 16],
-    keys: HashMap<u16, AeadKey>,
-}
+/// Number of a daemon's connection.
+type Daemon = u64;
 
 enum Role {
     /// Nothing was asked yet.
     New,
-    Device(Session),
-    Queue {
-        session: [u8; 16],
-        queue: Box<CardQueue>,
-    },
+    /// A daemon's requests, and its keys by slot.
+    Device { daemon: Daemon, keys: HashMap<u16, AeadKey> },
+    /// A queue's doorbell.
+    Queue { daemon: Daemon, queue: Box<CardQueue> },
 }
 
 struct Card {
-    profile: Profile,
+    /// Name of the profile, jobs of a queue, keys.
+    limits: (&'static str, u16, u16),
     identity: Option<Identity>,
     faults: Faults,
     ledger: Option<File>,
+    daemons: Daemon,
     peers: Vec<(OwnedFd, Role)>,
 }
 
@@ -133,16 +134,18 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         (Some(key), Some(certificates)) => Some(Identity::read(key, certificates)?),
         _ => None,
     };
+    let (profile, depth, keys) = arguments.profile.limits();
+    let keys = arguments.keys.unwrap_or(keys);
     let mut card = Card {
-        profile: arguments.profile,
+        limits: (profile, depth, keys),
         identity,
         faults: Faults::new(&arguments.faults, arguments.seed),
         ledger,
+        daemons: 0,
         peers: Vec::new(),
     };
-    let (name, depth, keys) = card.profile.limits();
     let mut out = io::stdout();
-    writeln!(out, "ready: {name}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
+    writeln!(out, "ready: {profile}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
     out.flush()?;
     loop {
         let ready = card.wait(&listener)?;
@@ -156,7 +159,7 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
             }
         }
         card.work()?;
-        card.peers.retain(|(socket, _)| !is_closed(socket));
+        card.drop_closed();
         if ready[0] {
             let socket = accept_with(&listener, SocketFlags::CLOEXEC)?;
             card.peers.push((socket, Role::New));
@@ -176,6 +179,20 @@ fn is_closed(socket: &OwnedFd) -> bool {
 }
 
 impl Card {
+    /// Drops peers that are gone, and the queues of daemons that are.
+    fn drop_closed(&mut self) {
+        self.peers.retain(|(socket, _)| !is_closed(socket));
+        let is_device = |(_, role): &(OwnedFd, Role)| match role {
+            Role::Device { daemon, .. } => Some(*daemon),
+            _ => None,
+        };
+        let daemons: Vec<Daemon> = self.peers.iter().filter_map(is_device).collect();
+        self.peers.retain(|(_, role)| match role {
+            Role::Queue { daemon, .. } => daemons.contains(daemon),
+            _ => true,
+        });
+    }
+
     fn wait(&self, listener: &OwnedFd) -> io::Result<Vec<bool>> {
         let times = self.peers.iter().filter_map(|(_, role)| match role {
             Role::Queue { queue, .. } => queue.next_time(),
@@ -245,22 +262,17 @@ impl Card {
         payload: &[u8],
         descriptors: Vec<OwnedFd>,
     ) -> (Answer, Vec<u8>) {
-        let (profile, depth, key_slots) = self.profile.limits();
+        let (profile, depth, key_slots) = self.limits;
         let refused = (Answer::Refused, Vec::new());
         let loaded: usize = self
             .peers
             .iter()
-            .map(|(_, role)| if let Role::Device(session) = role { session.keys.len() } else { 0 })
+            .map(|(_, role)| if let Role::Device { keys, .. } = role { keys.len() } else { 0 })
             .sum();
         match (operation, &mut self.peers[index].1) {
             (Some(Operation::Hello), role @ Role::New) => {
-                let mut name = [0; 16];
-                if rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())
-                    .is_err()
-                {
-                    return refused;
-                }
-                *role = Role::Device(Session { name, keys: HashMap::new() });
+                self.daemons += 1;
+                *role = Role::Device { daemon: self.daemons, keys: HashMap::new() };
                 let mut welcome = Welcome {
                     version: VERSION.into(),
                     depth: depth.into(),
@@ -268,42 +280,43 @@ impl Card {
                     aad_bytes_max: 64.into(),
                     has_protected_bus: 0.into(),
                     profile: [0; 20],
-                    session: name,
                 };
                 welcome.profile[..profile.len()].copy_from_slice(profile.as_bytes());
                 (Answer::Done, welcome.as_bytes().to_vec())
             }
-            (Some(Operation::Evidence), Role::Device(_)) => {
+            (Some(Operation::Evidence), Role::Device { .. }) => {
                 let statement = self.identity.as_ref().zip(payload.try_into().ok());
                 let evidence = statement.and_then(|(own, nonce)| own.evidence(nonce, profile));
                 evidence.map_or(refused, |evidence| (Answer::Done, evidence))
             }
-            (Some(Operation::Load), Role::Device(session)) => {
+            (Some(Operation::Load), Role::Device { keys, .. }) => {
                 let Ok(mut key) = <[u8; KEY_BYTES]>::try_from(payload) else { return refused };
-                let free = (0..key_slots).find(|slot| !session.keys.contains_key(slot));
+                let free = (0..key_slots).find(|slot| !keys.contains_key(slot));
                 let Some(slot) = free.filter(|_| loaded < usize::from(key_slots)) else {
                     return (Answer::Full, Vec::new());
                 };
-                session.keys.insert(slot, AeadKey::new(&Secret::take(&mut key)));
+                keys.insert(slot, AeadKey::new(&Secret::take(&mut key)));
                 (Answer::Done, slot.to_le_bytes().to_vec())
             }
-            (Some(Operation::Unload), Role::Device(session)) => {
+            (Some(Operation::Unload), Role::Device { keys, .. }) => {
                 let Ok(slot) = payload.try_into() else { return refused };
-                session.keys.remove(&u16::from_le_bytes(slot));
+                keys.remove(&u16::from_le_bytes(slot));
                 (Answer::Done, Vec::new())
             }
-            (Some(Operation::Open), role @ Role::New) => {
-                let Some((session, asked)) = payload.split_first_chunk::<16>() else {
+            (Some(Operation::Open), Role::Device { daemon, .. }) => {
+                let daemon = *daemon;
+                let asked = payload.try_into().map(u16::from_le_bytes).unwrap_or_default();
+                let Ok([arena, submissions, completions, bell, doorbell]) =
+                    <[OwnedFd; QUEUE_DESCRIPTORS]>::try_from(descriptors)
+                else {
                     return refused;
                 };
-                let asked = asked.try_into().map(u16::from_le_bytes).unwrap_or_default();
-                let queue = descriptors
-                    .try_into()
-                    .ok()
-                    .filter(|_| asked <= depth)
-                    .and_then(|descriptors| CardQueue::open(asked, descriptors));
-                let Some(queue) = queue else { return refused };
-                *role = Role::Queue { session: *session, queue: Box::new(queue) };
+                let memory = [arena, submissions, completions, bell];
+                let queue = Some(memory).filter(|_| asked <= depth);
+                let Some(queue) = queue.and_then(|memory| CardQueue::open(asked, memory)) else {
+                    return refused;
+                };
+                self.peers.push((doorbell, Role::Queue { daemon, queue: Box::new(queue) }));
                 (Answer::Done, Vec::new())
             }
             _ => refused,
@@ -317,9 +330,9 @@ impl Card {
             .map(|(_, role)| role)
             .partition(|role| matches!(role, Role::Queue { .. }));
         for role in &mut queues {
-            let Role::Queue { session, queue } = role else { continue };
+            let Role::Queue { daemon, queue } = role else { continue };
             let keys = others.iter().find_map(|other| match other {
-                Role::Device(known) if known.name == *session => Some(&known.keys),
+                Role::Device { daemon: known, keys } if known == daemon => Some(keys),
                 _ => None,
             });
             queue.work(keys, faults, ledger)?;

@@ -327,6 +327,8 @@ impl GatewayVolume {
             let volume = self.volume.write().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(volume) = &volume {
                 volume.close_queues(None);
+                // Here, as somebody else may drop it last, on another thread.
+                let _ = volume.accelerate(None);
             }
         });
     }

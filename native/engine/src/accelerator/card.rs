@@ -7,19 +7,19 @@ use std::io;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, sendmsg,
-    socket_with,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, sendmsg,
+    shutdown, socket_with, socketpair,
 };
 use sealane_proto::aead::{Secret, TAG_BYTES};
-use sealane_proto::sector::DATA_BYTES;
+use sealane_proto::sector::{AAD_BYTES, DATA_BYTES};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::wire::{
@@ -36,9 +36,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// A connected card.
 #[derive(Debug)]
 pub struct Card {
-    path: PathBuf,
     capabilities: Capabilities,
-    session: [u8; 16],
     requests: Mutex<Connection>,
 }
 
@@ -64,13 +62,18 @@ impl Card {
         if capabilities.depth == 0 || capabilities.key_slots == 0 {
             return Err(invalid("it offers no queue or no place for a key"));
         }
-        let (path, session) = (path.to_owned(), welcome.session);
-        Ok(Self { path, capabilities, session, requests: Mutex::new(connection) })
+        if usize::from(capabilities.aad_bytes_max) < AAD_BYTES {
+            return Err(invalid("it takes too little additional data for a sector"));
+        }
+        Ok(Self { capabilities, requests: Mutex::new(connection) })
     }
 
     fn ask(&self, operation: Operation, payload: &[u8]) -> io::Result<Vec<u8>> {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        requests.ask(operation, payload, &[])
+        self.requests().ask(operation, payload, &[])
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Connection> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -94,7 +97,7 @@ impl Device for Card {
     }
 
     fn queue(&self) -> io::Result<Box<dyn Queue>> {
-        Ok(Box::new(CardQueue::open(&self.path, &self.session, &self.capabilities)?))
+        Ok(Box::new(CardQueue::open(&mut self.requests(), &self.capabilities)?))
     }
 }
 
@@ -102,8 +105,18 @@ impl Device for Card {
 /// answer may still arrive.
 #[derive(Debug)]
 struct Connection {
-    socket: OwnedFd,
+    /// Closed by a thread of its own.
+    socket: Option<OwnedFd>,
     has_failed: bool,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Messages that were not received may carry descriptors whose closing takes as long as the
+        // card likes (SO_LINGER).
+        let socket = self.socket.take();
+        let _ = std::thread::Builder::new().name("card-close".into()).spawn(move || drop(socket));
+    }
 }
 
 impl Connection {
@@ -113,7 +126,7 @@ impl Connection {
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket, has_failed: false })
+        Ok(Self { socket: Some(socket), has_failed: false })
     }
 
     fn ask(
@@ -126,6 +139,7 @@ impl Connection {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "an earlier request failed"));
         }
         self.has_failed = true;
+        let Some(socket) = &self.socket else { unreachable!("only a drop takes it") };
         let number = (operation as u32).to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -133,12 +147,12 @@ impl Connection {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let parts = [IoSlice::new(&number), IoSlice::new(payload)];
-        sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         // No room for descriptors: the kernel closes those that a card sends. That may take as long
         // as the card likes (SO_LINGER), so requests are never made on a thread that moves sectors.
         let got = recvmsg(
-            &self.socket,
+            socket,
             &mut [IoSliceMut::new(&mut message)],
             &mut RecvAncillaryBuffer::default(),
             RecvFlags::empty(),
@@ -165,9 +179,10 @@ fn invalid(message: &str) -> io::Error {
 /// A queue of a card.
 #[derive(Debug)]
 pub struct CardQueue {
-    /// Each byte wakes the card; closing it ends the queue there. (An eventfd wouldn't do: the card
+    /// Each byte wakes the card; closing it ends the queue there. It is shut down for reading, so the
+    /// card can't send anything whose closing would block. (An eventfd wouldn't do either: the card
     /// could fill its counter and clear O_NONBLOCK, and the next call would block.)
-    connection: Connection,
+    doorbell: OwnedFd,
     depth: u16,
     aad_bytes_max: usize,
     arena: SharedMemory,
@@ -184,7 +199,7 @@ pub struct CardQueue {
 }
 
 impl CardQueue {
-    fn open(path: &Path, session: &[u8; 16], capabilities: &Capabilities) -> io::Result<Self> {
+    fn open(requests: &mut Connection, capabilities: &Capabilities) -> io::Result<Self> {
         let depth = capabilities.depth;
         let create = |name, bytes, access| SharedMemory::create(name, bytes, access);
         let arena = create("card-arena", arena_bytes(depth), PeerAccess::Writes)?;
@@ -199,13 +214,15 @@ impl CardQueue {
             PeerAccess::Writes,
         )?;
         let (calls, bell) = Calls::create()?;
-        let mut connection = Connection::open(path)?;
-        let mut payload = session.to_vec();
-        payload.extend_from_slice(&depth.to_le_bytes());
-        let descriptors = [arena.file(), submissions.file(), completions.file(), bell.as_fd()];
-        connection.ask(Operation::Open, &payload, &descriptors)?;
+        let flags = SocketFlags::CLOEXEC;
+        let (doorbell, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        shutdown(&doorbell, Shutdown::Read)?;
+        let descriptors =
+            [arena.file(), submissions.file(), completions.file(), bell.as_fd(), theirs.as_fd()];
+        requests.ask(Operation::Open, &depth.to_le_bytes(), &descriptors)?;
         Ok(Self {
-            connection,
+            doorbell,
             depth,
             aad_bytes_max: HEADROOM_BYTES.min(capabilities.aad_bytes_max.into()),
             arena,
@@ -256,7 +273,7 @@ impl Queue for CardQueue {
         // Publishes the entries and what they refer to.
         self.submissions.word(0).store(self.submitted, Ordering::Release);
         // Fails only if the card is gone, or is awake and has many of these to read.
-        let _ = send(&self.connection.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken> {
@@ -309,38 +326,32 @@ mod tests {
 
     use rand_chacha::ChaCha8Rng;
     use rand_core::{Rng, SeedableRng};
-    use rustix::net::{RecvAncillaryMessage, accept, bind, listen};
+    use rustix::net::RecvAncillaryMessage;
 
     use super::*;
 
     const DEPTH: u16 = 8;
 
-    /// A queue whose card is this test: it gets the arena and the completions.
+    /// A queue whose card is this test: it gets the arena, the completions and its socket.
     fn queue_of_ours() -> (CardQueue, SharedMemory, SharedMemory, OwnedFd) {
-        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("sealane-card-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
         let kind = SocketType::SEQPACKET;
-        let listener = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        listen(&listener, 1).unwrap();
+        let (ours, card) =
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let serve = thread::spawn(move || {
-            let socket = accept(&listener).unwrap();
             let mut message = [0; 64];
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut slices = [IoSliceMut::new(&mut message)];
-            recvmsg(&socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+            recvmsg(&card, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
             let mut got = Vec::new();
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = message {
                     got.extend(rights);
                 }
             }
-            send(&socket, &(Answer::Done as u32).to_le_bytes(), SendFlags::empty()).unwrap();
-            (socket, got)
+            send(&card, &(Answer::Done as u32).to_le_bytes(), SendFlags::empty()).unwrap();
+            got
         });
         let capabilities = Capabilities {
             profile: "test".into(),
@@ -349,16 +360,30 @@ mod tests {
             aad_bytes_max: 64,
             has_protected_bus: false,
         };
-        let queue = CardQueue::open(&path, &[0; 16], &capabilities).unwrap();
-        let (socket, got) = serve.join().unwrap();
-        std::fs::remove_file(path).unwrap();
-        let [arena, submissions, completions, _] = <[OwnedFd; 4]>::try_from(got).unwrap();
+        let mut requests = Connection { socket: Some(ours), has_failed: false };
+        let queue = CardQueue::open(&mut requests, &capabilities).unwrap();
+        let got = <[OwnedFd; QUEUE_DESCRIPTORS]>::try_from(serve.join().unwrap()).unwrap();
+        let [arena, submissions, completions, _, socket] = got;
         assert!(
             SharedMemory::attach(submissions, PeerAccess::Writes).is_err(),
             "the card reads it"
         );
         let attach = |file| SharedMemory::attach(file, PeerAccess::Writes).unwrap();
         (queue, attach(arena), attach(completions), socket)
+    }
+
+    #[test]
+    fn a_card_can_send_nothing_on_the_doorbell() {
+        let (mut queue, _arena, _completions, socket) = queue_of_ours();
+        let sent = send(&socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+        submit(&mut queue, 1).unwrap();
+        queue.ring();
+        let mut byte = [0; 4];
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        let mut control = RecvAncillaryBuffer::default();
+        let got = recvmsg(&socket, &mut slices, &mut control, RecvFlags::DONTWAIT).unwrap();
+        assert_eq!(got.bytes, 1, "it hears the daemon");
     }
 
     fn submit(queue: &mut CardQueue, nonce: u8) -> Option<Cookie> {

@@ -1,10 +1,10 @@
 //! What the daemon and an emulated card say to each other (docs/formats/card.md): messages over a
 //! Unix socket of type SEQPACKET, and rings in memory that the daemon creates.
 //!
-//! All numbers are little-endian. A connection begins with a request and alternates from then on.
-//! The first request of the device's connection is [`Operation::Hello`]; its keys live as long as
-//! this connection. Each queue has a connection of its own and lives as long as that; once it is
-//! open, each further message on it, one byte, says that there are new submissions.
+//! All numbers are little-endian. Requests and answers alternate on a connection; the first request
+//! is [`Operation::Hello`]. Keys and queues belong to the connection and end with it, because it is
+//! on this connection that the card shows what it is. A queue also has a socket of its own, on which
+//! each message, one byte, says that there are new submissions; it ends with that socket.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,9 +15,9 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 pub const VERSION: u32 = 1;
 /// Largest message: evidence with its certificates.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Descriptors that come with a queue: arena, submissions, completions, and an eventfd by which the
-/// card tells of completions.
-pub const QUEUE_DESCRIPTORS: usize = 4;
+/// Descriptors that come with a queue: arena, submissions, completions, an eventfd by which the card
+/// tells of completions, and its end of the queue's socket, on which it can't send.
+pub const QUEUE_DESCRIPTORS: usize = 5;
 
 /// Bytes before the data of a slot; additional data ends where the data begins.
 pub const HEADROOM_BYTES: usize = 64;
@@ -38,7 +38,7 @@ pub enum Operation {
     Load = 3,
     /// Slot (2) → nothing.
     Unload = 4,
-    /// Session (16), depth (2), with the descriptors → nothing.
+    /// Depth (2), with the descriptors → nothing.
     Open = 5,
 }
 
@@ -80,8 +80,6 @@ pub struct Welcome {
     pub has_protected_bus: U16,
     /// Name of the kind, filled with zeros.
     pub profile: [u8; 20],
-    /// Names this connection to those of its queues.
-    pub session: [u8; 16],
 }
 
 /// A job, as the daemon writes it.

@@ -160,6 +160,19 @@ impl Acceleration {
         Ok((cookie, ticket))
     }
 
+    /// Keeps submitted sectors of a part that could not be begun: nobody waits for them, but the
+    /// device has to end them.
+    pub(super) fn disown(&mut self, submitted: Submitted, now: Nanos) {
+        self.watch(0, submitted, now);
+    }
+
+    fn watch(&mut self, order: u64, submitted: Submitted, now: Nanos) {
+        let deadline = now.saturating_add(DEADLINE);
+        for (cookie, sector, ticket) in submitted {
+            self.jobs.insert(cookie, Job { order, sector, ticket, deadline });
+        }
+    }
+
     fn sample(&mut self) -> Sample {
         let drawn = self.random.next_u32();
         let (which, place) = (drawn % WHOLE_EVERY, drawn / WHOLE_EVERY % BLOCKS_PER_SECTOR);
@@ -188,10 +201,7 @@ impl<F: Front> GatewayQueue<F> {
         self.orders += 1;
         part.order = self.orders;
         let (order, left) = (part.order, submitted.len() as u32);
-        for (cookie, sector, ticket) in submitted {
-            let deadline = now.saturating_add(DEADLINE);
-            acceleration.jobs.insert(cookie, Job { order, sector, ticket, deadline });
-        }
+        acceleration.watch(order, submitted, now);
         acceleration.waiting_bytes += sealed.len();
         acceleration.writes.insert(order, Write { part, is_forced, sealed, left });
     }
@@ -203,11 +213,7 @@ impl<F: Front> GatewayQueue<F> {
         let polled = acceleration.queue.poll(&mut done);
         let mut wrong = 0;
         for done in done {
-            let Some(job) = acceleration.jobs.remove(&done.cookie) else {
-                // Of a part that could not be begun, for lack of counters.
-                acceleration.queue.take(done.cookie, &mut [0; DATA_BYTES]);
-                continue;
-            };
+            let Some(job) = acceleration.jobs.remove(&done.cookie) else { continue };
             let (order, sector) = (job.order, job.sector);
             let sealed = if self.check(&mut acceleration, job, done) {
                 Ok(())

@@ -52,7 +52,7 @@ use sealane_proto::secure_queue::SecureQueue;
 use super::connection::Connection;
 use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
-use crate::accelerator::Device;
+use crate::accelerator::{Device, KeySlot};
 use crate::clock;
 use acceleration::{Acceleration, KeySlots, Switch};
 use back::Back;
@@ -232,11 +232,33 @@ impl Accelerator {
         std::ptr::addr_eq(Arc::as_ptr(&self.device), Arc::as_ptr(device))
     }
 
+    /// Loads a key, in place of older ones if there is no other place.
+    fn load(&self, secret: &Secret) -> io::Result<KeySlot> {
+        match self.device.load(secret) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                let older = self.keys.take();
+                if older.is_empty() {
+                    return Err(error);
+                }
+                for slot in older {
+                    self.device.unload(slot)?;
+                }
+                self.device.load(secret)
+            }
+            loaded => loaded,
+        }
+    }
+
     /// Gives the device the newest key, and each thread without one a queue of the device.
     fn supply(&self, shared: &Shared) -> io::Result<()> {
         let (epoch, secret) = shared.keys.newest_secret();
         if self.keys.get(epoch).is_none() {
-            self.keys.insert(epoch, self.device.load(secret)?);
+            match self.load(secret) {
+                Ok(slot) => self.keys.insert(epoch, slot),
+                // Other volumes have its places; the processor seals for this one.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+                Err(error) => return Err(error),
+            }
         }
         // The threads need the list of mailboxes, and a device may take its time.
         let mailboxes: Vec<Arc<Mailbox>> = shared.mailboxes().values().cloned().collect();

@@ -80,6 +80,9 @@ impl<F: Front> GatewayQueue<F> {
     /// Settles the changes that were in flight when their association was lost: those that were
     /// made are acknowledged, the others may be sent again.
     pub(super) fn settle_unknown(&mut self, now: Nanos) {
+        if self.again.iter().all(|part| part.sent.is_none()) {
+            return;
+        }
         let Some((incarnation, epoch)) =
             self.backs.last().map(|back| (back.incarnation, back.epoch))
         else {

@@ -41,7 +41,8 @@ enum Prepared {
 impl<F: Front> GatewayQueue<F> {
     pub(super) fn submit_waiting(&mut self, now: Nanos) {
         while let Some(slot) = self.waiting.front().copied() {
-            if !self.has_room() {
+            let waiting = self.acceleration.as_ref().map_or(0, Acceleration::waiting_bytes);
+            if !self.has_room() || self.in_flight + waiting >= TARGET_WINDOW {
                 return;
             }
             let Some(part) = self.cut(slot) else {
@@ -134,7 +135,7 @@ impl<F: Front> GatewayQueue<F> {
             self.flush_journal(now);
         }
         self.advance(slot, part.blocks);
-        match self.prepare(&mut part, slot, is_forced) {
+        match self.prepare(&mut part, slot, is_forced, now) {
             Ok(None) => self.send(part, now),
             Ok(Some(given)) => self.wait_for_device(part, is_forced, given, now),
             Err(status) => {
@@ -161,13 +162,14 @@ impl<F: Front> GatewayQueue<F> {
         part: &mut Part,
         slot: u16,
         is_forced: bool,
+        now: Nanos,
     ) -> Result<Option<(Vec<u8>, Given)>, Status> {
         let place = self.requests.get_mut(usize::from(slot));
         let Some(request) = place.and_then(Option::take) else { return Ok(None) };
         let change = match (&request.operation, &part.claim) {
             (Operation::Write(plain), _) => {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
-                self.seal_or_submit(part.lba, plain).map(Some)
+                self.seal_or_submit(part.lba, plain, now).map(Some)
             }
             (Operation::WriteZeroes { .. }, _) if self.shared.is_fully_sealed => {
                 let zeros = vec![0; part.blocks as usize * DATA_BYTES];
@@ -203,7 +205,7 @@ impl<F: Front> GatewayQueue<F> {
     }
 
     /// As [`Self::seal`], but gives sectors to the accelerator while that has room.
-    fn seal_or_submit(&mut self, lba: u64, plain: &[u8]) -> Result<Prepared, Status> {
+    fn seal_or_submit(&mut self, lba: u64, plain: &[u8], now: Nanos) -> Result<Prepared, Status> {
         if self.acceleration.is_none() {
             return self.seal(lba, plain).map(Prepared::Ready);
         }
@@ -213,17 +215,27 @@ impl<F: Front> GatewayQueue<F> {
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
         let mut submitted = Vec::with_capacity(sectors.len());
         for (index, ((lba, sector), block)) in (lba..).zip(sectors).zip(blocks).enumerate() {
-            let iv = self.take_iv(&shared, lba)?;
-            let given = match &mut self.acceleration {
-                Some(acceleration) => acceleration.submit(&shared.keys, iv, (lba, sector)),
-                None => Err(iv),
-            };
-            match given {
-                Ok((cookie, ticket)) => submitted.push((cookie, index, ticket)),
-                Err(iv) => {
-                    seal_sector(&shared, iv, lba, sector, block)?;
-                    add(&shared.counters.sectors_inline, 1);
+            let sealed = self.take_iv(&shared, lba).and_then(|iv| {
+                let given = match &mut self.acceleration {
+                    Some(acceleration) => acceleration.submit(&shared.keys, iv, (lba, sector)),
+                    None => Err(iv),
+                };
+                match given {
+                    Ok((cookie, ticket)) => {
+                        submitted.push((cookie, index, ticket));
+                        Ok(())
+                    }
+                    Err(iv) => {
+                        add(&shared.counters.sectors_inline, 1);
+                        seal_sector(&shared, iv, lba, sector, block)
+                    }
                 }
+            });
+            if let Err(status) = sealed {
+                if let Some(acceleration) = &mut self.acceleration {
+                    acceleration.disown(submitted, now);
+                }
+                return Err(status);
             }
         }
         if submitted.is_empty() {
