@@ -6,7 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,14 +113,21 @@ class Cluster:
 
 @contextlib.contextmanager
 def etcd_cluster(
-    size: int = 1, *, options: tuple[str, ...] = (), directory: Path | None = None
+    size: int = 1,
+    *,
+    options: tuple[str, ...] = (),
+    directory: Path | None = None,
+    addresses: Sequence[str] = (),
 ) -> Iterator[Cluster]:
-    """Run a cluster until the end of the block; its data is in memory, or in `directory`."""
+    """Run a cluster until the end of the block; its data is in memory, or in `directory`.
+
+    `addresses` are two for each member; by default they are chosen here.
+    """
     require_etcd()
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="sl-etcd-", dir=directory or memory) as name:
         root = Path(name)
-        addresses = addresses_of_our_own(2 * size)
+        addresses = addresses or addresses_of_our_own(2 * size)
         peers = {f"m{i}": addresses[2 * i] for i in range(size)}
         together = ",".join(f"{member}=http://{address}" for member, address in peers.items())
         cluster = Cluster(

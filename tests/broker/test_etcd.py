@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 import ipaddress
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from brokers import Count, start_broker
 from etcd_server import Cluster, etcd_cluster
 from patience import PATIENCE_SECONDS
+from ports import addresses_of_our_own
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store import etcd as module
 from sealane.daemon.broker.store import etcd_cluster as calls
@@ -410,7 +411,7 @@ async def test_brokers_of_one_cluster_each_notice_that_it_was_put_back() -> None
         await (await start(cluster, 3)).close()
 
 
-def _certificates(directory: Path) -> tuple[Path, Path, Path]:
+def _certificates(directory: Path, hosts: Iterable[str]) -> tuple[Path, Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "etcd of a test")])
     now = dt.datetime.now(dt.UTC)
@@ -424,7 +425,9 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
         .not_valid_after(now + dt.timedelta(hours=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address(host)) for host in hosts]
+            ),
             critical=False,
         )
         .sign(key, hashes.SHA256())
@@ -440,12 +443,14 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
 
 
 async def test_mutual_tls_to_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ca, certificate, key = _certificates(tmp_path)
+    addresses = addresses_of_our_own(2)
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    ca, certificate, key = _certificates(tmp_path, hosts)
     options = (
         *("--cert-file", str(certificate), "--key-file", str(key)),
         *("--client-cert-auth", "--trusted-ca-file", str(ca)),
     )
-    with etcd_cluster(options=options) as cluster:
+    with etcd_cluster(options=options, addresses=addresses) as cluster:
         ours = grpc.ssl_channel_credentials(
             ca.read_bytes(), key.read_bytes(), certificate.read_bytes()
         )

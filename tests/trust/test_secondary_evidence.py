@@ -229,10 +229,29 @@ async def test_device_that_can_not_be_asked_ends_the_attempt_with_its_reason(sit
 
 
 async def test_device_that_the_policy_does_not_want_is_not_asked(site: Site) -> None:
-    site.verifier.policy = parse_policy(policy("snp").encode(), source="policy")
+    without = policy("snp").partition('[[reference]]\nname = "gpu"')[0]
+    site.verifier.policy = parse_policy(without.encode(), source="policy")
     asked = site.root / "asked"
     await site.enrol([sys.executable, "-c", f"open({str(asked)!r}, 'w')"])
     assert not asked.exists()
+
+
+async def test_a_device_that_the_policy_only_knows_is_attested_if_it_can_be(site: Site) -> None:
+    site.verifier.policy = parse_policy(policy("snp").encode(), source="policy")
+    assert [*(await site.enrol(gpu_command(site.root))).devices] == ["gpu0"]
+    # The driver is not loaded.
+    issued = await site.enrol([sys.executable, "-c", "raise SystemExit(1)"])
+    assert issued.leaf.not_valid_after_utc > NOW
+    assert issued.devices == {}
+
+
+async def test_a_node_is_attested_without_a_device_that_is_refused(site: Site) -> None:
+    strict = policy("snp").replace("feature_flag = [0]", "feature_flag = [7]")
+    site.verifier.policy = parse_policy(strict.encode(), source="policy")
+    issued = await site.enrol(gpu_command(site.root))
+    assert issued.leaf.not_valid_after_utc > NOW
+    assert issued.devices == {}
+    assert "attestation.property" in str([record["reason"] for record in site.audit.records])
 
 
 async def test_what_a_machine_says_of_itself_and_its_device_is_a_policy_that_lets_both_in(
