@@ -86,8 +86,11 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         lost=third_parties.target.fence_gateway,
         fresh_seconds=config.authorization_seconds,
     )
-    if gateway.accelerator is not None:
-        context.spawn("gateway-accelerator", gateway.accelerator.run())
+    if (keeper := gateway.accelerator) is not None:
+        context.metrics.accelerator_in_use.labels(config.accelerator).set_function(
+            lambda: int(keeper.is_in_use)
+        )
+        context.spawn("gateway-accelerator", keeper.run())
     await context.stack.enter_async_context(service.running())
     context.event_logs.append(service.events)
     context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)

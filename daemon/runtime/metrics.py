@@ -177,6 +177,12 @@ class Metrics:
             registry=r,
         )
         self.channels = Gauge("sealane_channels", "Open channels to peers.", ["role"], registry=r)
+        self.accelerator_in_use = Gauge(
+            "sealane_accelerator_in_use",
+            "1 while the gateway's card is in use, 0 while the processor seals instead.",
+            ["label"],
+            registry=r,
+        )
         self.broker_away = Gauge(
             "sealane_broker_away",
             "1 while the broker doesn't answer whether this role's peers may act.",

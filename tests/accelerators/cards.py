@@ -131,12 +131,16 @@ class World:
         # Each probe has a key of its own.
         return [nonce for nonce in nonces if len({*nonce}) > 1]
 
+    def metrics(self) -> str:
+        """Return what the gateway exports."""
+        address = self.gateway.addresses["metrics"]
+        with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+            exported: str = answer.read().decode()
+        return exported
+
     def statistic(self, name: str) -> int:
         """Return a figure of the gateway's volumes, summed."""
-        with urllib.request.urlopen(
-            f"http://{self.gateway.addresses['metrics']}/metrics"
-        ) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self.metrics().splitlines()
         start = f"sealane_gateway_volume_{name}_total{{"
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(start))
 
