@@ -259,7 +259,7 @@ impl<F: Front> GatewayQueue<F> {
         note_seal(&self.shared, (epoch, lba), plain, block).is_ok()
     }
 
-    /// Seals a sector by the processor that the device was given.
+    /// Seals a sector that the device was given, by the processor.
     fn seal_again(
         &mut self,
         acceleration: &mut Acceleration,
