@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sealane.crypto.certificates import parse_anchor
 from sealane.crypto.exchange import wipe
-from sealane.daemon.broker.assembly import card_roots, check_policy_file, tpm_roots
+from sealane.daemon.broker.assembly import check_policy_file, roots_of
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
 from sealane.daemon.broker.opening import etcd_credentials
@@ -71,8 +71,8 @@ def _check_broker(config: BrokerConfig) -> None:
         wipe(key)
     else:
         read_secret(config.hsm.pin_file, key="broker.hsm.pin_file")
-    tpm_roots(config)
-    card_roots(config)
+    roots_of(config.tpm_roots, "broker.tpm_roots")
+    roots_of(config.card_roots, "broker.card_roots")
     if config.etcd is not None:
         etcd_credentials(config.etcd)
     if config.collateral_dir is not None:

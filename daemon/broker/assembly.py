@@ -60,18 +60,10 @@ def find_verifier(evidence_type: str) -> EvidenceVerifier | None:
         return None
 
 
-def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
-    """Return the CA certificates of TPM makers that the configuration names."""
-    return () if config.tpm_roots is None else roots_of(config.tpm_roots, "broker.tpm_roots")
-
-
-def card_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
-    """Return the CA certificates of card makers that the configuration names."""
-    return () if config.card_roots is None else roots_of(config.card_roots, "broker.card_roots")
-
-
-def roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
-    """Read certificates in PEM from the file that the configuration key `key` names."""
+def roots_of(path: str | None, key: str) -> Sequence[x509.Certificate]:
+    """Read certificates in PEM from the file that the configuration key `key` names, if any."""
+    if path is None:
+        return ()
     content = read_file(path, key=key)
     try:
         return x509.load_pem_x509_certificates(content)
@@ -125,8 +117,8 @@ async def open_verifier(
         evidence_verifiers=verifiers(
             Trusted(
                 collateral=collateral.current,
-                tpm_roots=tpm_roots(config),
-                card_roots=card_roots(config),
+                tpm_roots=roots_of(config.tpm_roots, "broker.tpm_roots"),
+                card_roots=roots_of(config.card_roots, "broker.card_roots"),
             )
         ),
         find=find_verifier,

@@ -18,7 +18,7 @@ NONCE_BYTES: Final = 32
 
 
 class CardSource:
-    """A card at a Unix socket. Each call connects anew."""
+    """A card at a Unix socket. Each call makes a new connection."""
 
     evidence_type = CARD
 
