@@ -26,6 +26,7 @@ from sealane.protocol.nvme.constants import (
     SECURE_TRANSFER_BYTES,
 )
 from sealane.transport.nvme.initiator import ConnectedQueue, HostController
+from sealane.transport.nvme.paths import delay_within
 from sealane.transport.tasks import TaskOwner
 
 RETRY_SECONDS_MIN: Final = 0.05
@@ -61,8 +62,7 @@ class AssociationEpochs:
 class RetryDelays:
     """Delays before attempts to connect again, with jitter.
 
-    Within one outage they grow with its length, so that the pause is at most a quarter longer than
-    the outage. Before the first attempt after a loss there is none, unless losses repeat: then it
+    Within one outage they are `delay_within`. Before the first attempt after a loss there is none, unless losses repeat: then it
     doubles with each, and none of the outage's is shorter. Losses age out.
     """
 
@@ -90,8 +90,12 @@ class RetryDelays:
         earlier = len(self._losses) - 1
         longest = RETRY_SECONDS_MIN * 2 ** (earlier - 1) if earlier else 0.0
         if not self._is_first:
-            lasted = self._now() - self._losses[-1]
-            longest = max(longest, lasted / 4, RETRY_SECONDS_MIN)
+            within = delay_within(
+                self._now() - self._losses[-1],
+                first_seconds=RETRY_SECONDS_MIN,
+                most_seconds=RETRY_SECONDS_MAX,
+            )
+            longest = max(longest, within)
         self._is_first = False
         longest = min(longest, RETRY_SECONDS_MAX)
         return self._uniform(longest / 2, longest)

@@ -40,12 +40,20 @@ class ReconnectPolicy:
             )
 
 
+def delay_within(lasted_seconds: float, *, first_seconds: float, most_seconds: float) -> float:
+    """Return the delay before the next attempt of an outage that has lasted so long.
+
+    It is a quarter of that, so that the pause is at most a quarter longer than the outage, or than
+    `first_seconds` more.
+    """
+    return min(max(first_seconds, _SHARE * lasted_seconds), most_seconds)
+
+
 class Backoff:
     """Delays between connection attempts of one path. `random` returns numbers in [0, 1).
 
-    A delay is a quarter of the time since the loss, so that a host's pause is at most a quarter
-    longer than the outage, or than `first_seconds` more. Jitter shortens a delay by up to a
-    quarter, so that hosts that lost a target at the same time don't reconnect at the same time.
+    A delay is `delay_within`, which jitter shortens by up to a quarter, so that hosts that lost a
+    target at the same time don't reconnect at the same time.
     """
 
     def __init__(self, policy: ReconnectPolicy, random: Callable[[], float]) -> None:
@@ -64,8 +72,12 @@ class Backoff:
         limit = self._policy.give_up_seconds
         if limit is not None and now - self._lost_since >= limit:
             return None
-        share = max(self._policy.first_seconds, _SHARE * (now - self._lost_since))
-        return min(share, self._policy.most_seconds) * (1 - _JITTER * self._random())
+        delay = delay_within(
+            now - self._lost_since,
+            first_seconds=self._policy.first_seconds,
+            most_seconds=self._policy.most_seconds,
+        )
+        return delay * (1 - _JITTER * self._random())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
