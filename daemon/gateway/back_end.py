@@ -62,8 +62,9 @@ class AssociationEpochs:
 class RetryDelays:
     """Delays before attempts to connect again, with jitter.
 
-    Within one outage they are `delay_within`. Before the first attempt after a loss there is none, unless losses repeat: then it
-    doubles with each, and none of the outage's is shorter. Losses age out.
+    Within one outage they are `delay_within`. Before the first attempt after a loss there is none,
+    unless losses repeat: then it doubles with each, and none of the outage's is shorter. Losses age
+    out.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import shutil
 import subprocess
 import sys
 import time
@@ -11,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -21,7 +17,7 @@ from control_plane import Daemon, Site, daemon
 from patience import PATIENCE_SECONDS
 from ports import choose_ports
 from sealane.crypto.evidence.chain import key_sha256
-from vendors.authority import name
+from vendors.authority import Authority, p384, root
 
 LABEL = "card0"
 PROFILE = "bf3-dpdk"
@@ -30,66 +26,33 @@ NOW = dt.datetime.now(dt.UTC)
 
 def program() -> str:
     """Return the path of the emulated card."""
-    found = shutil.which("sealane-dpu", path=Path(sys.executable).parent)
-    if found is None:
-        pytest.skip("no sealane-dpu (make build)")
-    return found
+    found = Path(sys.executable).with_name("sealane-dpu")
+    assert found.exists(), "no sealane-dpu: make build puts it there"
+    return str(found)
 
 
 @dataclass
 class Maker:
     """A maker of cards: an authority, and the cards that it certified."""
 
-    root: Path
-    key: ec.EllipticCurvePrivateKey = field(
-        default_factory=lambda: ec.generate_private_key(ec.SECP384R1())
-    )
+    directory: Path
+    authority: Authority = field(default_factory=lambda: root("Card maker", p384()))
 
     def __post_init__(self) -> None:
-        self.root.mkdir()
-        self.certificate = self._issue("Card maker", self.key.public_key(), is_authority=True)
-        self.path = self.root / "makers.pem"
-        self.path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
+        self.directory.mkdir()
+        self.path = self.directory / "makers.pem"
+        self.path.write_bytes(self.authority.pem)
 
     def card(self, serial: str, *, curve: ec.EllipticCurve | None = None) -> tuple[list[str], str]:
         """Certify a card; return its program's arguments and its hardware id."""
         key = ec.generate_private_key(curve or ec.SECP384R1())
-        certificate = self._issue(f"Card {serial}", key.public_key(), is_authority=False)
-        paths = self.root / f"{serial}.key", self.root / f"{serial}.pem"
+        day = dt.timedelta(days=1)
+        card = self.authority.issue(f"Card {serial}", key, start=NOW - day, end=NOW + day)
+        paths = self.directory / f"{serial}.key", self.directory / f"{serial}.pem"
         paths[0].write_bytes(key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()))
-        paths[1].write_bytes(certificate.public_bytes(Encoding.PEM))
+        paths[1].write_bytes(card.pem)
         arguments = ["--key", str(paths[0]), "--certificates", str(paths[1])]
-        return arguments, f"key-sha256:{key_sha256(certificate).hex()}"
-
-    def _issue(
-        self, subject: str, key: ec.EllipticCurvePublicKey, *, is_authority: bool
-    ) -> x509.Certificate:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name(subject))
-            .issuer_name(name("Card maker"))
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(NOW - dt.timedelta(days=1))
-            .not_valid_after(NOW + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-            .add_extension(_usage(is_authority=is_authority), critical=True)
-            .sign(self.key, hashes.SHA384())
-        )
-
-
-def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not is_authority,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+        return arguments, f"key-sha256:{key_sha256(card.certificate).hex()}"
 
 
 @contextlib.contextmanager
@@ -122,6 +85,14 @@ class World:
     def card(self, *arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         """Run the gateway's card."""
         return running_card(self.socket, [*self.identity, *arguments])
+
+    @contextlib.contextmanager
+    def card_in_use(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run the gateway's card, once the gateway uses it."""
+        uses = sum(line["event"] == "accelerator_in_use" for line in self.gateway.log_lines())
+        with self.card(*arguments) as process:
+            self.wait_for_log("accelerator_in_use", count=uses + 1)
+            yield process
 
     def nonces(self) -> list[bytes]:
         """Return the nonces that cards at the socket have sealed with, without those of probes."""
