@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
 /// A way to do one job wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Fault {
     /// Complete it 1 to 20 ms later.
     Latency,
@@ -39,23 +40,6 @@ pub enum Fault {
     LateWrite,
 }
 
-const NAMES: [(&str, Fault); 14] = [
-    ("latency", Fault::Latency),
-    ("reorder", Fault::Reorder),
-    ("lost", Fault::Lost),
-    ("duplicate", Fault::Duplicate),
-    ("invented", Fault::Invented),
-    ("wrong-tag", Fault::WrongTag),
-    ("wrong-ciphertext", Fault::WrongCiphertext),
-    ("wrong-plaintext", Fault::WrongPlaintext),
-    ("old-nonce", Fault::OldNonce),
-    ("hidden-nonce", Fault::HiddenNonce),
-    ("refused", Fault::Refused),
-    ("dead", Fault::Dead),
-    ("overrun", Fault::Overrun),
-    ("late-write", Fault::LateWrite),
-];
-
 /// A fault with its probability: `NAME=PROBABILITY`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chance {
@@ -68,16 +52,16 @@ impl FromStr for Chance {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, number) = text.split_once('=').unwrap_or((text, "1"));
-        let found = NAMES.iter().find(|(known, _)| *known == name);
-        let Some((_, fault)) = found else {
-            let known: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-            return Err(format!("no fault of this name; there are {}", known.join(", ")));
-        };
+        let fault = Fault::from_str(name, false).map_err(|_| {
+            let names = Fault::value_variants().iter().filter_map(Fault::to_possible_value);
+            let known: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
+            format!("no fault of this name; there are {}", known.join(", "))
+        })?;
         let probability: f64 = number.parse().map_err(|error| format!("{number:?}: {error}"))?;
         if !(0.0..=1.0).contains(&probability) {
             return Err(format!("{number} is no probability"));
         }
-        Ok(Self { fault: *fault, probability })
+        Ok(Self { fault, probability })
     }
 }
 

@@ -150,16 +150,11 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
     loop {
         let ready = card.wait(&listener)?;
         // The peers first: their places change when one is added or dropped.
-        for index in
-            ready.iter().skip(1).enumerate().filter(|(_, is_ready)| **is_ready).map(|i| i.0)
-        {
-            if card.hear(index).is_err() {
-                card.peers[index].1 = Role::New;
-                card.peers[index].0 = closed()?;
-            }
-        }
+        let heard = ready.iter().skip(1).enumerate().filter(|(_, is_ready)| **is_ready);
+        let gone: Vec<usize> =
+            heard.map(|(index, _)| index).filter(|index| card.hear(*index).is_err()).collect();
         card.work()?;
-        card.drop_closed();
+        card.drop_peers(&gone);
         if ready[0] {
             let socket = accept_with(&listener, SocketFlags::CLOEXEC)?;
             card.peers.push((socket, Role::New));
@@ -167,21 +162,11 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
     }
 }
 
-/// A socket whose other end is closed, to take the place of one that is dropped.
-fn closed() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?.0)
-}
-
-fn is_closed(socket: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
-    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
-}
-
 impl Card {
     /// Drops peers that are gone, and the queues of daemons that are.
-    fn drop_closed(&mut self) {
-        self.peers.retain(|(socket, _)| !is_closed(socket));
+    fn drop_peers(&mut self, gone: &[usize]) {
+        let mut places = 0..;
+        self.peers.retain(|_| places.next().is_some_and(|place| !gone.contains(&place)));
         let is_device = |(_, role): &(OwnedFd, Role)| match role {
             Role::Device { daemon, .. } => Some(*daemon),
             _ => None,

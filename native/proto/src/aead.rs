@@ -232,9 +232,7 @@ impl AeadKey {
     ) -> Result<(), NotAuthentic> {
         self.0.open(nonce, aad, ciphertext, tag, plaintext)
     }
-}
 
-impl AeadKey {
     /// Checks what somebody else sealed with this key: the tag is the one of this nonce, additional
     /// data and ciphertext, and the sample of the ciphertext is that of `plaintext`.
     ///

@@ -201,7 +201,7 @@ pub struct CardQueue {
 impl CardQueue {
     fn open(requests: &mut Connection, capabilities: &Capabilities) -> io::Result<Self> {
         let depth = capabilities.depth;
-        let create = |name, bytes, access| SharedMemory::create(name, bytes, access);
+        let create = SharedMemory::create;
         let arena = create("card-arena", arena_bytes(depth), PeerAccess::Writes)?;
         let submissions = create(
             "card-submissions",

@@ -93,9 +93,7 @@ impl JobBell {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::poll;
-
-    use rustix::event::Timespec;
+    use rustix::event::{Timespec, poll};
 
     use super::*;
 

@@ -169,7 +169,13 @@ impl<F: Front> GatewayQueue<F> {
         let change = match (&request.operation, &part.claim) {
             (Operation::Write(plain), _) => {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
-                self.seal_or_submit(part.lba, plain, now).map(Some)
+                self.seal_or_submit(part.lba, plain, Some(now)).map(|(sealed, given)| {
+                    Some(if given.is_empty() {
+                        Prepared::Ready(Change::Write { lba: part.lba, blocks: Arc::new(sealed) })
+                    } else {
+                        Prepared::AtDevice(sealed, given)
+                    })
+                })
             }
             (Operation::WriteZeroes { .. }, _) if self.shared.is_fully_sealed => {
                 let zeros = vec![0; part.blocks as usize * DATA_BYTES];
@@ -193,55 +199,50 @@ impl<F: Front> GatewayQueue<F> {
 
     /// Seals plaintext into private memory, each sector with a new IV.
     pub(super) fn seal(&mut self, lba: u64, plain: &[u8]) -> Result<Change, Status> {
-        let shared = Arc::clone(&self.shared);
-        let sectors = plain.as_chunks::<DATA_BYTES>().0;
-        let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
-        let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
-        for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
-            let iv = self.take_iv(&shared, lba)?;
-            seal_sector(&shared, iv, lba, sector, block)?;
-        }
+        let (sealed, _) = self.seal_or_submit(lba, plain, None)?;
         Ok(Change::Write { lba, blocks: Arc::new(sealed) })
     }
 
-    /// As [`Self::seal`], but gives sectors to the accelerator while that has room.
-    fn seal_or_submit(&mut self, lba: u64, plain: &[u8], now: Nanos) -> Result<Prepared, Status> {
-        if self.acceleration.is_none() {
-            return self.seal(lba, plain).map(Prepared::Ready);
-        }
+    /// As [`Self::seal`], but with a time it gives sectors to the accelerator while that has room;
+    /// also returns these, which are missing.
+    fn seal_or_submit(
+        &mut self,
+        lba: u64,
+        plain: &[u8],
+        now: Option<Nanos>,
+    ) -> Result<(Vec<u8>, Given), Status> {
         let shared = Arc::clone(&self.shared);
         let sectors = plain.as_chunks::<DATA_BYTES>().0;
         let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
-        let mut submitted = Vec::with_capacity(sectors.len());
+        let mut submitted = Vec::new();
         for (index, ((lba, sector), block)) in (lba..).zip(sectors).zip(blocks).enumerate() {
-            let sealed = self.take_iv(&shared, lba).and_then(|iv| {
-                let given = match &mut self.acceleration {
-                    Some(acceleration) => acceleration.submit(&shared.keys, iv, (lba, sector)),
-                    None => Err(iv),
+            let outcome = self.take_iv(&shared, lba).and_then(|iv| {
+                let iv = match &mut self.acceleration {
+                    Some(acceleration) if now.is_some() => {
+                        match acceleration.submit(&shared.keys, iv, (lba, sector)) {
+                            Ok((cookie, ticket)) => {
+                                submitted.push((cookie, index, ticket));
+                                return Ok(());
+                            }
+                            Err(iv) => {
+                                add(&shared.counters.sectors_inline, 1);
+                                iv
+                            }
+                        }
+                    }
+                    _ => iv,
                 };
-                match given {
-                    Ok((cookie, ticket)) => {
-                        submitted.push((cookie, index, ticket));
-                        Ok(())
-                    }
-                    Err(iv) => {
-                        add(&shared.counters.sectors_inline, 1);
-                        seal_sector(&shared, iv, lba, sector, block)
-                    }
-                }
+                seal_sector(&shared, iv, lba, sector, block)
             });
-            if let Err(status) = sealed {
-                if let Some(acceleration) = &mut self.acceleration {
+            if let Err(status) = outcome {
+                if let (Some(acceleration), Some(now)) = (&mut self.acceleration, now) {
                     acceleration.disown(submitted, now);
                 }
                 return Err(status);
             }
         }
-        if submitted.is_empty() {
-            return Ok(Prepared::Ready(Change::Write { lba, blocks: Arc::new(sealed) }));
-        }
-        Ok(Prepared::AtDevice(sealed, submitted))
+        Ok((sealed, submitted))
     }
 
     /// The next IV. Each is counted by itself: if the lease is exhausted within a part, the IVs used
