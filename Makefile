@@ -289,7 +289,8 @@ lint: build ## formatting, types, layers, clippy
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd native && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings
+	for workspace in native native/fuzz; do (cd $$workspace && cargo fmt --check && \
+	  CARGO_TARGET_DIR=$(CURDIR)/native/target cargo clippy --locked --all-targets -- -D warnings) || exit 1; done
 
 .PHONY: format
 format: build ## format Python and Rust

@@ -206,7 +206,12 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
 fn operations() -> [Operation; 8] {
     let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 2 };
     [
-        Operation::Send(Terms { immediate: Some(7), priority: 3, deadline: Some(9), ..Terms::new(reliability) }),
+        Operation::Send(Terms {
+            immediate: Some(7),
+            priority: 3,
+            deadline: Some(9),
+            ..Terms::new(reliability)
+        }),
         Operation::Receive,
         Operation::Stream(Terms::new(Reliability::Unreliable)),
         Operation::Continue { stream: 3, remote_offset: 4096 },

@@ -136,7 +136,7 @@ impl Run {
         let (lba, blocks) = (u64::from(script.byte()), u32::from(script.byte() % 18));
         let odd = shape & 0x80 != 0;
         let cdw10_11 = match opcode {
-            DATASET_MANAGEMENT => lba % 4 | 1 << 34,
+            DATASET_MANAGEMENT => (lba % 4) | (1 << 34),
             RESERVATION_REGISTER..=RESERVATION_RELEASE => lba | u64::from(blocks) << 8,
             _ => lba,
         };

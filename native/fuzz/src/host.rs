@@ -162,7 +162,7 @@ impl Run {
             (0, total)
         };
         let part = whole.get(offset..offset + length).unwrap_or(&whole);
-        let flags = (choice & 1) * FLAG_LAST | (choice >> 1 & 1) * FLAG_SUCCESS;
+        let flags = ((choice & 1) * FLAG_LAST) | (((choice >> 1) & 1) * FLAG_SUCCESS);
         let header = DataHeader {
             common: CommonHeader::new(kind::C2H_DATA, flags, part.len(), self.digests),
             cid: cid.into(),
