@@ -32,6 +32,8 @@ PACKAGES = (
     *("e2fsprogs", "xfsprogs", "fio", "nvme-cli", "dmsetup"),
     # network
     *("iproute2", "nftables", "socat", "tcpdump"),
+    # RDMA
+    *("ibverbs-providers", "libibverbs1", "ibverbs-utils"),
 )
 
 # Modules for the root disk, as prefixes or patterns of their path below kernel/,
@@ -39,6 +41,7 @@ PACKAGES = (
 MODULES = (
     *("arch/x86/crypto/", "crypto/", "lib/", "security/keys/"),
     *("drivers/block/", "drivers/md/", "drivers/nvme/", "drivers/virtio/"),
+    *("drivers/infiniband/core/", "drivers/infiniband/sw/rxe/"),
     *("drivers/char/hw_random/virtio*", "drivers/char/virtio_console*"),
     *("drivers/net/virtio_net*", "drivers/net/veth*", "drivers/net/ifb*"),
     *("fs/ext4/", "fs/xfs/", "fs/configfs/", "fs/nls/nls_utf8*", "fs/nls/nls_ascii*"),

@@ -1,0 +1,304 @@
+//! A queue pair that is connected, used and made again by one thread.
+
+use std::io;
+use std::mem::zeroed;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use crate::address::QueuePairAddress;
+use crate::bindings as ibv;
+use crate::resources::{RECEIVE_SLOTS, Resources, SEND_SLOTS, Unavailable};
+
+/// Most datagrams of one call of [`QueuePair::send`].
+pub const SEGMENTS_MAX: usize = SEND_SLOTS / 2;
+/// Completions taken in one call.
+const COMPLETIONS: usize = 32;
+/// Every so many sends one reports that it and all before it are complete.
+const SENDS_PER_SIGNAL: u64 = 32;
+/// Pause after a failure, until the pair is connected again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Set in the identifiers of sends.
+const SEND: u64 = 1 << 63;
+
+/// Result of [`QueuePair::receive`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Received {
+    /// Datagrams handed over.
+    pub datagrams: usize,
+    /// Bytes of them.
+    pub bytes: usize,
+    /// Nothing more had arrived.
+    pub is_all: bool,
+}
+
+/// How far the pair is.
+#[derive(Debug)]
+enum Connection {
+    /// No peer is known yet.
+    Unknown,
+    /// To be connected at this time.
+    Down { at: Instant },
+    /// Another thread connects it.
+    Connecting(Receiver<io::Result<()>>),
+    /// It sends and receives.
+    Up,
+}
+
+/// An unreliable connected queue pair with slots of its own.
+pub struct QueuePair {
+    resources: Arc<Resources>,
+    peer: Option<QueuePairAddress>,
+    connection: Connection,
+    /// Number of times that it was connected; part of identifiers, so that completions from before
+    /// are known.
+    generation: u32,
+    /// Sends of this generation, and how many of them are complete.
+    sent: u64,
+    completed: u64,
+    /// Completions that were taken and not looked at yet.
+    taken: [ibv::ibv_wc; COMPLETIONS],
+    taken_count: usize,
+    failures: u64,
+    calls: u64,
+}
+
+impl QueuePair {
+    /// Makes a queue pair at the device that has this address. It receives nothing before
+    /// [`Self::set_peer`].
+    pub fn new(ip: IpAddr) -> Result<Self, Unavailable> {
+        let mut psn = [0; 4];
+        // Not a secret: packets carry it in the clear. It only keeps late packets of another pair
+        // with this number from being expected.
+        let drawn = rustix::rand::getrandom(&mut psn[..], rustix::rand::GetRandomFlags::empty());
+        let psn = u32::from_ne_bytes(psn) >> 8;
+        let resources = Resources::new(ip, drawn.map_or(0, |_| psn))?;
+        Ok(Self {
+            resources: Arc::new(resources),
+            peer: None,
+            connection: Connection::Unknown,
+            generation: 0,
+            sent: 0,
+            completed: 0,
+            // SAFETY: zeros are valid: numbers.
+            taken: unsafe { zeroed() },
+            taken_count: 0,
+            failures: 0,
+            calls: 0,
+        })
+    }
+
+    /// Its address, for the peer.
+    #[must_use]
+    pub fn local(&self) -> QueuePairAddress {
+        *self.resources.local()
+    }
+
+    /// Bytes of memory that are pinned for it.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> usize {
+        self.resources.pinned_bytes()
+    }
+
+    /// Connects it, in the background, to a peer.
+    pub fn set_peer(&mut self, peer: QueuePairAddress) {
+        self.peer = Some(peer);
+        self.connection = Connection::Down { at: Instant::now() };
+        self.tend();
+    }
+
+    /// How often it failed: by an error that the device reported, or at connecting.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// Number of receive calls that returned data.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Whether it is connected. Goes on connecting it if it is not.
+    pub fn tend(&mut self) -> bool {
+        match &self.connection {
+            Connection::Up => return true,
+            Connection::Down { at } if *at <= Instant::now() => self.start_connecting(),
+            Connection::Unknown | Connection::Down { .. } => {}
+            Connection::Connecting(result) => match result.try_recv() {
+                Ok(Ok(())) => {
+                    self.connection = Connection::Up;
+                    return true;
+                }
+                Ok(Err(_)) | Err(TryRecvError::Disconnected) => self.failed(),
+                Err(TryRecvError::Empty) => {}
+            },
+        }
+        false
+    }
+
+    fn start_connecting(&mut self) {
+        let Some(peer) = self.peer else { return };
+        self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
+        (self.sent, self.completed, self.taken_count) = (0, 0, 0);
+        let (done, result) = channel();
+        let resources = Arc::clone(&self.resources);
+        let generation = self.generation;
+        let connect = move || {
+            let slots = (0..RECEIVE_SLOTS).map(|slot| (id_of(generation, slot), slot));
+            let connected = resources.connect(&peer, || resources.post_receives(slots));
+            // Nobody listens once the queue pair is gone.
+            drop(done.send(connected));
+        };
+        // The look-up of the peer's link-layer address may take a second, in which the session's
+        // other paths go on.
+        match std::thread::Builder::new().name("sealane-verbs".into()).spawn(connect) {
+            Ok(_) => self.connection = Connection::Connecting(result),
+            Err(_) => self.failed(),
+        }
+    }
+
+    /// Takes it down until it is connected again.
+    fn failed(&mut self) {
+        self.failures += 1;
+        self.taken_count = 0;
+        self.connection = Connection::Down { at: Instant::now() + RETRY };
+    }
+
+    /// Passes on what has arrived, at most some datagrams at a time. The bytes are whatever the
+    /// network had.
+    pub fn receive(&mut self, mut each: impl FnMut(&mut [u8])) -> Received {
+        if !self.tend() {
+            return Received { is_all: true, ..Received::default() };
+        }
+        self.take();
+        let count = std::mem::take(&mut self.taken_count);
+        let mut received = Received { is_all: count < COMPLETIONS, ..Received::default() };
+        let mut has_failed = false;
+        let mut free = Vec::with_capacity(count);
+        for index in 0..count {
+            let completion = self.taken[index];
+            let Some(slot) = self.slot_of(completion.wr_id) else { continue };
+            has_failed |= completion.status != ibv::IBV_WC_SUCCESS;
+            if has_failed {
+                continue;
+            }
+            if completion.wr_id & SEND != 0 {
+                self.completed += SENDS_PER_SIGNAL;
+                continue;
+            }
+            let most = usize::from(self.local().mtu_bytes);
+            let length = (completion.byte_len as usize).min(most);
+            // SAFETY: the slot is ours between its completion and its next posting; the length is
+            // within it.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(self.resources.slot(slot), length) };
+            each(bytes);
+            received.datagrams += 1;
+            received.bytes += length;
+            free.push((completion.wr_id, slot));
+        }
+        self.calls += u64::from(received.datagrams > 0);
+        if has_failed || self.resources.post_receives(free.into_iter()).is_err() {
+            self.failed();
+            received.is_all = true;
+        }
+        received
+    }
+
+    /// Takes completions, unless some have been taken that were not looked at.
+    fn take(&mut self) {
+        if self.taken_count == 0 {
+            match self.resources.poll(&mut self.taken) {
+                Ok(count) => self.taken_count = count,
+                Err(_) => self.failed(),
+            }
+        }
+    }
+
+    /// The slot of a completion; none if it is of an earlier connection.
+    fn slot_of(&self, id: u64) -> Option<usize> {
+        let generation = ((id & !SEND) >> 32) as u32;
+        let slot = (id as u32) as usize;
+        let slots = if id & SEND == 0 { RECEIVE_SLOTS } else { SEND_SLOTS };
+        (generation == self.generation && slot < slots).then_some(slot)
+    }
+
+    /// Whether a batch of [`SEGMENTS_MAX`] datagrams would be accepted or lost at once.
+    pub fn has_room(&mut self) -> bool {
+        !self.tend() || (SEND_SLOTS as u64) - (self.sent - self.completed) >= SEGMENTS_MAX as u64
+    }
+
+    /// Sends datagrams of `segment_bytes` each (the last may be shorter). Returns false if there is
+    /// no room at present; an error if it is not connected, or a datagram is larger than the
+    /// peer takes.
+    pub fn send(&mut self, contents: &[u8], segment_bytes: usize) -> io::Result<bool> {
+        if !self.tend() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let peer = self.peer.map_or(0, |peer| peer.mtu_bytes);
+        if segment_bytes == 0 || segment_bytes > usize::from(peer.min(self.local().mtu_bytes)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let segments = contents.chunks(segment_bytes);
+        if self.sent - self.completed + segments.len() as u64 > SEND_SLOTS as u64 {
+            return Ok(false);
+        }
+        let (generation, resources) = (self.generation, Arc::clone(&self.resources));
+        let sends = segments.map(|segment| {
+            let slot = (self.sent % SEND_SLOTS as u64) as usize;
+            let place = RECEIVE_SLOTS + slot;
+            // SAFETY: the slot's last send is complete, so that the device no longer reads it; a
+            // segment is no longer than a slot.
+            unsafe { resources.slot(place).copy_from(segment.as_ptr(), segment.len()) };
+            self.sent += 1;
+            let signals = self.sent.is_multiple_of(SENDS_PER_SIGNAL);
+            (SEND | id_of(generation, slot), place, segment.len(), signals)
+        });
+        let posted = resources.post_sends(sends);
+        posted.inspect_err(|_| self.failed()).map(|()| true)
+    }
+
+    /// Readable when something has arrived or there is room again, after [`Self::fall_asleep`].
+    #[must_use]
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.resources.event()
+    }
+
+    /// Makes [`Self::event`] report the next completion; false if there is one already.
+    pub fn fall_asleep(&mut self) -> bool {
+        if !matches!(self.connection, Connection::Up) {
+            return true;
+        }
+        self.resources.arm();
+        self.take();
+        self.taken_count == 0
+    }
+
+    /// Takes the event that has woken the thread.
+    pub fn woken(&self) {
+        self.resources.clear_events();
+    }
+
+    /// Puts it into the error state, as a device does: for tests.
+    #[doc(hidden)]
+    pub fn fail(&self) -> io::Result<()> {
+        self.resources.fail()
+    }
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_struct("QueuePair");
+        shown.field("local", &self.local()).field("peer", &self.peer);
+        shown.field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+/// Identifier of a receive; of a send with [`SEND`].
+fn id_of(generation: u32, slot: usize) -> u64 {
+    u64::from(generation) << 32 | slot as u64
+}

@@ -1,0 +1,242 @@
+//! Queue pairs over soft-RoCE, in the kernel lab's guest (`make lab-verbs`): SEALANE_VERBS_HERE and
+//! SEALANE_VERBS_THERE are addresses of two devices that reach each other.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use sealane_verbs::{QueuePair, QueuePairAddress, Unavailable};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn address(name: &str) -> IpAddr {
+    std::env::var(name).expect(name).parse().expect(name)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} did not come about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn pair() -> [QueuePair; 2] {
+    let [mut here, mut there] = ["SEALANE_VERBS_HERE", "SEALANE_VERBS_THERE"]
+        .map(|name| QueuePair::new(address(name)).unwrap());
+    here.set_peer(there.local());
+    there.set_peer(here.local());
+    until("a connection", || here.tend() & there.tend());
+    [here, there]
+}
+
+/// A datagram that shows what it should hold.
+fn datagram(number: u32, length: usize) -> Vec<u8> {
+    let mut bytes: Vec<_> = (0..length).map(|at| (number as usize * 31 + at) as u8).collect();
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// The datagrams' numbers, each of which must be whole.
+fn take(from: &mut QueuePair, into: &mut Vec<u32>) {
+    from.receive(|bytes| {
+        let number = u32::from_be_bytes(bytes[..4].try_into().unwrap());
+        assert_eq!(bytes, datagram(number, bytes.len()), "a damaged datagram");
+        into.push(number);
+    });
+}
+
+fn send(from: &mut QueuePair, to: &mut QueuePair, number: u32, taken: &mut Vec<u32>) {
+    until("room to send", || {
+        let is_sent = from.send(&datagram(number, 4000), 4000).unwrap();
+        from.receive(|_| unreachable!("nothing is sent this way"));
+        take(to, taken);
+        is_sent
+    });
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn datagrams_arrive_whole_in_both_directions_and_sizes() {
+    let [mut here, mut there] = pair();
+    for length in [4, 5, 100, 4095, 4096] {
+        for swapped in [false, true] {
+            let (from, to) =
+                if swapped { (&mut there, &mut here) } else { (&mut here, &mut there) };
+            let batch: Vec<u8> = (0..5).flat_map(|number| datagram(number, length)).collect();
+            assert!(from.send(&batch[..batch.len()], length).unwrap());
+            let mut taken = Vec::new();
+            until("the datagrams", || {
+                take(to, &mut taken);
+                taken.len() == 5
+            });
+            assert_eq!(taken, [0, 1, 2, 3, 4]);
+        }
+    }
+    let short = [datagram(1, 4096), datagram(2, 10)].concat();
+    assert!(here.send(&short, 4096).unwrap());
+    let mut taken = Vec::new();
+    until("a batch whose last is short", || {
+        take(&mut there, &mut taken);
+        taken.len() == 2
+    });
+    assert!(here.send(&[0; 4097], 4097).is_err(), "larger than a packet");
+    assert_eq!((here.failures(), there.failures()), (0, 0));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn a_lossy_network_loses_datagrams_and_damages_none() {
+    let [mut here, mut there] = pair();
+    let mut taken = Vec::new();
+    for number in 0..1000 {
+        send(&mut here, &mut there, number, &mut taken);
+    }
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        take(&mut there, &mut taken);
+    }
+    let unique: HashSet<_> = taken.iter().collect();
+    let sorted = taken.is_sorted();
+    println!(
+        "{} of 1000 arrived, {} twice, in order: {sorted}",
+        unique.len(),
+        taken.len() - unique.len()
+    );
+    assert!(unique.len() > 500, "only {} arrived", unique.len());
+    assert_eq!((here.failures(), there.failures()), (0, 0));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn a_receiver_that_does_not_look_loses_datagrams_and_goes_on() {
+    let [mut here, mut there] = pair();
+    for number in 0..1200 {
+        until("room to send", || {
+            let is_sent = here.send(&datagram(number, 1000), 1000).unwrap();
+            here.receive(|_| unreachable!("nothing is sent this way"));
+            is_sent
+        });
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let mut taken = Vec::new();
+    while !{
+        let received = there.receive(|bytes| {
+            taken.push(u32::from_be_bytes(bytes[..4].try_into().unwrap()));
+        });
+        received.is_all
+    } {}
+    assert!((300..=512).contains(&taken.len()), "{} fitted the slots", taken.len());
+    let mut later = Vec::new();
+    send(&mut here, &mut there, 5000, &mut later);
+    until("a datagram after them", || {
+        take(&mut there, &mut later);
+        later.contains(&5000)
+    });
+    assert_eq!((here.failures(), there.failures()), (0, 0), "losing is no failure");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn a_pair_in_error_is_made_again_with_the_same_address() {
+    let [mut here, mut there] = pair();
+    let (before, mut taken) = (there.local(), Vec::new());
+    send(&mut here, &mut there, 1, &mut taken);
+    until("the first", || {
+        take(&mut there, &mut taken);
+        taken.contains(&1)
+    });
+    there.fail().unwrap();
+    until("notice of the failure", || {
+        take(&mut there, &mut taken);
+        there.failures() == 1
+    });
+    assert!(!there.tend());
+    assert!(there.send(&[0; 100], 100).is_err());
+    // What is sent meanwhile is lost, and does no harm.
+    send(&mut here, &mut there, 2, &mut taken);
+    until("a connection again", || there.tend());
+    assert_eq!(there.local(), before);
+    let mut number = 3;
+    until("a datagram in each direction", || {
+        number += 1;
+        send(&mut here, &mut there, number, &mut taken);
+        take(&mut there, &mut taken);
+        taken.iter().any(|taken| *taken > 3)
+    });
+    there.send(&datagram(7, 50), 50).unwrap();
+    let mut back = Vec::new();
+    until("a datagram back", || {
+        take(&mut here, &mut back);
+        back == [7]
+    });
+    assert_eq!(here.failures(), 0);
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn a_sleeper_is_woken_by_what_arrives_and_by_nothing_else() {
+    let [mut here, mut there] = pair();
+    let poll = |there: &QueuePair, millis: i64| {
+        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
+        let event = rustix::event::PollFlags::IN;
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(there.event(), event)];
+        rustix::event::poll(&mut fds, Some(&timeout)).unwrap()
+    };
+    there.woken();
+    assert!(there.fall_asleep());
+    assert_eq!(poll(&there, 200), 0);
+    for number in 0..3 {
+        here.send(&datagram(number, 64), 64).unwrap();
+        until("the event", || poll(&there, 100) == 1);
+        there.woken();
+        assert!(!there.fall_asleep(), "what woke it has not been taken");
+        let mut taken = Vec::new();
+        take(&mut there, &mut taken);
+        assert_eq!(taken, [number]);
+        there.woken();
+        assert!(there.fall_asleep());
+        assert_eq!(poll(&there, 0), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn a_peer_that_names_others_addresses_gets_nothing_through() {
+    let [mut here, mut there] = pair();
+    // To a queue pair that does not exist, and to a host that does not answer.
+    for address in [
+        QueuePairAddress { number: 0xff_fff0, ..there.local() },
+        QueuePairAddress { ip: "10.99.0.99".parse().unwrap(), ..there.local() },
+    ] {
+        here.set_peer(address);
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            // It may be refused, or lost.
+            drop(here.send(&datagram(1, 100), 100));
+            here.receive(|_| unreachable!("nothing is sent this way"));
+            there.receive(|_| panic!("something came through"));
+        }
+    }
+    // A datagram from a pair that it is not connected to.
+    let mut third = QueuePair::new(here.local().ip).unwrap();
+    third.set_peer(there.local());
+    until("a connection", || third.tend());
+    third.send(&datagram(1, 100), 100).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    // UC does not check the sender's number: a session's packets are sealed for that reason.
+    there.receive(|bytes| assert_eq!(bytes.len(), 100));
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn many_pairs_come_and_go() {
+    for _ in 0..20 {
+        let [mut here, mut there] = pair();
+        let mut taken = Vec::new();
+        send(&mut here, &mut there, 1, &mut taken);
+    }
+    let address = "192.0.2.1".parse().unwrap();
+    let error = QueuePair::new(address).expect_err("nobody has this address");
+    assert!(matches!(error, Unavailable::Device(found) if found == address), "{error}");
+}
