@@ -209,6 +209,7 @@ def _state(session: sessions_pb2.Session) -> str:
 def _path(path: sessions_pb2.Path) -> dict[str, Any]:
     return {
         "state": sessions_pb2.Path.State.Name(path.state).lower(),
+        "wire": path.wire,
         "local_address": path.local_address,
         "peer_address": path.peer_address,
         "statistics": dict(path.statistics),
@@ -219,7 +220,7 @@ def _path_text(path: sessions_pb2.Path) -> str:
     figures = path.statistics
     return (
         f"{path.local_address} to {path.peer_address}, "
-        f"{sessions_pb2.Path.State.Name(path.state).lower()}, "
+        f"{sessions_pb2.Path.State.Name(path.state).lower()}, {path.wire}, "
         f"{figures['srtt_nanos'] / 1e6:.3f} ms, packets sent {figures['packets_sent']:,}, "
         f"lost {figures['lost_packets']:,}, received {figures['packets_received']:,}, "
         f"marked {figures['ce_echoed']:,}"

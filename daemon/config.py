@@ -413,6 +413,19 @@ LineRate = Annotated[int, Field(ge=1_000_000, le=1_600_000_000_000)]
 RoundTripMicros = Annotated[int, Field(ge=10, le=1_000_000)]
 
 
+WIRES: Final = ("udp", "verbs")
+"""What can carry a session's packets, in the order of a session's paths."""
+
+
+def _once_each(wires: tuple[str, ...]) -> tuple[str, ...]:
+    if not wires or len(set(wires)) < len(wires):
+        raise ValueError(f"at least one of {', '.join(WIRES)}, each once")
+    return wires
+
+
+Wires = Annotated[tuple[Literal["udp", "verbs"], ...], AfterValidator(_once_each)]
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -427,6 +440,8 @@ class FabricConfig(Section):
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     path_threads: Annotated[int, Field(ge=0, le=PATHS_MAX)] = 0
+    wires: Wires = ("udp",)
+    pinned_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 26
     congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
     marking: Literal["queue", "phantom", "none"] = "queue"
     line_bits_per_second: LineRate | None = Field(default=None, validate_default=True)
@@ -445,6 +460,16 @@ class FabricConfig(Section):
         if paths > most:
             raise ValueError(f"1…{most} for each address of data_listen, {PATHS_MAX} in all")
         return paths
+
+    @field_validator("wires")
+    @classmethod
+    def _check_wires(cls, wires: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        addresses, paths = info.data.get("data_listen", ("",)), info.data.get("paths", 1)
+        if len(addresses) * paths * len(wires) > PATHS_MAX:
+            raise ValueError(f"{PATHS_MAX} paths in all: data_listen times paths times wires")
+        if "verbs" in wires and info.data.get("path_threads", 0) > 0:
+            raise ValueError('"udp" only, because path_threads is above 0')
+        return wires
 
     @field_validator("marking")
     @classmethod

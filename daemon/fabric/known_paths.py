@@ -3,12 +3,12 @@
 Without numpy and the model, which a fabric without sessions does not load.
 """
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from sealane._native import WireAddress
 from sealane.daemon.runtime.clock import monotonic_ns
 
 PATHS_MAX: Final = 1024
@@ -43,9 +43,8 @@ class PathKey:
 
     @classmethod
     def of(cls, peer: str, addresses: Iterable[str]) -> "PathKey":
-        """Return the key for a peer with these addresses (host:port)."""
-        hosts = (address.rpartition(":")[0].strip("[]") for address in addresses)
-        return cls(peer, frozenset(str(ipaddress.ip_address(host)) for host in hosts))
+        """Return the key for a peer with these addresses of paths."""
+        return cls(peer, frozenset(WireAddress(address).host for address in addresses))
 
 
 T = TypeVar("T")

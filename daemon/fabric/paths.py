@@ -1,26 +1,36 @@
-"""Addresses of a session's paths: a pair of addresses with ports per path (session-wire.md).
+"""Addresses of a session's paths: a pair of ends per path (session-wire.md).
 
-Path i connects the i-th address of one end with the i-th of the other. The initiator offers all its
-addresses; the responder answers with at most as many.
+Each end is a UDP socket or a queue pair of an RDMA device. Path i of a wire connects the i-th end
+of that wire here with the i-th there. The initiator offers all its ends; the responder answers with
+those that it pairs.
 """
 
-import contextlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from sealane.daemon.config import PATHS_MAX
+from sealane._native import WireAddress
+from sealane.daemon.config import PATHS_MAX, WIRES
+from sealane.daemon.fabric.units import UNIT_OVERHEAD_BYTES
 from sealane.errors import UsageError
 from sealane.reasons import ReasonId
 
+_MTU_MAX: Final = 65_535
 
-def bind_addresses(listen_data: Sequence[str], paths: int) -> list[str]:
-    """Return address:port to bind for each path: `paths` paths per address, in turn.
+
+def bind_addresses(
+    listen_data: Sequence[str], paths: int, wires: Sequence[str] = ("udp",)
+) -> list[str]:
+    """Return what to bind for each path: `paths` paths per address and wire, in turn.
 
     Port 0 lets the kernel choose, so a network that hashes ports can route each path differently.
     """
     hosts = [ipaddress.ip_address(address) for address in listen_data]
-    named = [f"[{host}]:0" if host.version == 6 else f"{host}:0" for host in hosts]
-    return named * paths
+    ends = {
+        "udp": [f"[{host}]:0" if host.version == 6 else f"{host}:0" for host in hosts],
+        "verbs": [f"verbs:{host}" for host in hosts],
+    }
+    return [end for wire in WIRES if wire in wires for end in ends[wire] * paths]
 
 
 def check_addresses(addresses: Sequence[str], reason: ReasonId) -> None:
@@ -31,15 +41,32 @@ def check_addresses(addresses: Sequence[str], reason: ReasonId) -> None:
     if not 1 <= len(addresses) <= PATHS_MAX:
         raise UsageError(reason, f"{len(addresses)} addresses; allowed: 1 to {PATHS_MAX}")
     for address in addresses:
-        _check_address(address, reason)
+        try:
+            WireAddress(address)
+        except ValueError as error:
+            raise UsageError(reason, str(error)) from error
 
 
-def _check_address(address: str, reason: ReasonId) -> None:
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(ValueError):
-        is_bracketed = host.startswith("[") and host.endswith("]")
-        found = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
-        is_plain = "%" not in host and port.isascii() and port.isdigit()
-        if is_plain and is_bracketed == (found.version == 6) and 1 <= int(port) <= 65_535:
-            return
-    raise UsageError(reason, f"{address!r} is not a numeric address with a port")
+def of_wire(wire: str, addresses: Iterable[str]) -> list[str]:
+    """Return those of the addresses that are of one wire."""
+    return [address for address in addresses if WireAddress(address).wire == wire]
+
+
+def pair_ends(own: Sequence[str], peers: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the ends (own, the peer's) of each path, the same order at both ends: UDP first."""
+    return [
+        pair
+        for wire in WIRES
+        for pair in zip(of_wire(wire, own), of_wire(wire, peers), strict=False)
+    ]
+
+
+def unit_room(addresses: Iterable[str]) -> int:
+    """Return the largest unit, in bytes, that all queue pairs among the addresses take."""
+    mtus = (WireAddress(address).mtu_bytes for address in addresses)
+    return min((mtu for mtu in mtus if mtu is not None), default=_MTU_MAX) - UNIT_OVERHEAD_BYTES
+
+
+def carrying(unit_bytes: int, addresses: Sequence[str]) -> list[str]:
+    """Return the addresses; only those of UDP if a queue pair can't carry units of this size."""
+    return list(addresses) if unit_room(addresses) >= unit_bytes else of_wire("udp", addresses)

@@ -63,6 +63,8 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             idle_timeout_seconds=config.idle_timeout_seconds,
             reordering_micros=config.reordering_micros,
             path_threads=config.path_threads,
+            wires=config.wires,
+            pinned_bytes_max=config.pinned_bytes_max,
             steering=Steering(
                 congestion=config.congestion,
                 marking=config.marking,

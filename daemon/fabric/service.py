@@ -34,12 +34,19 @@ from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.key_making import made_in_thread
 from sealane.daemon.fabric.known_paths import PathKey, PathWindow, PathWindows
 from sealane.daemon.fabric.limits import Limits
-from sealane.daemon.fabric.paths import bind_addresses, check_addresses
+from sealane.daemon.fabric.paths import (
+    bind_addresses,
+    carrying,
+    check_addresses,
+    of_wire,
+    pair_ends,
+    unit_room,
+)
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.session_plans import SessionPlans
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.snapshots import Snapshots
-from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
+from sealane.daemon.fabric.units import UNIT_GRAIN_BYTES, candidates, route_mtu, unit_max
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
@@ -144,6 +151,7 @@ class FabricService:
         self._doors: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By name of listeners."""
         self._draining = TaskOwner()
+        self._unavailable = ""
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
         self.drain = Drain(self._sessions)
@@ -325,10 +333,11 @@ class FabricService:
         async with turn:
             session, answer, keys = await self._respond(offer, units, peer)
         try:
-            peer_addresses = offer.data_addresses[: len(answer.data_addresses)]
+            pairs = pair_ends(answer.data_addresses, offer.data_addresses)
+            peer_addresses = tuple(peer for _, peer in pairs)
             start = Start(
                 keys=keys,
-                units=units,
+                units=answer.units,
                 peer_addresses=peer_addresses,
                 connection_id_local=answer.connection_id,
                 connection_id_peer=offer.connection_id,
@@ -413,6 +422,8 @@ class FabricService:
             if made is not None:
                 made[1].wipe()
 
+        pairs = self._pairs(session.data_addresses, offer.data_addresses, units)
+        room = unit_room(address for pair in pairs for address in pair)
         certificate, result = self._own_result()
         make = functools.partial(
             respond,
@@ -423,8 +434,8 @@ class FabricService:
             own_certificate=certificate,
             own_result=result,
             kem=self._kem,
-            units=units,
-            data_addresses=session.data_addresses[: len(offer.data_addresses)],
+            units=tuple(unit for unit in units if unit <= room),
+            data_addresses=tuple(own for own, _ in pairs),
             secret=session.admission.secret,
         )
         try:
@@ -476,6 +487,11 @@ class FabricService:
 
     async def _initiate(self, session: Session, target: "_Target", units: tuple[int, ...]) -> None:
         """Exchange keys with the peer and start the worker."""
+        offered = tuple(carrying(units[-1], session.data_addresses))
+        if target.via_addresses:
+            # Relays pass UDP on.
+            offered = tuple(of_wire("udp", offered)[: len(target.via_addresses)])
+        units = self._units_over(offered, units)
         async with self._reach_peer(target.address, target.node) as link:
             if not target.admission.admits(link.subject):
                 raise VerificationError(
@@ -493,24 +509,27 @@ class FabricService:
                 kem=self._kem,
                 units=units,
                 rate_bits_per_second=target.rate_bits_per_second,
-                data_addresses=session.data_addresses[: len(target.via_addresses) or None],
+                data_addresses=offered,
                 secret=target.admission.secret,
             )
             offer = initiation.offer
             answer = await link.establish(offer)
         check_addresses(answer.data_addresses, "session.establish.malformed")
-        paths = len(answer.data_addresses)
-        if paths > len(offer.data_addresses):
+        pairs = pair_ends(offer.data_addresses, answer.data_addresses)
+        paths = len(pairs)
+        if paths < len(answer.data_addresses):
             raise UsageError(
                 "session.establish.malformed",
-                f"the peer answered with {paths} paths; offered: {len(offer.data_addresses)}",
+                f"the peer answered with {len(answer.data_addresses)} paths; offered: "
+                f"{', '.join(offer.data_addresses)}",
             )
-        if not (answer.units and set(answer.units) <= set(units)):
+        room = unit_room(answer.data_addresses)
+        if not (answer.units and set(answer.units) <= set(units) and max(answer.units) <= room):
             raise UsageError(
                 "session.establish.malformed",
                 f"the peer answered with units of {answer.units} bytes; offered: {units}",
             )
-        peer_addresses = (target.via_addresses or answer.data_addresses)[:paths]
+        peer_addresses = target.via_addresses[:paths] or tuple(peer for _, peer in pairs)
         start = Start(
             units=answer.units,
             keys=await made_in_thread(
@@ -563,6 +582,50 @@ class FabricService:
             return (self.settings.unit_bytes,)
         return tuple(candidates(self._ip_version, route_mtu(address)))
 
+    def _units_over(self, addresses: Sequence[str], units: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes that the queue pairs among these addresses take, and their largest."""
+        room = unit_room(addresses)
+        largest = room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES
+        is_searched = self.settings.unit_bytes is None and largest < units[0]
+        fitting = {unit for unit in units if unit <= room} | ({largest} if is_searched else set())
+        return tuple(sorted(fitting, reverse=True))
+
+    def _pairs(
+        self, own: Sequence[str], peers: Sequence[str], units: Sequence[int]
+    ) -> list[tuple[str, str]]:
+        """Return the ends of each path of a session with units of at least the last size.
+
+        UsageError if there is none.
+        """
+        pairs = pair_ends(own, peers)
+        if unit_room(address for pair in pairs for address in pair) < units[-1]:
+            pairs = pair_ends(of_wire("udp", own), peers)
+        if not pairs:
+            raise UsageError(
+                "session.establish.wires",
+                f"no path in common: the peer offers {', '.join(peers)}; fabric.wires here: "
+                f"{', '.join(self.settings.wires)}",
+            )
+        return pairs
+
+    def _ends(self) -> list[str]:
+        """Return what a session binds: queue pairs only within the limit of pinned memory."""
+        wires = self.settings.wires
+        pinned = sum(session.pinned_bytes for session in self._sessions.values())
+        if "verbs" in wires and pinned >= self.settings.pinned_bytes_max:
+            self._note_unavailable(
+                f"sessions have {pinned} bytes of pinned memory; allowed: "
+                f"{self.settings.pinned_bytes_max} (fabric.pinned_bytes_max)"
+            )
+            wires = tuple(wire for wire in wires if wire != "verbs") or wires
+        return bind_addresses(self.settings.listen_data, self.settings.paths, wires)
+
+    def _note_unavailable(self, reason: str) -> None:
+        """Log why a session has no queue pair, unless that was the reason last time."""
+        if reason != self._unavailable:
+            self._unavailable = reason
+            get_logger().warning("verbs_unavailable", reason=reason)
+
     def _register(
         self,
         job: Job,
@@ -577,7 +640,7 @@ class FabricService:
         self._limits.check_job(job, region_bytes=region_bytes)
         try:
             endpoint = SessionEndpoint(
-                bind_addresses(self.settings.listen_data, self.settings.paths),
+                self._ends(),
                 region_bytes,
                 self.settings.ring_entries,
                 unit_bytes=unit_bytes,
@@ -588,8 +651,10 @@ class FabricService:
         except OSError as error:
             raise UnavailableError(
                 "session.endpoint.resources",
-                f"no socket or shared memory for a session: {error.strerror or error}",
+                f"no socket, queue pair or shared memory for a session: {error.strerror or error}",
             ) from error
+        for reason in endpoint.unavailable:
+            self._note_unavailable(reason)
         identity = Identity(
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,

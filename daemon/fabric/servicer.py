@@ -326,6 +326,7 @@ def _session(session: Session) -> sessions_pb2.Session:
 def _path(path: PathReport) -> sessions_pb2.Path:
     return sessions_pb2.Path(
         state=sessions_pb2.Path.State.Value(path.state.upper()),
+        wire=path.wire,
         local_address=path.local_address,
         peer_address=path.peer_address,
         statistics=path.statistics,

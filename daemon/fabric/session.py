@@ -82,6 +82,8 @@ class Start:
 class PathReport:
     """One path of a session: addresses, state, counters."""
 
+    wire: str
+    """`udp` or `verbs`."""
     local_address: str
     peer_address: str
     state: str
@@ -111,7 +113,9 @@ class Session:
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_addresses = tuple(endpoint.local_addresses)
-        """host:port on which it receives data packets, per path."""
+        """Where it receives data packets, per path."""
+        self.pinned_bytes = endpoint.pinned_bytes
+        """Memory that RDMA devices may use for it."""
         self.outlook: Outlook | None = None
         """Estimate of its path; None until it is established."""
         self._endpoint: SessionEndpoint | None = endpoint

@@ -47,6 +47,10 @@ class FabricSettings:
     """A session ends if the peer is silent for this long."""
     reordering_micros: int = 0
     """Known skew of the paths: a packet may arrive this much later than one sent after it."""
+    wires: tuple[str, ...] = ("udp",)
+    """What carries packets: `udp`, `verbs` (RDMA devices that have an address of listen_data)."""
+    pinned_bytes_max: int = 1 << 26
+    """Limit of memory that RDMA devices may use for all sessions, in bytes."""
     path_threads: int = 0
     """Threads beside a session's own that seal, send, receive and open for its paths."""
     steering: Steering = field(default_factory=Steering)

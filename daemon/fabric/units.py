@@ -45,12 +45,12 @@ def candidates(ip_version: int, mtu_max: int) -> Sequence[int]:
 
 
 def unit_max(address: str, ip_version: int) -> int:
-    """Return the largest unit, in bytes, that the route to `address` (host:port) may carry."""
+    """Return the largest unit, in bytes, that the route to `address` may carry."""
     return unit_bytes_for(min(route_mtu(address), MTUS[0]), ip_version)
 
 
 def route_mtu(address: str) -> int:
-    """Return the MTU in bytes of the route to `address` (host:port); a large value if unknown.
+    """Return the MTU in bytes of the route to `address`; a large value if unknown.
 
     It is a hint that saves attempts: it includes what ICMP reported for the path, which may be
     forged.

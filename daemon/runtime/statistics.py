@@ -257,7 +257,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, Statistic]]] = {
         "expected": _gauge("Their number, as far as it is known."),
     },
     "session": _SESSION,
-    "session_path": _PATH,
+    "session_path": {
+        **_PATH,
+        "device_failures": _counter("Failures of the RDMA device; the queue pair is made again."),
+    },
     "job": _JOB,
     **{
         f"{role}_authorization": {

@@ -189,9 +189,12 @@ class Path(message.Message):
     LOCAL_ADDRESS_FIELD_NUMBER: builtins.int
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
+    WIRE_FIELD_NUMBER: builtins.int
     state: Path.State.ValueType
     local_address: builtins.str
     peer_address: builtins.str
+    wire: builtins.str
+    """udp or verbs"""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]:
         """names: docs/operate/metrics.md, sealane_session_path_..."""
@@ -203,10 +206,11 @@ class Path(message.Message):
         local_address: builtins.str = ...,
         peer_address: builtins.str = ...,
         statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
+        wire: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["local_address", b"local_address", "peer_address", b"peer_address", "state", b"state", "statistics", b"statistics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["local_address", b"local_address", "peer_address", b"peer_address", "state", b"state", "statistics", b"statistics", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -722,7 +726,7 @@ class EstablishRequest(message.Message):
 
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """host:port of the initiator's data packets, by path"""
+        """of the initiator's ends of paths (session-wire.md)"""
 
     def __init__(
         self,
@@ -770,7 +774,7 @@ class EstablishResponse(message.Message):
     """certificate of the result's signer, DER"""
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """for the first of the offered paths"""
+        """of the paths that it pairs with offered ends"""
 
     @builtins.property
     def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:

@@ -36,6 +36,7 @@ class JobAccount:
     def usage(self) -> dict[str, int]: ...
 
 class SessionPath(TypedDict):
+    wire: str
     local_address: str
     peer_address: str
     state: Literal["challenged", "validated", "silent", "abandoned"]
@@ -61,10 +62,25 @@ class Steering:
     ) -> Self: ...
 
 @final
+class WireAddress:
+    # The end of a path, as a peer names it: address:port, or verbs:address,qpn=…,psn=…,mtu=….
+    # ValueError: it is neither.
+    def __new__(cls, text: str) -> Self: ...
+    # "udp" or "verbs"
+    @property
+    def wire(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    # Largest packet of a queue pair, in bytes; None for UDP.
+    @property
+    def mtu_bytes(self) -> int | None: ...
+
+@final
 class SessionEndpoint:
-    # The daemon's handle on one session: a UDP socket for each path that it may use, the sealed
-    # shared memories, and a worker thread.
-    # ValueError: a size or address is not valid; OSError: no socket, memory or thread.
+    # The daemon's handle on one session: a UDP socket or queue pair for each path that it may use,
+    # the sealed shared memories, and a worker thread. To bind: address:port, or verbs:address.
+    # ValueError: a size or address is not valid; OSError: no socket, memory or thread, or no queue
+    # pair although nothing else was asked for.
     def __new__(
         cls,
         bind_addresses: list[str],
@@ -78,14 +94,21 @@ class SessionEndpoint:
     ) -> Self: ...
     @property
     def local_addresses(self) -> list[str]: ...
+    # Why queue pairs were left out, one text for each.
+    @property
+    def unavailable(self) -> list[str]: ...
+    # Memory in bytes that RDMA devices may use.
+    @property
+    def pinned_bytes(self) -> int: ...
     # Return the descriptors of region, submission queue, completion queue, doorbell and call (an
     # eventfd). Can be called once; the caller passes them to the job and closes them.
     def take_job_fds(self) -> tuple[int, int, int, int, int]: ...
     # Can be called once. Takes the keys over and wipes both arrays. Packets carry the largest of
     # `units` (descending) that fits the path; None: the endpoint's unit. A unit other than the
     # endpoint's creates new memories: ValueError once the job has its descriptors. There is one
-    # path for each address; sockets beyond those are closed. Without `steering` the session sends
-    # at its rate. The session ends when `permit` no longer holds; None: no permit limits it.
+    # path for each address, with the next local end of its kind; others are closed. Without
+    # `steering` the session sends at its rate. It ends when `permit` no longer holds; None: no
+    # permit limits it.
     # `path_threads`: threads beside the session's own that seal, send, receive and open for its
     # paths, at most one for each; 0: its own does.
     def start(

@@ -535,6 +535,7 @@ ReasonId = Literal[
     "session.establish.malformed",
     "session.establish.timeout",
     "session.establish.version",
+    "session.establish.wires",
     "session.grant.expired",
     "session.job.gone",
     "session.job.refused",

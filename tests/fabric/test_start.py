@@ -19,6 +19,7 @@ class FakeEndpoint:
     """Records its start arguments."""
 
     local_addresses: ClassVar = ["127.0.0.1:1"]
+    pinned_bytes = 0
 
     def __init__(self, number: int) -> None:
         self._number = number

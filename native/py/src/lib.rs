@@ -23,6 +23,7 @@ mod simulation;
 mod storage;
 mod store_anchor;
 mod target;
+mod wire;
 
 /// Native engine.
 #[pymodule]
@@ -47,6 +48,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::simulation::{simulate, simulate_ring};
+    #[pymodule_export]
+    use crate::wire::WireAddress;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

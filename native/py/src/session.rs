@@ -1,7 +1,8 @@
 //! Bindings of session endpoints (daemon) and rings (job).
 
-use std::net::SocketAddr;
+use std::fmt::Display;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
@@ -16,12 +17,12 @@ use sealane_engine::session::path_report::PathReport;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission, Terms};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
+use sealane_engine::session::wire::WireAddress;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::congestion::{Algorithm, Domain, Start};
 use sealane_proto::session::{self, PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
-use crate::link::parse_address;
 use crate::permit::Permit;
 use crate::region::Region;
 
@@ -63,8 +64,11 @@ fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, 
     Ok(dict)
 }
 
-fn parse_addresses(addresses: &[String]) -> PyResult<Vec<SocketAddr>> {
-    addresses.iter().map(|address| parse_address(address)).collect()
+fn parse_each<T: FromStr<Err: Display>>(texts: &[String]) -> PyResult<Vec<T>> {
+    let parse = |text: &String| {
+        text.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
+    };
+    texts.iter().map(parse).collect()
 }
 
 fn path_dict<'py>(py: Python<'py>, path: &PathReport) -> PyResult<Bound<'py, PyDict>> {
@@ -77,7 +81,8 @@ fn path_dict<'py>(py: Python<'py>, path: &PathReport) -> PyResult<Bound<'py, PyD
         PathState::Silent => "silent",
         PathState::Abandoned => "abandoned",
     };
-    dict.set_item("local_address", path.local_address.to_string())?;
+    dict.set_item("wire", path.local_address.wire())?;
+    dict.set_item("local_address", path.local_address.network_address().to_string())?;
     dict.set_item("peer_address", path.peer_address.to_string())?;
     dict.set_item("state", state)?;
     for (name, value) in [
@@ -90,6 +95,7 @@ fn path_dict<'py>(py: Python<'py>, path: &PathReport) -> PyResult<Bound<'py, PyD
         ("srtt_nanos", account.srtt),
         ("ce_received", account.arrived.ce),
         ("ce_echoed", account.received.ce),
+        ("device_failures", path.failures),
     ] {
         statistics.set_item(name, value)?;
     }
@@ -234,7 +240,7 @@ impl SessionEndpoint {
         slots: u16,
         account: Option<&JobAccount>,
     ) -> PyResult<Self> {
-        let bind_addresses = parse_addresses(&bind_addresses)?;
+        let bind_addresses = parse_each(&bind_addresses)?;
         let config = EndpointConfig { region_bytes, ring_entries, unit_bytes, chunk_units, slots };
         let account = account.map(|job| Arc::clone(&job.account));
         let endpoint = py
@@ -245,7 +251,17 @@ impl SessionEndpoint {
 
     #[getter]
     fn local_addresses(&self) -> Vec<String> {
-        self.endpoint.local_addresses().iter().map(SocketAddr::to_string).collect()
+        self.endpoint.local_addresses().iter().map(WireAddress::to_string).collect()
+    }
+
+    #[getter]
+    fn pinned_bytes(&self) -> usize {
+        self.endpoint.pinned_bytes()
+    }
+
+    #[getter]
+    fn unavailable(&self) -> Vec<String> {
+        self.endpoint.unavailable().to_vec()
     }
 
     fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd, RawFd)> {
@@ -289,7 +305,7 @@ impl SessionEndpoint {
             token_seed: random_seed()?,
         };
         let start = StartConfig {
-            peer_addresses: parse_addresses(&peer_addresses)?,
+            peer_addresses: parse_each(&peer_addresses)?,
             connection_id_local,
             connection_id_peer,
             rate_bits_per_second,

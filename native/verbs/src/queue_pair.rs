@@ -5,7 +5,7 @@ use std::mem::zeroed;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::address::QueuePairAddress;
@@ -43,7 +43,7 @@ enum Connection {
     /// To be connected at this time.
     Down { at: Instant },
     /// Another thread connects it.
-    Connecting(Receiver<io::Result<()>>),
+    Connecting(JoinHandle<io::Result<()>>),
     /// It sends and receives.
     Up,
 }
@@ -124,39 +124,31 @@ impl QueuePair {
 
     /// Whether it is connected. Goes on connecting it if it is not.
     pub fn tend(&mut self) -> bool {
-        match &self.connection {
-            Connection::Up => return true,
-            Connection::Down { at } if *at <= Instant::now() => self.start_connecting(),
-            Connection::Unknown | Connection::Down { .. } => {}
-            Connection::Connecting(result) => match result.try_recv() {
-                Ok(Ok(())) => {
-                    self.connection = Connection::Up;
-                    return true;
-                }
-                Ok(Err(_)) | Err(TryRecvError::Disconnected) => self.failed(),
-                Err(TryRecvError::Empty) => {}
+        match std::mem::replace(&mut self.connection, Connection::Unknown) {
+            Connection::Connecting(thread) if thread.is_finished() => match thread.join() {
+                Ok(Ok(())) => self.connection = Connection::Up,
+                Ok(Err(_)) | Err(_) => self.failed(),
             },
+            Connection::Down { at } if at <= Instant::now() => self.start_connecting(),
+            unchanged => self.connection = unchanged,
         }
-        false
+        matches!(self.connection, Connection::Up)
     }
 
     fn start_connecting(&mut self) {
         let Some(peer) = self.peer else { return };
         self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
         (self.sent, self.completed, self.taken_count) = (0, 0, 0);
-        let (done, result) = channel();
         let resources = Arc::clone(&self.resources);
         let generation = self.generation;
         let connect = move || {
             let slots = (0..RECEIVE_SLOTS).map(|slot| (id_of(generation, slot), slot));
-            let connected = resources.connect(&peer, || resources.post_receives(slots));
-            // Nobody listens once the queue pair is gone.
-            drop(done.send(connected));
+            resources.connect(&peer, || resources.post_receives(slots))
         };
         // The look-up of the peer's link-layer address may take a second, in which the session's
         // other paths go on.
-        match std::thread::Builder::new().name("sealane-verbs".into()).spawn(connect) {
-            Ok(_) => self.connection = Connection::Connecting(result),
+        match Builder::new().name("sealane-verbs".into()).spawn(connect) {
+            Ok(thread) => self.connection = Connection::Connecting(thread),
             Err(_) => self.failed(),
         }
     }

@@ -1,7 +1,6 @@
 //! The daemon's handle on one session: first memories and sockets, then keys and the worker.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,12 +22,12 @@ use super::report::Report;
 pub use super::report::State;
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
+use super::wire::{self, Bind, Ends, Refused, Wire, WireAddress};
 use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
 use crate::event;
 use crate::permit::Permit;
 use crate::shared_memory::{PeerAccess, SharedMemory};
-use crate::udp::Udp;
 
 /// Sizes of a session's packets and memories; both ends use the same units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,9 +47,9 @@ pub struct EndpointConfig {
 /// Results of session establishment.
 #[derive(Debug, Clone)]
 pub struct StartConfig {
-    /// Destination of each path's packets. The session has this many paths and uses as many
-    /// sockets, from the first one on.
-    pub peer_addresses: Vec<SocketAddr>,
+    /// Destination of each path's packets. The session has this many paths; each uses the next
+    /// local end of its kind.
+    pub peer_addresses: Vec<WireAddress>,
     /// Connection id in the packets that we receive.
     pub connection_id_local: u64,
     /// Connection id in the packets that we send.
@@ -113,7 +112,7 @@ pub struct JobDescriptors {
 }
 
 struct Prepared {
-    sockets: Vec<Udp>,
+    wires: Vec<Wire>,
     memory: JobMemory,
     bell: DaemonBell,
 }
@@ -172,7 +171,9 @@ impl Memories {
 pub struct Endpoint {
     config: EndpointConfig,
     layout: Layout,
-    local_addresses: Vec<SocketAddr>,
+    local_addresses: Vec<WireAddress>,
+    unavailable: Vec<String>,
+    pinned_bytes: usize,
     prepared: Option<Prepared>,
     account: Option<Arc<JobAccount>>,
     job: ForJob,
@@ -183,14 +184,14 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds a socket for each path that the session may have, and creates the memories. Port 0
-    /// selects a free port.
+    /// Makes an end for each path that the session may have, and creates the memories. Queue pairs
+    /// that can't be had are left out ([`Self::unavailable`]), unless nothing else is wanted.
     ///
     /// With an account, the session shares that job's limits and turns; without one, only its own
     /// limits apply.
     pub fn new(
         config: EndpointConfig,
-        bind_addresses: &[SocketAddr],
+        bind_addresses: &[Bind],
         account: Option<Arc<JobAccount>>,
     ) -> Result<Self, EndpointError> {
         let made = Memories::new(&config)?;
@@ -200,9 +201,19 @@ impl Endpoint {
                 "{count} paths; allowed: 1 to {PATHS_MAX}"
             )));
         }
-        let sockets: Vec<Udp> =
-            bind_addresses.iter().map(|address| Udp::bind(*address)).collect::<Result<_, _>>()?;
-        let local_addresses = sockets.iter().map(Udp::local_address).collect::<Result<_, _>>()?;
+        let (mut wires, mut unavailable) = (Vec::new(), Vec::new());
+        for address in bind_addresses {
+            match Wire::bind(*address) {
+                Ok(wire) => wires.push(wire),
+                Err(Refused::Socket(error)) => return Err(error.into()),
+                Err(Refused::QueuePair(error)) => unavailable.push(error.to_string()),
+            }
+        }
+        if wires.is_empty() {
+            return Err(io::Error::other(unavailable.join("; ")).into());
+        }
+        let pinned_bytes = wires.iter().map(Wire::pinned_bytes).sum();
+        let local_addresses = wires.iter().map(Wire::local_address).collect::<Result<_, _>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
             is_to_drain: AtomicBool::new(false),
@@ -219,7 +230,9 @@ impl Endpoint {
             config,
             layout,
             local_addresses,
-            prepared: Some(Prepared { sockets, memory, bell }),
+            unavailable,
+            pinned_bytes,
+            prepared: Some(Prepared { wires, memory, bell }),
             account,
             job: Arc::new(Mutex::new(Some(job))),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
@@ -229,9 +242,19 @@ impl Endpoint {
         })
     }
 
-    /// The local addresses of the sockets; after the start, only those of the paths in use.
-    pub fn local_addresses(&self) -> &[SocketAddr] {
+    /// The local address of each path's end; after the start, only of the paths in use.
+    pub fn local_addresses(&self) -> &[WireAddress] {
         &self.local_addresses
+    }
+
+    /// Why queue pairs were left out, one text for each.
+    pub fn unavailable(&self) -> &[String] {
+        &self.unavailable
+    }
+
+    /// Bytes of memory that are pinned for its queue pairs, in use or not.
+    pub fn pinned_bytes(&self) -> usize {
+        self.pinned_bytes
     }
 
     /// The job's descriptors; can be taken once.
@@ -259,7 +282,7 @@ impl Endpoint {
             connection_id_peer: start.connection_id_peer,
             unit_bytes: unit_of_memories,
             // If both occur, the one with the larger headers.
-            ip: if start.peer_addresses.iter().any(SocketAddr::is_ipv6) {
+            ip: if start.peer_addresses.iter().any(|peer| peer.network_address().is_ipv6()) {
                 IpVersion::V6
             } else {
                 IpVersion::V4
@@ -283,21 +306,22 @@ impl Endpoint {
                 "the job already has memories for another unit".into(),
             ));
         }
-        let paths = start.peer_addresses.len();
-        if paths > self.local_addresses.len() {
-            let message = format!("{paths} paths but only {} sockets", self.local_addresses.len());
-            return Err(EndpointError::Invalid(message));
-        }
         let stop = self.stop.try_clone()?;
-        let Prepared { sockets, memory, bell } =
+        let Prepared { wires, memory, bell } =
             self.prepared.take().ok_or(EndpointError::Started)?;
-        self.local_addresses.truncate(paths);
+        let paths = wire::pair(wires, &start.peer_addresses).map_err(|peer| {
+            EndpointError::Invalid(format!("no local end is left for a path to {peer}"))
+        })?;
+        self.local_addresses = paths.iter().map(Ends::local_address).collect::<Result<_, _>>()?;
         let search = (start.units, start.is_initiator);
         let session = Session::searching(config, start.steering, search, keys, now());
-        let paths: Vec<_> = sockets.into_iter().zip(start.peer_addresses.iter().copied()).collect();
         let lanes = match start.path_threads {
             0 => Ok(Lanes::new(paths)),
-            threads => Lanes::threaded(paths, threads.into(), &session),
+            threads => {
+                let paths = paths.into_iter().map(Ends::into_udp).collect::<Option<_>>();
+                let paths = paths.ok_or_else(|| io::Error::other("path threads serve UDP only"));
+                paths.and_then(|paths| Lanes::threaded(paths, threads.into(), &session))
+            }
         };
         let flow = self.account.take().map(Flow::new).transpose();
         let (lanes, flow) = lanes.and_then(|lanes| Ok((lanes, flow?))).inspect_err(|_| {

@@ -15,6 +15,7 @@ use sealane_proto::session::{
 };
 
 use super::lanes::Lanes;
+use super::wire::Ends;
 use crate::udp::Udp;
 
 const MILLISECOND: Nanos = 1_000_000;
@@ -111,7 +112,7 @@ impl End {
         };
         Self {
             session: Session::new(config, Steering::default(), &keys, 0),
-            lanes: Lanes::new([(udp, peer)]),
+            lanes: Lanes::new([Ends::Udp(Box::new(udp), peer)]),
             memory: Bytes(vec![0; MESSAGE_BYTES]),
             completed: Vec::new(),
         }

@@ -1,12 +1,11 @@
-//! The paths of a session on this host: each path's socket, its peer address, and the batch being
-//! gathered for it.
+//! The paths of a session on this host: each path's socket or queue pair, its peer address, and the
+//! batch being gathered for it.
 //!
 //! The sockets have different ports, so that a network that hashes addresses and ports routes each
 //! path separately (UnoLB's subflows); they may also be bound to addresses of different interfaces.
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 
 use quinn_udp::RecvMeta;
 use rustix::event::{PollFd, PollFlags};
@@ -17,6 +16,7 @@ use sealane_proto::session::{
 use super::link::Link;
 use super::outbound::{Outbound, SendCounters};
 use super::path_threads::PathThreads;
+use super::wire::{Ends, WireAddress};
 use crate::udp::{self, Udp};
 
 /// Where a path's packets go.
@@ -72,12 +72,18 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Creates a path for each socket and peer address, served by the calling thread.
-    pub(super) fn new(paths: impl IntoIterator<Item = (Udp, SocketAddr)>) -> Self {
-        Self::of(paths.into_iter().map(|(udp, peer)| (Link::own(udp), peer)), None)
+    /// Creates a path for each pair of ends, served by the calling thread.
+    pub(super) fn new(paths: impl IntoIterator<Item = Ends>) -> Self {
+        let link = |ends| match ends {
+            Ends::Udp(udp, peer) => (Link::own(*udp), peer),
+            Ends::Verbs(pair, peer) => {
+                (Link::verbs(pair, peer), WireAddress::Verbs(peer).network_address())
+            }
+        };
+        Self::of(paths.into_iter().map(link), None)
     }
 
-    /// As [`Self::new`], served by this many threads for the given session.
+    /// As [`Self::new`] for UDP, served by this many threads for the given session.
     pub(super) fn threaded(
         paths: Vec<(Udp, SocketAddr)>,
         threads: usize,
@@ -118,11 +124,23 @@ impl Lanes {
         let index = behind.find(|index| self.all[*index].has_datagrams)?;
         self.read = index;
         let Lane { link, peer, has_datagrams, .. } = &mut self.all[index];
-        let Link::Own { udp, .. } = link else { return None };
         let path = PathId(index as u8);
-        let received = udp.receive(|datagram, meta| {
-            peer.heard(path, Received::sealed(datagram), meta, &mut each);
-        });
+        let received = match link {
+            Link::Own { udp, .. } => udp.receive(|datagram, meta| {
+                peer.heard(path, Received::sealed(datagram), meta, &mut each);
+            }),
+            Link::Verbs { pair, .. } => {
+                // A queue pair has one peer, whatever the packets' source; devices keep marks.
+                let mut meta = RecvMeta::default();
+                meta.addr = peer.address;
+                let received = pair.receive(|datagram| {
+                    peer.heard(path, Received::sealed(datagram), &meta, &mut each);
+                });
+                let sealane_verbs::Received { datagrams, bytes, is_all } = received;
+                Ok(udp::Received { datagrams, bytes, is_all })
+            }
+            Link::Threaded(_) => return None,
+        };
         if received.as_ref().is_ok_and(|received| received.is_all) {
             *has_datagrams = false;
         }
@@ -226,6 +244,11 @@ impl Lanes {
         self.all.iter().map(|lane| lane.link.receive_calls()).sum()
     }
 
+    /// How often each path's device failed.
+    pub(super) fn failures(&self) -> impl Iterator<Item = u64> {
+        self.all.iter().map(|lane| lane.link.failures())
+    }
+
     /// Datagrams that the kernel dropped so far because a socket's buffer was full.
     pub(super) fn receive_drops(&self) -> u64 {
         self.all.iter().map(|lane| lane.link.receive_drops()).sum()
@@ -249,8 +272,16 @@ impl Lanes {
 
     /// Announces that the thread will sleep on [`Self::poll_fds`]; false if there is something to
     /// do at once.
-    pub(super) fn fall_asleep(&self, wants_datagrams: bool) -> bool {
-        let Some(threads) = &self.threads else { return true };
+    pub(super) fn fall_asleep(&mut self, wants_datagrams: bool) -> bool {
+        let Some(threads) = &self.threads else {
+            let mut is_quiet = true;
+            for Lane { link, outbound, has_datagrams, .. } in &mut self.all {
+                let sleeps = link.fall_asleep(wants_datagrams, outbound.is_blocked());
+                *has_datagrams |= !sleeps;
+                is_quiet &= sleeps;
+            }
+            return is_quiet;
+        };
         threads.fall_asleep(wants_datagrams, self.is_blocked());
         let has_room = |lane: &Lane| lane.outbound.is_blocked() && lane.link.has_room();
         !(wants_datagrams && threads.has_arrived() || self.all.iter().any(has_room))
@@ -260,13 +291,11 @@ impl Lanes {
     pub(super) fn poll_fds(&self, wants_datagrams: bool) -> impl Iterator<Item = PollFd<'_>> {
         let event = self.threads.as_ref().map(PathThreads::event);
         let event = event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN));
-        let sockets = self.all.iter().filter_map(move |lane| {
-            let mut wanted = PollFlags::empty();
-            wanted.set(PollFlags::IN, wants_datagrams);
-            wanted.set(PollFlags::OUT, lane.outbound.is_blocked());
-            Some(PollFd::from_borrowed_fd(lane.link.udp()?.as_fd(), wanted))
-        });
-        event.into_iter().chain(sockets)
+        let fds = self
+            .all
+            .iter()
+            .filter_map(move |lane| lane.link.poll_fd(wants_datagrams, lane.outbound.is_blocked()));
+        event.into_iter().chain(fds)
     }
 
     /// Processes what `poll` has found about [`Self::poll_fds`], in the same order. Without
@@ -276,6 +305,7 @@ impl Lanes {
             return threads.woke_up(found.iter().any(|found| !found.is_empty()));
         }
         for (lane, found) in self.all.iter_mut().zip(found) {
+            lane.link.woken(*found);
             let arrived = PollFlags::IN | PollFlags::ERR;
             lane.has_datagrams |= !wants_datagrams || found.intersects(arrived);
         }
@@ -299,7 +329,7 @@ mod tests {
     fn every_datagram_leaves_by_its_path_whatever_was_expected() {
         let receivers = [0, 1, 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let to = |path: usize| receivers[path].local_addr().unwrap();
-        let mut lanes = Lanes::new((0..3).map(|path| (loopback(), to(path))));
+        let mut lanes = Lanes::new((0..3).map(|path| Ends::Udp(Box::new(loopback()), to(path))));
         let order = [0, 1, 2, 0, 0, 2, 2, 1, 0, 2, 1];
         for (number, path) in order.iter().enumerate() {
             let departure =
@@ -328,7 +358,7 @@ mod tests {
         let sockets = [0, 1, 2].map(|_| loopback());
         let addresses: Vec<_> = sockets.iter().map(|udp| udp.local_address().unwrap()).collect();
         let nobody = "127.0.0.1:9".parse().unwrap();
-        let mut lanes = Lanes::new(sockets.map(|udp| (udp, nobody)));
+        let mut lanes = Lanes::new(sockets.map(|udp| Ends::Udp(Box::new(udp), nobody)));
         assert!(lanes.receive(|_, _, _| unreachable!("nothing was sent")).is_none());
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for path in [0, 2] {
@@ -354,7 +384,7 @@ mod tests {
         let [before, after] = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let udp = loopback();
         let here = udp.local_address().unwrap();
-        let mut lanes = Lanes::new([(udp, before.local_addr().unwrap())]);
+        let mut lanes = Lanes::new([Ends::Udp(Box::new(udp), before.local_addr().unwrap())]);
         let path = [PathId(0)].into_iter().fold(PathSet::default(), PathSet::with);
         let receive = |lanes: &mut Lanes, from: &UdpSocket, follow| {
             from.send_to(&[1; 10], here).unwrap();

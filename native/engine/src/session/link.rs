@@ -1,14 +1,18 @@
-//! One path's way to the network: its socket, used by the worker itself or by a path thread.
+//! One path's way to the network: its socket, used by the worker itself or by a path thread, or its
+//! queue pair.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags};
 use sealane_proto::session::Train;
+use sealane_verbs::{QueuePair, QueuePairAddress, SEGMENTS_MAX};
 
 use super::outbound::{Batch, SendCounters};
 use super::path_threads::Port;
 use crate::udp::Udp;
 
-/// A socket.
+/// A socket or queue pair.
 #[derive(Debug)]
 pub(super) enum Link {
     /// The worker's own.
@@ -20,6 +24,13 @@ pub(super) enum Link {
     },
     /// A path thread's.
     Threaded(Port),
+    /// A queue pair, which the worker uses itself.
+    Verbs {
+        /// The queue pair.
+        pair: Box<QueuePair>,
+        /// Results of sending.
+        counters: SendCounters,
+    },
 }
 
 impl Link {
@@ -33,18 +44,58 @@ impl Link {
         Self::Threaded(port)
     }
 
-    /// The socket, if it is the worker's.
-    pub(super) fn udp(&self) -> Option<&Udp> {
+    /// A queue pair, connected to a peer's.
+    pub(super) fn verbs(mut pair: Box<QueuePair>, peer: QueuePairAddress) -> Self {
+        pair.set_peer(peer);
+        Self::Verbs { pair, counters: SendCounters::default() }
+    }
+
+    /// What to wait for so that something arrives, and so that a blocked batch may go; none if
+    /// another thread waits.
+    pub(super) fn poll_fd(&self, wants_datagrams: bool, is_blocked: bool) -> Option<PollFd<'_>> {
+        let mut wanted = PollFlags::empty();
+        Some(match self {
+            Self::Own { udp, .. } => {
+                wanted.set(PollFlags::IN, wants_datagrams);
+                wanted.set(PollFlags::OUT, is_blocked);
+                PollFd::from_borrowed_fd(udp.as_fd(), wanted)
+            }
+            Self::Verbs { pair, .. } => {
+                wanted.set(PollFlags::IN, wants_datagrams || is_blocked);
+                PollFd::from_borrowed_fd(pair.event(), wanted)
+            }
+            Self::Threaded(_) => return None,
+        })
+    }
+
+    /// Announces that the thread will sleep on [`Self::poll_fd`]; false if there is something to do.
+    pub(super) fn fall_asleep(&mut self, wants_datagrams: bool, is_blocked: bool) -> bool {
         match self {
-            Self::Own { udp, .. } => Some(udp),
-            Self::Threaded(_) => None,
+            Self::Verbs { pair, .. } if wants_datagrams || is_blocked => pair.fall_asleep(),
+            _ => true,
+        }
+    }
+
+    /// Takes what `poll` has found.
+    pub(super) fn woken(&self, found: PollFlags) {
+        match self {
+            Self::Verbs { pair, .. } if found.contains(PollFlags::IN) => pair.woken(),
+            _ => {}
+        }
+    }
+
+    /// How often its device failed.
+    pub(super) fn failures(&self) -> u64 {
+        match self {
+            Self::Verbs { pair, .. } => pair.failures(),
+            Self::Own { .. } | Self::Threaded(_) => 0,
         }
     }
 
     /// An empty batch: its packets are sealed where they are sent.
     pub(super) fn new_train(&self) -> Train {
         match self {
-            Self::Own { .. } => Train::default(),
+            Self::Own { .. } | Self::Verbs { .. } => Train::default(),
             Self::Threaded(_) => Train::deferred(),
         }
     }
@@ -54,6 +105,7 @@ impl Link {
         match self {
             Self::Own { udp, .. } => udp.segments_max(),
             Self::Threaded(port) => port.segments_max(),
+            Self::Verbs { .. } => SEGMENTS_MAX,
         }
     }
 
@@ -62,13 +114,24 @@ impl Link {
         match self {
             Self::Own { udp, counters } => batch.send(udp, (to, train), counters),
             Self::Threaded(port) => port.send(to, train, batch),
+            Self::Verbs { pair, counters } => {
+                match pair.send(train.sealed(), batch.segment_bytes) {
+                    Ok(false) => false,
+                    sent => {
+                        counters.count(sent.is_ok(), batch.segments as u64);
+                        true
+                    }
+                }
+            }
         }
     }
 
     /// Counts a batch that is given up.
     pub(super) fn lost(&mut self, batch: Batch) {
         match self {
-            Self::Own { counters, .. } => counters.count(false, batch.segments as u64),
+            Self::Own { counters, .. } | Self::Verbs { counters, .. } => {
+                counters.count(false, batch.segments as u64);
+            }
             Self::Threaded(port) => port.lost(batch),
         }
     }
@@ -76,7 +139,7 @@ impl Link {
     /// Whether a batch that was not accepted may be now.
     pub(super) fn has_room(&self) -> bool {
         match self {
-            Self::Own { .. } => false,
+            Self::Own { .. } | Self::Verbs { .. } => false,
             Self::Threaded(port) => port.has_room(),
         }
     }
@@ -91,7 +154,7 @@ impl Link {
     /// Results of sending so far.
     pub(super) fn counters(&self) -> SendCounters {
         match self {
-            Self::Own { counters, .. } => *counters,
+            Self::Own { counters, .. } | Self::Verbs { counters, .. } => *counters,
             Self::Threaded(port) => port.counters(),
         }
     }
@@ -101,14 +164,17 @@ impl Link {
         match self {
             Self::Own { udp, .. } => udp.calls(),
             Self::Threaded(port) => port.receive_calls(),
+            Self::Verbs { pair, .. } => pair.calls(),
         }
     }
 
-    /// Datagrams that the kernel dropped so far because the socket's buffer was full.
+    /// Datagrams that the kernel dropped so far because the socket's buffer was full. A queue pair
+    /// does not tell.
     pub(super) fn receive_drops(&self) -> u64 {
         match self {
             Self::Own { udp, .. } => udp.drops(),
             Self::Threaded(port) => port.receive_drops(),
+            Self::Verbs { .. } => 0,
         }
     }
 }

@@ -28,4 +28,5 @@ mod ring_stress;
 pub mod share;
 pub mod statistics;
 mod submission;
+pub mod wire;
 mod worker;

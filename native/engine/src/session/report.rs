@@ -84,9 +84,8 @@ impl Worker {
         self.memory.ring.publish_statistics(&values);
         *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
         let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
-        let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
         paths.clear();
-        paths.extend(PathReport::of(addresses, &self.session));
+        paths.extend(PathReport::of(&self.local_addresses, &self.lanes, &self.session));
     }
 
     fn counters(&self) -> WorkerStatistics {

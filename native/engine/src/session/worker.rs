@@ -1,7 +1,6 @@
 //! The loop that drives one session machine: socket, rings and clock in; datagrams and completions
 //! out.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +21,7 @@ use super::presence::Presence;
 use super::report::{Report, STATISTICS_NANOS, State};
 use super::ring::{DaemonRing, RingFault};
 use super::share::Flow;
+use super::wire::WireAddress;
 use crate::clock::{nanos, now, sharpen_timers, timespec};
 use crate::permit::Permit;
 use crate::shared_memory::SharedMemory;
@@ -68,7 +68,7 @@ pub(super) struct Worker {
     pub(super) session: Session,
     pub(super) lanes: Lanes,
     /// Local address of each path.
-    pub(super) local_addresses: Vec<SocketAddr>,
+    pub(super) local_addresses: Vec<WireAddress>,
     /// Whether the peer may be behind a relay: until a path is validated, send to the source of the
     /// newest authentic packet on it.
     pub(super) follows_peer: bool,
