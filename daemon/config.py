@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
 from sealane.crypto.roles import Role
@@ -417,13 +424,15 @@ WIRES: Final = ("udp", "verbs")
 """What can carry a session's packets, in the order of a session's paths."""
 
 
-def _once_each(wires: tuple[str, ...]) -> tuple[str, ...]:
-    if not wires or len(set(wires)) < len(wires):
-        raise ValueError(f"at least one of {', '.join(WIRES)}, each once")
-    return wires
+def _wires(value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and value and all(each in WIRES for each in value):
+        named = tuple(wire for wire in WIRES if wire in value)
+        if len(named) == len(value):
+            return named
+    raise ValueError('["udp"], ["verbs"] or ["udp", "verbs"]')
 
 
-Wires = Annotated[tuple[Literal["udp", "verbs"], ...], AfterValidator(_once_each)]
+Wires = Annotated[tuple[str, ...], BeforeValidator(_wires)]
 
 
 class FabricConfig(Section):

@@ -297,6 +297,30 @@ MISTAKES = {
             "[config.value]"
         ),
     ),
+    **{
+        f"wires {wires}": (
+            FABRIC + f"wires = {wires}\n",
+            (
+                f'fabric.wires: found {wires}; allowed: ["udp"], ["verbs"] or ["udp", "verbs"] '
+                "[config.value]"
+            ),
+        )
+        for wires in ("[]", '"udp"', '["tcp"]', '["udp", "udp"]', "[[]]", "[1]", "[{}]")
+    },
+    "too many paths over two wires": (
+        FABRIC + 'paths = 17\nwires = ["udp", "verbs"]\n',
+        (
+            'fabric.wires: found ["udp", "verbs"]; allowed: 32 paths in all: data_listen times '
+            "paths times wires [config.value]"
+        ),
+    ),
+    "path threads for verbs": (
+        FABRIC + 'path_threads = 1\nwires = ["verbs"]\n',
+        (
+            'fabric.wires: found ["verbs"]; allowed: "udp" only, because path_threads is above 0 '
+            "[config.value]"
+        ),
+    ),
     "bad data address": (
         FABRIC + 'data_listen = "x"\n',
         'fabric.data_listen: found "x"; allowed: an IP address, or a list of them [config.value]',

@@ -37,3 +37,17 @@ roce_pair() {
         rdma link add "rxe$end" type rxe netdev "roce$end"
     done
 }
+
+# installed: the package's files, which are on the first disk
+installed() {
+    mkdir -p /usr/lib/sealane /mnt/package
+    mount -o ro /dev/lab/disk0 /mnt/package
+    mount --bind /mnt/package/usr/lib/sealane /usr/lib/sealane
+    # Emulated, each of the three daemons needs seconds to start.
+    ip link set lo up
+}
+
+# sessions SCENARIO: of verbs_sessions.py
+sessions() {
+    PYTHONPATH=. /usr/lib/sealane/bin/python3 -B verbs_sessions.py "$1" | tee "/out/$1.json"
+}

@@ -1,0 +1,124 @@
+"""Sessions over InfiniBand verbs, on soft-RoCE: queue pairs alone, and daemons as packaged."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_lab.lab import Lab
+
+pytestmark = [pytest.mark.lab_verbs, pytest.mark.timeout(900)]
+
+TESTS = Path(__file__).resolve().parents[1]
+NATIVE = TESTS.parent / "native"
+GUEST_FILES = (
+    TESTS / "patience.py",
+    TESTS / "control_plane.py",
+    TESTS / "fabric_daemons.py",
+    TESTS / "kernel_lab" / "verbs_sessions.py",
+)
+LOSSY = "delay 2ms 1ms loss 2% duplicate 1%"
+
+
+def built(*target: str) -> Path:
+    """Build a program of sealane-verbs for the guest; return its path."""
+    made = subprocess.run(
+        [
+            *("cargo", "build", "--locked", "--release", "-p", "sealane-verbs", *target),
+            *("--message-format=json", "--quiet"),
+        ],
+        cwd=NATIVE,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    messages = map(json.loads, made.stdout.splitlines())
+    (program,) = {found for each in messages if (found := each.get("executable"))}
+    return Path(program)
+
+
+@pytest.fixture(scope="module")
+def queue_pair_tests() -> Path:
+    """Build the tests of native/verbs/tests."""
+    return built("--test", "soft_roce")
+
+
+@pytest.fixture(scope="module")
+def package_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a disk image with the package's files."""
+    directory = tmp_path_factory.mktemp("package")
+    root, image = directory / "root", directory / "package.ext4"
+    package = Path(os.environ["SEALANE_DEB"]).resolve()
+    subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", root, image, "300M"], check=True)
+    yield image
+    image.unlink()
+
+
+@pytest.mark.lab_verbs_short
+def test_queue_pairs_keep_datagrams_whole(lab: Lab, queue_pair_tests: Path) -> None:
+    run = f"./{queue_pair_tests.name} --ignored --nocapture --test-threads=1"
+
+    ran = lab.run("roce_pair 4200", run, options={"file": (str(queue_pair_tests),), "cpus": 2})
+
+    assert "test result: ok. 7 passed" in ran.output
+
+
+def test_queue_pairs_over_a_network_that_loses_and_reorders(
+    lab: Lab, queue_pair_tests: Path
+) -> None:
+    run = f"./{queue_pair_tests.name} --ignored --nocapture lossy"
+
+    ran = lab.run(
+        f"roce_pair 4200 {LOSSY}", run, options={"file": (str(queue_pair_tests),), "cpus": 2}
+    )
+
+    assert "in order: false" in ran.output
+    assert "1000 of 1000 arrived" not in ran.output
+
+
+def sessions(lab: Lab, disk: Path, scenario: str, network: str = "4200", *files: Path) -> Any:
+    """Run a scenario of verbs_sessions.py; return its figures."""
+    ran = lab.run(
+        f"roce_pair {network}",
+        "installed",
+        f"sessions {scenario}",
+        timeout=600,
+        options={
+            "file": tuple(map(str, (*GUEST_FILES, *files))),
+            "disk": (str(disk),),
+            "cpus": 2,
+            "memory": "2G",
+        },
+    )
+    return ran.json(scenario)
+
+
+def test_a_session_uses_both_wires_and_each_takes_over(lab: Lab, package_disk: Path) -> None:
+    figures = sessions(lab, package_disk, "both")
+
+    assert figures["unit_bytes"] == 4032
+    for wire in ("udp", "verbs"):
+        assert figures["paths"][wire]["packets_sent"] > 100, wire
+
+
+def test_peers_without_a_wire_in_common_but_udp_use_that(lab: Lab, package_disk: Path) -> None:
+    assert set(sessions(lab, package_disk, "mixed")["paths"]) == {"udp"}
+
+
+@pytest.mark.parametrize("network", ["4200", f"4200 {LOSSY}"], ids=["clean", "lossy"])
+def test_a_session_over_verbs_only(lab: Lab, package_disk: Path, network: str) -> None:
+    figures = sessions(lab, package_disk, "only", network)
+
+    assert figures["paths"]["verbs"]["packets_sent"] > 1000
+    assert figures["paths"]["verbs"]["device_failures"] == 0
+
+
+def test_forged_messages_to_a_queue_pair_reach_no_job(lab: Lab, package_disk: Path) -> None:
+    figures = sessions(lab, package_disk, "forged", "4200", built("--example", "forge"))
+
+    assert figures["statistics"]["forged"] >= 500

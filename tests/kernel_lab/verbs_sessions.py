@@ -1,0 +1,189 @@
+"""In the lab's guest: sessions of real daemons over soft-RoCE. `verbs_sessions.py SCENARIO`.
+
+It needs the two devices that `roce_pair` makes (jobs/verbs.sh) and prints one line of JSON.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fabric_daemons import FabricDaemons, fabric_daemons
+from patience import PATIENCE_SECONDS
+from sealane.client import connect
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import ErasureCoded, SelectiveRepeat
+from sealane.client.session import Session
+from sealane.errors import Error
+from sealane.protocol.v1 import sessions_pb2
+
+HERE, THERE = "10.9.0.1", "10.9.0.2"
+REGION = 8 << 20
+RATE = 200_000_000
+ROCE_PORT = 4791
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both ends of one session."""
+
+    daemons: FabricDaemons
+    sender: Session
+    receiver: Session
+
+    async def carry(self, length: int, **how: Any) -> None:
+        """Send random bytes; what lands must be the same."""
+        data = secrets.token_bytes(length)
+        self.sender.region[:length] = data
+        self.receiver.region[:length] = bytes(length)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(
+                self.receiver.receive(offset=0, length=length),
+                self.sender.send(offset=0, length=length, **how),
+            )
+        landed = hashlib.sha256(self.receiver.region[:length]).digest()
+        assert landed == hashlib.sha256(data).digest(), "other bytes have landed"
+
+    async def seen(self, number: int) -> sessions_pb2.Session:
+        """Return what the daemon of one end says of the session."""
+        end = (self.sender, self.receiver)[number]
+        async with connect(self.daemons.fabrics[number].socket) as client:
+            return await client.sessions.GetSession(
+                sessions_pb2.GetSessionRequest(name=end.session.name)
+            )
+
+    async def wait_states(self, wanted: dict[str, str]) -> None:
+        """Wait until each wire's path is in this state at both ends."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while any(states(await self.seen(number)) != wanted for number in range(2)):
+                await self.carry(1 << 12)
+                await asyncio.sleep(0.1)
+
+
+def states(session: sessions_pb2.Session) -> dict[str, str]:
+    """Return the state of the path of each wire."""
+    name = sessions_pb2.Path.State.Name
+    return {path.wire: name(path.state).lower() for path in session.paths}
+
+
+@contextlib.asynccontextmanager
+async def session(wires: tuple[list[str], list[str]], more: str = "") -> AsyncIterator[Pair]:
+    """Open a session between two fabrics that have these wires."""
+
+    def each_more(name: str) -> str:
+        number = "ab".index(name)
+        address = (HERE, THERE)[number]
+        return f'data_listen = ["{address}"]\nwires = {json.dumps(wires[number])}\n'
+
+    with fabric_daemons(more=f"idle_timeout_seconds = 20\n{more}", each_more=each_more) as made:
+        async with (
+            connect(made.fabrics[0].socket) as near,
+            connect(made.fabrics[1].socket) as far,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            waiting = asyncio.create_task(
+                stack.enter_async_context(
+                    listen_session(far.sessions, "gradients", region_bytes=REGION)
+                )
+            )
+            address = made.fabrics[1].addresses["fabric_control"]
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    try:
+                        opening = open_session(
+                            near.sessions,
+                            "gradients",
+                            region_bytes=REGION,
+                            peer_node="b",
+                            peer_address=address,
+                            rate_bits_per_second=RATE,
+                        )
+                        sender = await stack.enter_async_context(opening)
+                        break
+                    except Error as error:
+                        if error.reason != "session.listener.absent":
+                            raise
+                        await asyncio.sleep(0.2)
+                receiver = await waiting
+            yield Pair(made, sender, receiver)
+
+
+async def both() -> dict[str, Any]:
+    """Both wires carry one session's messages; each may fail, and comes back."""
+    wires = ["udp", "verbs"]
+    async with session((wires, wires), 'unit_bytes = "auto"\n') as pair:
+        await pair.wait_states({"udp": "validated", "verbs": "validated"})
+        for how in ({"reliability": SelectiveRepeat()}, {"reliability": ErasureCoded(k=8, m=2)}):
+            await pair.carry(2 << 20, **how)
+        before = await pair.seen(0)
+        nft("add table ip lab")
+        nft("add chain ip lab out { type filter hook output priority 0; }")
+        nft(f"add rule ip lab out udp dport {ROCE_PORT} drop")
+        await pair.carry(1 << 20)
+        await pair.wait_states({"udp": "validated", "verbs": "silent"})
+        nft("flush chain ip lab out")
+        await pair.wait_states({"udp": "validated", "verbs": "validated"})
+        nft(f"add rule ip lab out udp dport != {ROCE_PORT} ip saddr {{ {HERE}, {THERE} }} drop")
+        await pair.wait_states({"udp": "silent", "verbs": "validated"})
+        await pair.carry(1 << 20)
+        nft("delete table ip lab")
+        await pair.wait_states({"udp": "validated", "verbs": "validated"})
+        return figures(before)
+
+
+async def mixed() -> dict[str, Any]:
+    """A peer without devices, or without the wire, gets a session over UDP."""
+    async with session((["verbs", "udp"], ["udp"])) as pair:
+        await pair.carry(1 << 20)
+        assert states(await pair.seen(0)) == {"udp": "validated"}
+        return figures(await pair.seen(0))
+
+
+async def only() -> dict[str, Any]:
+    """All of a session goes over verbs."""
+    async with session((["verbs"], ["verbs"])) as pair:
+        for how in ({"reliability": SelectiveRepeat()}, {"reliability": ErasureCoded(k=8, m=2)}):
+            for length in (1, 100_000, 1 << 20):
+                await pair.carry(length, **how)
+        seen = await pair.seen(0)
+        assert states(seen) == {"verbs": "validated"}
+        return figures(seen)
+
+
+async def forged() -> dict[str, Any]:
+    """Somebody who knows the queue pair's number gets nothing into the region."""
+    async with session((["verbs"], ["verbs"])) as pair:
+        await pair.carry(1 << 16)
+        (address,) = (await pair.seen(1)).data_addresses
+        pair.receiver.region[:] = bytes(REGION)
+        await asyncio.to_thread(subprocess.run, ["./forge", address, "1000"], check=True)
+        assert not any(pair.receiver.region), "a forged packet reached the job's memory"
+        await pair.carry(1 << 16)
+        return figures(await pair.seen(1))
+
+
+def nft(line: str) -> None:
+    """Change the guest's packet filter."""
+    subprocess.run(["nft", *line.split()], check=True)
+
+
+def figures(seen: sessions_pb2.Session) -> dict[str, Any]:
+    """Return what the test looks at."""
+    paths = {path.wire: dict(path.statistics) for path in seen.paths}
+    return {"unit_bytes": seen.unit_bytes, "paths": paths, "statistics": dict(seen.statistics)}
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            asyncio.run(
+                {"both": both, "mixed": mixed, "only": only, "forged": forged}[sys.argv[1]]()
+            )
+        )
+    )
