@@ -77,6 +77,16 @@ lab: build ## all tests with stock Linux kernels as hosts and targets (15 minute
 lab-short: build ## the part of the lab that CI runs (a minute)
 	$(BIN)/pytest tests/kernel_lab -m lab_short --durations=0 $(ARGS)
 
+VERBS_LAB = SEALANE_DEB="$$(echo dist/sealane_*.deb)" $(BIN)/pytest tests/kernel_lab --durations=0
+
+.PHONY: lab-verbs
+lab-verbs: deb ## sessions over RDMA verbs, on kernels with soft-RoCE (7 minutes)
+	$(VERBS_LAB) -m lab_verbs $(ARGS)
+
+.PHONY: lab-verbs-short
+lab-verbs-short: build ## the part of it that CI runs: queue pairs (half a minute)
+	$(VERBS_LAB) -m lab_verbs_short $(ARGS)
+
 SYSTEMD_LAB = SEALANE_DEB="$$(echo dist/sealane_*.deb)" $(BIN)/pytest tests/systemd_lab --durations=0
 
 .PHONY: lab-systemd

@@ -450,6 +450,7 @@ class FabricConfig(Section):
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     path_threads: Annotated[int, Field(ge=0, le=PATHS_MAX)] = 0
     wires: Wires = ("udp",)
+    verbs_mode: Literal["send", "write"] = "send"
     pinned_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 26
     congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
     marking: Literal["queue", "phantom", "none"] = "queue"

@@ -19,16 +19,18 @@ _MTU_MAX: Final = 65_535
 
 
 def bind_addresses(
-    listen_data: Sequence[str], paths: int, wires: Sequence[str] = ("udp",)
+    listen_data: Sequence[str], paths: int, wires: Sequence[str] = ("udp",), mode: str = "send"
 ) -> list[str]:
     """Return what to bind for each path: `paths` paths per address and wire, in turn.
+
+    `mode` is how peers bring packets to queue pairs: `send` or `write`.
 
     Port 0 lets the kernel choose, so a network that hashes ports can route each path differently.
     """
     hosts = [ipaddress.ip_address(address) for address in listen_data]
     ends = {
         "udp": [f"[{host}]:0" if host.version == 6 else f"{host}:0" for host in hosts],
-        "verbs": [f"verbs:{host}" for host in hosts],
+        "verbs": [f"verbs:{host}{',write' if mode == 'write' else ''}" for host in hosts],
     }
     return [end for wire in WIRES if wire in wires for end in ends[wire] * paths]
 

@@ -64,6 +64,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             reordering_micros=config.reordering_micros,
             path_threads=config.path_threads,
             wires=config.wires,
+            verbs_mode=config.verbs_mode,
             pinned_bytes_max=config.pinned_bytes_max,
             steering=Steering(
                 congestion=config.congestion,

@@ -618,7 +618,8 @@ class FabricService:
                 f"{self.settings.pinned_bytes_max} (fabric.pinned_bytes_max)"
             )
             wires = tuple(wire for wire in wires if wire != "verbs") or wires
-        return bind_addresses(self.settings.listen_data, self.settings.paths, wires)
+        settings = self.settings
+        return bind_addresses(settings.listen_data, settings.paths, wires, settings.verbs_mode)
 
     def _note_unavailable(self, reason: str) -> None:
         """Log why a session has no queue pair, unless that was the reason last time."""

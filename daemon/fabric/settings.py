@@ -49,6 +49,8 @@ class FabricSettings:
     """Known skew of the paths: a packet may arrive this much later than one sent after it."""
     wires: tuple[str, ...] = ("udp",)
     """What carries packets: `udp`, `verbs` (RDMA devices that have an address of listen_data)."""
+    verbs_mode: str = "send"
+    """How peers bring packets to queue pairs: `send` into posted slots, or `write` to a ring."""
     pinned_bytes_max: int = 1 << 26
     """Limit of memory that RDMA devices may use for all sessions, in bytes."""
     path_threads: int = 0

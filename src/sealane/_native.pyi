@@ -63,7 +63,8 @@ class Steering:
 
 @final
 class WireAddress:
-    # The end of a path, as a peer names it: address:port, or verbs:address,qpn=…,psn=…,mtu=….
+    # The end of a path, as a peer names it: address:port, or verbs:address,qpn=…,psn=…,mtu=…
+    # [,rkey=…].
     # ValueError: it is neither.
     def __new__(cls, text: str) -> Self: ...
     # "udp" or "verbs"
@@ -78,7 +79,8 @@ class WireAddress:
 @final
 class SessionEndpoint:
     # The daemon's handle on one session: a UDP socket or queue pair for each path that it may use,
-    # the sealed shared memories, and a worker thread. To bind: address:port, or verbs:address.
+    # the sealed shared memories, and a worker thread. To bind: address:port,
+    # verbs:address, or verbs:address,write if peers write to a ring.
     # ValueError: a size or address is not valid; OSError: no socket, memory or thread, or no queue
     # pair although nothing else was asked for.
     def __new__(

@@ -8,15 +8,17 @@ import contextlib
 import hashlib
 import json
 import secrets
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fabric_daemons import FabricDaemons, fabric_daemons
 from patience import PATIENCE_SECONDS
-from sealane.client import connect
+from sealane.client import Client, connect
 from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import ErasureCoded, SelectiveRepeat
 from sealane.client.session import Session
@@ -27,6 +29,10 @@ HERE, THERE = "10.9.0.1", "10.9.0.2"
 REGION = 8 << 20
 RATE = 200_000_000
 ROCE_PORT = 4791
+ETH_P_IP = 0x0800
+FRAME_HEADER_BYTES = 14 + 20 + 8 + 12
+"""Ethernet, IPv4, UDP, and the base transport header."""
+ICRC_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Pair:
     async def wait_states(self, wanted: dict[str, str]) -> None:
         """Wait until each wire's path is in this state at both ends."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while any(states(await self.seen(number)) != wanted for number in range(2)):
+            while [states(await self.seen(number)) for number in range(2)] != [wanted, wanted]:
                 await self.carry(1 << 12)
                 await asyncio.sleep(0.1)
 
@@ -70,6 +76,27 @@ def states(session: sessions_pb2.Session) -> dict[str, str]:
     """Return the state of the path of each wire."""
     name = sessions_pb2.Path.State.Name
     return {path.wire: name(path.state).lower() for path in session.paths}
+
+
+async def opened(stack: contextlib.AsyncExitStack, client: Client, peer: str) -> Session:
+    """Open a session to the fabric at that address, once it has a listener."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                return await stack.enter_async_context(
+                    open_session(
+                        client.sessions,
+                        "gradients",
+                        region_bytes=REGION,
+                        peer_node="b",
+                        peer_address=peer,
+                        rate_bits_per_second=RATE,
+                    )
+                )
+            except Error as error:
+                if error.reason != "session.listener.absent":
+                    raise
+            await asyncio.sleep(0.2)
 
 
 @contextlib.asynccontextmanager
@@ -87,30 +114,11 @@ async def session(wires: tuple[list[str], list[str]], more: str = "") -> AsyncIt
             connect(made.fabrics[1].socket) as far,
             contextlib.AsyncExitStack() as stack,
         ):
-            waiting = asyncio.create_task(
-                stack.enter_async_context(
-                    listen_session(far.sessions, "gradients", region_bytes=REGION)
-                )
+            listening = listen_session(far.sessions, "gradients", region_bytes=REGION)
+            sender, receiver = await asyncio.gather(
+                opened(stack, near, made.fabrics[1].addresses["fabric_control"]),
+                stack.enter_async_context(listening),
             )
-            address = made.fabrics[1].addresses["fabric_control"]
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while True:
-                    try:
-                        opening = open_session(
-                            near.sessions,
-                            "gradients",
-                            region_bytes=REGION,
-                            peer_node="b",
-                            peer_address=address,
-                            rate_bits_per_second=RATE,
-                        )
-                        sender = await stack.enter_async_context(opening)
-                        break
-                    except Error as error:
-                        if error.reason != "session.listener.absent":
-                            raise
-                        await asyncio.sleep(0.2)
-                receiver = await waiting
             yield Pair(made, sender, receiver)
 
 
@@ -159,13 +167,36 @@ async def only() -> dict[str, Any]:
 async def forged() -> dict[str, Any]:
     """Somebody who knows the queue pair's number gets nothing into the region."""
     async with session((["verbs"], ["verbs"])) as pair:
-        await pair.carry(1 << 16)
+        with heard() as frames:
+            await pair.carry(1 << 16)
+            await asyncio.to_thread(Path("heard").write_bytes, longest(frames))
         (address,) = (await pair.seen(1)).data_addresses
         pair.receiver.region[:] = bytes(REGION)
-        await asyncio.to_thread(subprocess.run, ["./forge", address, "1000"], check=True)
+        forge = ["./forge", address, "1000", "heard"]
+        await asyncio.to_thread(subprocess.run, forge, check=True, stdout=subprocess.DEVNULL)
         assert not any(pair.receiver.region), "a forged packet reached the job's memory"
         await pair.carry(1 << 16)
         return figures(await pair.seen(1))
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[socket.socket]:
+    """Yield a socket that hears all that passes the receiver's link."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP)) as link:
+        link.bind(("roce1", 0))
+        link.setblocking(False)
+        yield link
+
+
+def longest(frames: socket.socket) -> bytes:
+    """Return the longest message sent to the receiver, as its queue pair got it."""
+    messages = [b""]
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            frame = frames.recv(1 << 16)
+            if frame[30:34] == socket.inet_aton(THERE):
+                messages.append(frame[FRAME_HEADER_BYTES:-ICRC_BYTES])
+    return max(messages, key=len)
 
 
 def nft(line: str) -> None:
@@ -179,11 +210,7 @@ def figures(seen: sessions_pb2.Session) -> dict[str, Any]:
     return {"unit_bytes": seen.unit_bytes, "paths": paths, "statistics": dict(seen.statistics)}
 
 
+SCENARIOS = {"both": both, "mixed": mixed, "only": only, "forged": forged}
+
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            asyncio.run(
-                {"both": both, "mixed": mixed, "only": only, "forged": forged}[sys.argv[1]]()
-            )
-        )
-    )
+    print(json.dumps(asyncio.run(SCENARIOS[sys.argv[1]]())))

@@ -9,7 +9,8 @@ const BITS_24: u32 = (1 << 24) - 1;
 /// The MTUs of InfiniBand, in bytes.
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 
-/// Address of a queue pair: `verbs:10.0.0.1,qpn=17,psn=4660,mtu=4096`.
+/// Address of a queue pair: `verbs:10.0.0.1,qpn=17,psn=4660,mtu=4096`, with `,rkey=99` if peers write
+/// to its ring instead of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePairAddress {
     /// IP address from which the port's GID is made (RoCE v2).
@@ -20,6 +21,8 @@ pub struct QueuePairAddress {
     pub first_psn: u32,
     /// Largest packet that its port takes, in bytes.
     pub mtu_bytes: u16,
+    /// Key of the ring to which packets are written; none if they are sent.
+    pub rkey: Option<u32>,
 }
 
 /// A text that is not the address of a queue pair.
@@ -29,8 +32,9 @@ pub struct ParseError(pub String);
 
 impl fmt::Display for QueuePairAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ip, number, first_psn, mtu_bytes } = self;
-        write!(formatter, "verbs:{ip},qpn={number},psn={first_psn},mtu={mtu_bytes}")
+        let Self { ip, number, first_psn, mtu_bytes, rkey } = self;
+        write!(formatter, "verbs:{ip},qpn={number},psn={first_psn},mtu={mtu_bytes}")?;
+        rkey.map_or(Ok(()), |rkey| write!(formatter, ",rkey={rkey}"))
     }
 }
 
@@ -50,6 +54,7 @@ impl FromStr for QueuePairAddress {
                 number: number("qpn")?,
                 first_psn: number("psn")?,
                 mtu_bytes: u16::try_from(number("mtu")?).ok()?,
+                rkey: number("rkey"),
             };
             let is_possible = found.number <= BITS_24
                 && found.first_psn <= BITS_24
@@ -72,9 +77,9 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(ip: IpAddr, number in 0..=BITS_24, first_psn in 0..=BITS_24,
-                                   mtu in 0..MTUS.len()) {
+                                   mtu in 0..MTUS.len(), rkey: Option<u32>) {
             prop_assume!(!ip.is_unspecified() && !ip.is_multicast());
-            let address = QueuePairAddress { ip, number, first_psn, mtu_bytes: MTUS[mtu] };
+            let address = QueuePairAddress { ip, number, first_psn, mtu_bytes: MTUS[mtu], rkey };
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }
 
@@ -100,6 +105,10 @@ mod tests {
             ("4096", "8192"),
             ("4096", "65537"),
             ("4096", "4096,"),
+            ("4096", "4096,rkey=4294967296"),
+            ("4096", "4096,rkey=01"),
+            ("4096", "4096,rkey=1,rkey=1"),
+            ("4096", "4096,key=1"),
             ("verbs:", ""),
             ("10.0.0.1", "0.0.0.0"),
             ("10.0.0.1", "224.0.0.1"),

@@ -759,6 +759,13 @@ pub struct Verbs {
         length: usize,
         access: ::core::ffi::c_int,
     ) -> *mut ibv_mr,
+    pub ibv_reg_mr_iova: unsafe extern "C" fn(
+        pd: *mut ibv_pd,
+        addr: *mut ::core::ffi::c_void,
+        length: usize,
+        iova: u64,
+        access: ::core::ffi::c_int,
+    ) -> *mut ibv_mr,
     pub ibv_dereg_mr: unsafe extern "C" fn(mr: *mut ibv_mr) -> ::core::ffi::c_int,
     pub ibv_create_comp_channel:
         unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
@@ -810,6 +817,7 @@ impl Verbs {
         let ibv_alloc_pd = __library.get(b"ibv_alloc_pd\0").map(|sym| *sym)?;
         let ibv_dealloc_pd = __library.get(b"ibv_dealloc_pd\0").map(|sym| *sym)?;
         let ibv_reg_mr = __library.get(b"ibv_reg_mr\0").map(|sym| *sym)?;
+        let ibv_reg_mr_iova = __library.get(b"ibv_reg_mr_iova\0").map(|sym| *sym)?;
         let ibv_dereg_mr = __library.get(b"ibv_dereg_mr\0").map(|sym| *sym)?;
         let ibv_create_comp_channel = __library
             .get(b"ibv_create_comp_channel\0")
@@ -835,6 +843,7 @@ impl Verbs {
             ibv_alloc_pd,
             ibv_dealloc_pd,
             ibv_reg_mr,
+            ibv_reg_mr_iova,
             ibv_dereg_mr,
             ibv_create_comp_channel,
             ibv_destroy_comp_channel,
@@ -890,6 +899,16 @@ impl Verbs {
         access: ::core::ffi::c_int,
     ) -> *mut ibv_mr {
         (self.ibv_reg_mr)(pd, addr, length, access)
+    }
+    pub unsafe fn ibv_reg_mr_iova(
+        &self,
+        pd: *mut ibv_pd,
+        addr: *mut ::core::ffi::c_void,
+        length: usize,
+        iova: u64,
+        access: ::core::ffi::c_int,
+    ) -> *mut ibv_mr {
+        (self.ibv_reg_mr_iova)(pd, addr, length, iova, access)
     }
     pub unsafe fn ibv_dereg_mr(&self, mr: *mut ibv_mr) -> ::core::ffi::c_int {
         (self.ibv_dereg_mr)(mr)

@@ -1,9 +1,10 @@
 //! InfiniBand verbs for sessions: an unreliable connected (UC) queue pair that carries datagrams.
 //!
 //! libibverbs is loaded at run time, so that a machine without it needs nothing. A queue pair owns
-//! private memory of its own, which it sends from and receives into with two-sided SENDs: no memory
-//! is registered for remote access, so that a packet that somebody else has forged can only fill a
-//! posted slot, as a forged datagram fills a socket's buffer. What a slot holds is untrusted.
+//! private memory of its own. In mode `send` no memory is registered for remote access, so that a packet
+//! that somebody else has forged can only fill a posted slot, as a forged datagram fills a socket's
+//! buffer. In mode `write` peers write to a ring, which others can write to as well, at any time: what
+//! is there is copied before it is looked at. What arrives is untrusted in both modes.
 //!
 //! Each message is one packet: it arrives whole or not at all, in any order (InfiniBand
 //! Architecture Specification 1.4, §9.8: UC drops what it does not expect and goes on).
@@ -22,7 +23,7 @@ mod resources;
 pub use address::{ParseError, QueuePairAddress};
 pub use devices::{Device, device_of};
 pub use queue_pair::{QueuePair, Received, SEGMENTS_MAX};
-pub use resources::Unavailable;
+pub use resources::{Mode, Unavailable};
 
 /// Port of UDP to which RoCE v2 sends its packets (IANA).
 pub const ROCE_PORT: u16 = 4791;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::QueuePairAddress;
 use crate::bindings as ibv;
-use crate::resources::{RECEIVE_SLOTS, Resources, SEND_SLOTS, Unavailable};
+use crate::resources::{Mode, Place, RECEIVE_SLOTS, Resources, SEND_SLOTS, Unavailable};
 
 /// Most datagrams of one call of [`QueuePair::send`].
 pub const SEGMENTS_MAX: usize = SEND_SLOTS / 2;
@@ -62,6 +62,8 @@ pub struct QueuePair {
     /// Completions that were taken and not looked at yet.
     taken: [ibv::ibv_wc; COMPLETIONS],
     taken_count: usize,
+    /// Copy of a packet in the ring.
+    snapshot: Vec<u8>,
     failures: u64,
     calls: u64,
 }
@@ -69,13 +71,13 @@ pub struct QueuePair {
 impl QueuePair {
     /// Makes a queue pair at the device that has this address. It receives nothing before
     /// [`Self::set_peer`].
-    pub fn new(ip: IpAddr) -> Result<Self, Unavailable> {
+    pub fn new(ip: IpAddr, mode: Mode) -> Result<Self, Unavailable> {
         let mut psn = [0; 4];
         // Not a secret: packets carry it in the clear. It only keeps late packets of another pair
         // with this number from being expected.
         let drawn = rustix::rand::getrandom(&mut psn[..], rustix::rand::GetRandomFlags::empty());
         let psn = u32::from_ne_bytes(psn) >> 8;
-        let resources = Resources::new(ip, drawn.map_or(0, |_| psn))?;
+        let resources = Resources::new(ip, mode, drawn.map_or(0, |_| psn))?;
         Ok(Self {
             resources: Arc::new(resources),
             peer: None,
@@ -86,6 +88,7 @@ impl QueuePair {
             // SAFETY: zeros are valid: numbers.
             taken: unsafe { zeroed() },
             taken_count: 0,
+            snapshot: Vec::new(),
             failures: 0,
             calls: 0,
         })
@@ -182,16 +185,21 @@ impl QueuePair {
                 self.completed += SENDS_PER_SIGNAL;
                 continue;
             }
-            let most = usize::from(self.local().mtu_bytes);
-            let length = (completion.byte_len as usize).min(most);
-            // SAFETY: the slot is ours between its completion and its next posting; the length is
-            // within it.
-            let bytes =
-                unsafe { std::slice::from_raw_parts_mut(self.resources.slot(slot), length) };
-            each(bytes);
+            free.push((completion.wr_id, slot));
+            let Some((place, length)) = self.place_of(&completion, slot) else { continue };
+            if self.local().rkey.is_some() {
+                self.snapshot.resize(length, 0);
+                // SAFETY: the length is within the slot. Others may write to it meanwhile: the copy
+                // is then a mixture, which does not open.
+                unsafe { self.snapshot.as_mut_ptr().copy_from(self.resources.slot(place), length) };
+                each(&mut self.snapshot);
+            } else {
+                // SAFETY: the slot is ours between its completion and its next posting, and nobody
+                // may write to it; the length is within it.
+                each(unsafe { std::slice::from_raw_parts_mut(self.resources.slot(place), length) });
+            }
             received.datagrams += 1;
             received.bytes += length;
-            free.push((completion.wr_id, slot));
         }
         self.calls += u64::from(received.datagrams > 0);
         if has_failed || self.resources.post_receives(free.into_iter()).is_err() {
@@ -219,6 +227,22 @@ impl QueuePair {
         (generation == self.generation && slot < slots).then_some(slot)
     }
 
+    /// Slot and length of what has arrived; none if it is nothing that a peer sends. Immediate data
+    /// and lengths are anybody's.
+    fn place_of(&self, completion: &ibv::ibv_wc, slot: usize) -> Option<(usize, usize)> {
+        let (place, opcode) = if self.local().rkey.is_some() {
+            // SAFETY: immediate data are numbers, whatever the completion.
+            let immediate = u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data });
+            (slot_of_immediate(immediate), ibv::IBV_WC_RECV_RDMA_WITH_IMM)
+        } else {
+            (slot, ibv::IBV_WC_RECV)
+        };
+        let length = completion.byte_len as usize;
+        let is_whole = (1..=usize::from(self.local().mtu_bytes)).contains(&length);
+        (completion.opcode == opcode && place < RECEIVE_SLOTS && is_whole)
+            .then_some((place, length))
+    }
+
     /// Whether a batch of [`SEGMENTS_MAX`] datagrams would be accepted or lost at once.
     pub fn has_room(&mut self) -> bool {
         !self.tend() || (SEND_SLOTS as u64) - (self.sent - self.completed) >= SEGMENTS_MAX as u64
@@ -231,8 +255,9 @@ impl QueuePair {
         if !self.tend() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let peer = self.peer.map_or(0, |peer| peer.mtu_bytes);
-        if segment_bytes == 0 || segment_bytes > usize::from(peer.min(self.local().mtu_bytes)) {
+        let Some(peer) = self.peer else { return Err(io::ErrorKind::NotConnected.into()) };
+        let most = peer.mtu_bytes.min(self.local().mtu_bytes);
+        if segment_bytes == 0 || segment_bytes > usize::from(most) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let segments = contents.chunks(segment_bytes);
@@ -246,9 +271,14 @@ impl QueuePair {
             // SAFETY: the slot's last send is complete, so that the device no longer reads it; a
             // segment is no longer than a slot.
             unsafe { resources.slot(place).copy_from(segment.as_ptr(), segment.len()) };
+            let remote = peer.rkey.map(|rkey| {
+                let slot = (self.sent % RECEIVE_SLOTS as u64) as u32;
+                let offset = u64::from(slot) * u64::from(peer.mtu_bytes);
+                Place { offset, rkey, immediate: immediate_of(generation, slot) }
+            });
             self.sent += 1;
             let signals = self.sent.is_multiple_of(SENDS_PER_SIGNAL);
-            (SEND | id_of(generation, slot), place, segment.len(), signals)
+            (SEND | id_of(generation, slot), place, segment.len(), signals, remote)
         });
         let posted = resources.post_sends(sends);
         posted.inspect_err(|_| self.failed()).map(|()| true)
@@ -293,4 +323,30 @@ impl std::fmt::Debug for QueuePair {
 /// Identifier of a receive; of a send with [`SEND`].
 fn id_of(generation: u32, slot: usize) -> u64 {
     u64::from(generation) << 32 | slot as u64
+}
+
+/// Immediate data of a packet in a ring, split as in SDR-RDMA (section 3.3): 10 bits of the sender's
+/// generation, 18 of the packet's place, 4 for users, which are 0. It is a hint: nothing protects it.
+fn immediate_of(generation: u32, slot: u32) -> u32 {
+    (generation & 0x3ff) << 22 | slot << 4
+}
+
+/// The place of a packet in the ring.
+fn slot_of_immediate(immediate: u32) -> usize {
+    (immediate >> 4 & 0x3_ffff) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn immediate_data_name_the_slot_whatever_the_generation() {
+        for slot in [0, 1, 511, 0x3_ffff] {
+            for generation in [0, 1, 0x3ff, 0x7fff_ffff] {
+                assert_eq!(slot_of_immediate(immediate_of(generation, slot)), slot as usize);
+            }
+        }
+        assert_eq!(immediate_of(1, 2), 0b01_0000_0000_0000_0000_0010_0000 | 1 << 22);
+    }
 }

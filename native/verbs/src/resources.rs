@@ -16,8 +16,8 @@ use crate::bindings::{self as ibv, Verbs};
 use crate::devices::{Device, device_of, gid_of};
 use crate::library::library;
 
-/// Slots into which the device writes what it receives: 2 MiB at an MTU of 4096 bytes, 0.8 ms at
-/// 20 Gbit/s.
+/// Slots for what is received: 2 MiB at an MTU of 4096 bytes, 0.8 ms at 20 Gbit/s. Peers that write
+/// use as many.
 pub(crate) const RECEIVE_SLOTS: usize = 512;
 /// Slots of packets on their way out.
 pub(crate) const SEND_SLOTS: usize = 128;
@@ -63,6 +63,23 @@ pub enum Unavailable {
     },
 }
 
+/// How peers bring their packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// By SEND, into the slot that is next.
+    Send,
+    /// By WRITE with immediate data, into the slot that they choose (SDR-RDMA, section 3).
+    Write,
+}
+
+/// A place in a peer's ring.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) offset: u64,
+    pub(crate) rkey: u32,
+    pub(crate) immediate: u32,
+}
+
 /// An object of libibverbs, and the function that destroys it.
 struct Owned<T> {
     raw: *mut T,
@@ -84,6 +101,8 @@ pub(crate) struct Resources {
     completions: Owned<ibv::ibv_cq>,
     channel: Owned<ibv::ibv_comp_channel>,
     region: Owned<ibv::ibv_mr>,
+    /// The receive slots, for peers that write to them.
+    ring: Option<Owned<ibv::ibv_mr>>,
     _domain: Owned<ibv::ibv_pd>,
     context: Owned<ibv::ibv_context>,
     /// Receive slots, then send slots.
@@ -101,7 +120,7 @@ unsafe impl Sync for Resources {}
 
 impl Resources {
     /// Opens the device that has an address, and makes a queue pair there.
-    pub(crate) fn new(ip: IpAddr, first_psn: u32) -> Result<Self, Unavailable> {
+    pub(crate) fn new(ip: IpAddr, mode: Mode, first_psn: u32) -> Result<Self, Unavailable> {
         let verbs = library().map_err(Unavailable::Library)?;
         let device = device_of(ip).ok_or(Unavailable::Device(ip))?;
         let made = Maker { verbs, device: &device };
@@ -122,6 +141,19 @@ impl Resources {
             (verbs.ibv_reg_mr)(domain.raw, memory.as_mut_ptr().cast(), memory.len(), access)
         };
         let region = made.owned("ibv_reg_mr", region, verbs.ibv_dereg_mr)?;
+        let ring = match mode {
+            Mode::Send => None,
+            Mode::Write => {
+                let access = access | ibv::IBV_ACCESS_REMOTE_WRITE.cast_signed();
+                let length = RECEIVE_SLOTS * slot_bytes;
+                // SAFETY: as above. Peers address it from 0, so that they don't learn where it is.
+                let ring = unsafe {
+                    let at = memory.as_mut_ptr().cast();
+                    (verbs.ibv_reg_mr_iova)(domain.raw, at, length, 0, access)
+                };
+                Some(made.owned("ibv_reg_mr_iova", ring, verbs.ibv_dereg_mr)?)
+            }
+        };
         // SAFETY: the context is alive.
         let channel = unsafe { (verbs.ibv_create_comp_channel)(context.raw) };
         let channel =
@@ -144,12 +176,15 @@ impl Resources {
         let pair = made.owned("ibv_create_qp", pair, verbs.ibv_destroy_qp)?;
         // SAFETY: the pair is alive, and its number does not change.
         let number = unsafe { (*pair.raw).qp_num };
-        let local = QueuePairAddress { ip, number, first_psn, mtu_bytes };
+        // SAFETY: the region is alive, and its key does not change.
+        let rkey = ring.as_ref().map(|ring| unsafe { (*ring.raw).rkey });
+        let local = QueuePairAddress { ip, number, first_psn, mtu_bytes, rkey };
         let made = Self {
             pair,
             completions,
             channel,
             region,
+            ring,
             _domain: domain,
             context,
             memory,
@@ -227,7 +262,7 @@ impl Resources {
         ibv::ibv_sge { addr: self.slot(index) as u64, length: length as u32, lkey }
     }
 
-    /// Lets the device write into these slots.
+    /// Lets the device receive: into these slots, or, for peers that write, as many messages.
     pub(crate) fn post_receives(&self, ids: impl Iterator<Item = (u64, usize)>) -> io::Result<()> {
         let (ids, mut pieces): (Vec<_>, Vec<_>) = ids
             .map(|(id, index)| (id, self.piece(index, usize::from(self.local.mtu_bytes))))
@@ -239,7 +274,7 @@ impl Resources {
                 wr_id: *id,
                 next: null_mut(),
                 sg_list: piece,
-                num_sge: 1,
+                num_sge: c_int::from(self.ring.is_none()),
             })
             .collect();
         for index in 1..requests.len() {
@@ -257,24 +292,33 @@ impl Resources {
         of_result(result)
     }
 
-    /// Sends what these slots hold: (identifier, slot, length, whether to report completion).
+    /// Sends what these slots hold: (identifier, slot, length, whether to report completion), to a
+    /// place in the peer's ring if it has one.
     pub(crate) fn post_sends(
         &self,
-        sends: impl Iterator<Item = (u64, usize, usize, bool)>,
+        sends: impl Iterator<Item = (u64, usize, usize, bool, Option<Place>)>,
     ) -> io::Result<()> {
         let (heads, mut pieces): (Vec<_>, Vec<_>) = sends
-            .map(|(id, index, length, signals)| ((id, signals), self.piece(index, length)))
+            .map(|(id, index, length, signals, place)| {
+                ((id, signals, place), self.piece(index, length))
+            })
             .unzip();
         let mut requests: Vec<_> = heads
             .iter()
             .zip(&mut pieces)
-            .map(|((id, signals), piece)| {
+            .map(|((id, signals, place), piece)| {
                 // SAFETY: zeros are valid: numbers and null pointers.
                 let mut request: ibv::ibv_send_wr = unsafe { zeroed() };
                 request.wr_id = *id;
                 request.sg_list = piece;
                 request.num_sge = 1;
                 request.opcode = ibv::IBV_WR_SEND;
+                if let Some(place) = place {
+                    request.opcode = ibv::IBV_WR_RDMA_WRITE_WITH_IMM;
+                    request.wr.rdma.remote_addr = place.offset;
+                    request.wr.rdma.rkey = place.rkey;
+                    request.__bindgen_anon_1.imm_data = place.immediate.to_be();
+                }
                 request.send_flags = if *signals { ibv::IBV_SEND_SIGNALED } else { 0 };
                 request
             })
@@ -306,8 +350,9 @@ impl Resources {
         self.modify(&mut wanted, ibv::IBV_QP_STATE)?;
         wanted.qp_state = ibv::IBV_QPS_INIT;
         wanted.port_num = self.device.port;
-        // Nothing is reached from the network but by posted receives.
-        wanted.qp_access_flags = 0;
+        // Nothing is reached from the network but by posted receives, and the ring if there is one.
+        let is_written = self.ring.is_some();
+        wanted.qp_access_flags = if is_written { ibv::IBV_ACCESS_REMOTE_WRITE } else { 0 };
         let mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT;
         self.modify(&mut wanted, mask | ibv::IBV_QP_ACCESS_FLAGS)?;
         fill()?;
@@ -434,7 +479,7 @@ mod tests {
 
     #[test]
     fn an_address_without_a_device_is_refused_by_name() {
-        let made = Resources::new("192.0.2.1".parse().unwrap(), 0);
+        let made = Resources::new("192.0.2.1".parse().unwrap(), Mode::Send, 0);
         let error = made.err().expect("no device has this address");
         assert!(matches!(error, Unavailable::Device(_) | Unavailable::Library(_)), "{error}");
     }

@@ -1,16 +1,25 @@
 //! Queue pairs over soft-RoCE, in the kernel lab's guest (`make lab-verbs`): SEALANE_VERBS_HERE and
-//! SEALANE_VERBS_THERE are addresses of two devices that reach each other.
+//! SEALANE_VERBS_THERE are addresses of two devices that reach each other, and
+//! SEALANE_VERBS_MODE is `send` or `write`.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use sealane_verbs::{QueuePair, QueuePairAddress, Unavailable};
+use sealane_verbs::{Mode, QueuePair, QueuePairAddress, Unavailable};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn address(name: &str) -> IpAddr {
     std::env::var(name).expect(name).parse().expect(name)
+}
+
+fn mode() -> Mode {
+    match std::env::var("SEALANE_VERBS_MODE").as_deref() {
+        Ok("send") => Mode::Send,
+        Ok("write") => Mode::Write,
+        other => panic!("SEALANE_VERBS_MODE is {other:?}"),
+    }
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -23,7 +32,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn pair() -> [QueuePair; 2] {
     let [mut here, mut there] = ["SEALANE_VERBS_HERE", "SEALANE_VERBS_THERE"]
-        .map(|name| QueuePair::new(address(name)).unwrap());
+        .map(|name| QueuePair::new(address(name), mode()).unwrap());
     here.set_peer(there.local());
     there.set_peer(here.local());
     until("a connection", || here.tend() & there.tend());
@@ -219,7 +228,7 @@ fn a_peer_that_names_others_addresses_gets_nothing_through() {
         }
     }
     // A datagram from a pair that it is not connected to.
-    let mut third = QueuePair::new(here.local().ip).unwrap();
+    let mut third = QueuePair::new(here.local().ip, mode()).unwrap();
     third.set_peer(there.local());
     until("a connection", || third.tend());
     third.send(&datagram(1, 100), 100).unwrap();
@@ -237,6 +246,38 @@ fn many_pairs_come_and_go() {
         send(&mut here, &mut there, 1, &mut taken);
     }
     let address = "192.0.2.1".parse().unwrap();
-    let error = QueuePair::new(address).expect_err("nobody has this address");
+    let error = QueuePair::new(address, mode()).expect_err("nobody has this address");
     assert!(matches!(error, Unavailable::Device(found) if found == address), "{error}");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: make lab-verbs"]
+fn late_packets_and_those_with_a_wrong_key_end_in_the_device() {
+    let [mut here, there] = pair();
+    let gone = there.local();
+    // Its successor has another number, and in mode `write` another key.
+    drop(there);
+    let mut there = QueuePair::new(gone.ip, mode()).unwrap();
+    assert_ne!((there.local().number, there.local().rkey), (gone.number, gone.rkey));
+    there.set_peer(here.local());
+    until("a connection", || there.tend());
+    let successor = there.local();
+    let mut send = |here: &mut QueuePair, what: &str| {
+        for number in 0..100 {
+            until("room to send", || {
+                let is_sent = here.send(&datagram(number, 100), 100).unwrap();
+                here.receive(|_| unreachable!("nothing is sent this way"));
+                is_sent
+            });
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        there.receive(|_| panic!("{what} came through"));
+        assert_eq!(there.failures(), 0, "{what} is no failure");
+    };
+    send(&mut here, "a late packet");
+    if let Some(rkey) = gone.rkey {
+        here.set_peer(QueuePairAddress { rkey: Some(rkey), ..successor });
+        until("a connection", || here.tend());
+        send(&mut here, "a packet with an old key");
+    }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use sealane_verbs::{QueuePair, QueuePairAddress, ROCE_PORT, Unavailable};
+use sealane_verbs::{Mode, QueuePair, QueuePairAddress, ROCE_PORT, Unavailable};
 
 use crate::udp::Udp;
 
@@ -72,8 +72,9 @@ impl FromStr for WireAddress {
 pub enum Bind {
     /// A UDP socket; port 0 selects a free port.
     Udp(SocketAddr),
-    /// A queue pair at the device that has this address, written `verbs:10.0.0.1`.
-    Verbs(IpAddr),
+    /// A queue pair at the device that has this address, written `verbs:10.0.0.1`, or with
+    /// `,write` if peers are to write to its ring.
+    Verbs(IpAddr, Mode),
 }
 
 impl FromStr for Bind {
@@ -81,7 +82,13 @@ impl FromStr for Bind {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let parsed = match text.strip_prefix("verbs:") {
-            Some(address) => address.parse().ok().map(Self::Verbs),
+            Some(rest) => {
+                let (address, mode) = match rest.strip_suffix(",write") {
+                    Some(address) => (address, Mode::Write),
+                    None => (rest, Mode::Send),
+                };
+                address.parse().ok().map(|address| Self::Verbs(address, mode))
+            }
             None => text.parse().ok().map(Self::Udp),
         };
         parsed.ok_or_else(|| ParseError(text.into()))
@@ -100,7 +107,7 @@ impl Wire {
     pub(super) fn bind(to: Bind) -> Result<Self, Refused> {
         Ok(match to {
             Bind::Udp(address) => Self::Udp(Box::new(Udp::bind(address)?)),
-            Bind::Verbs(address) => Self::Verbs(Box::new(QueuePair::new(address)?)),
+            Bind::Verbs(address, mode) => Self::Verbs(Box::new(QueuePair::new(address, mode)?)),
         })
     }
 
@@ -196,7 +203,9 @@ mod tests {
         }
         let verbs: WireAddress = "verbs:10.0.0.1,qpn=17,psn=4660,mtu=4096".parse().unwrap();
         assert_eq!(verbs.network_address(), "10.0.0.1:4791".parse().unwrap());
-        assert_eq!("verbs:10.0.0.1".parse(), Ok(Bind::Verbs("10.0.0.1".parse().unwrap())));
+        let ip = "10.0.0.1".parse().unwrap();
+        assert_eq!("verbs:10.0.0.1".parse(), Ok(Bind::Verbs(ip, Mode::Send)));
+        assert_eq!("verbs:10.0.0.1,write".parse(), Ok(Bind::Verbs(ip, Mode::Write)));
         assert_eq!("10.0.0.1:0".parse(), Ok(Bind::Udp("10.0.0.1:0".parse().unwrap())));
         assert!("verbs:10.0.0.1:0".parse::<Bind>().is_err());
         assert!("10.0.0.1".parse::<Bind>().is_err());
