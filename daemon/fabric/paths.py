@@ -35,8 +35,10 @@ def bind_addresses(
     return [end for wire in WIRES if wire in wires for end in ends[wire] * paths]
 
 
-def check_addresses(addresses: Sequence[str], reason: ReasonId) -> None:
-    """UsageError unless there are 1 to 32 addresses, each of which the engine can parse.
+def check_addresses(
+    addresses: Sequence[str], reason: ReasonId, *, wires: Sequence[str] = WIRES
+) -> None:
+    """UsageError unless there are 1 to 32 addresses of these wires, which the engine can parse.
 
     A peer's text must not cause an internal error.
     """
@@ -44,9 +46,11 @@ def check_addresses(addresses: Sequence[str], reason: ReasonId) -> None:
         raise UsageError(reason, f"{len(addresses)} addresses; allowed: 1 to {PATHS_MAX}")
     for address in addresses:
         try:
-            WireAddress(address)
+            wire = WireAddress(address).wire
         except ValueError as error:
             raise UsageError(reason, str(error)) from error
+        if wire not in wires:
+            raise UsageError(reason, f"{address} is of {wire}; allowed: {', '.join(wires)}")
 
 
 def of_wire(wire: str, addresses: Iterable[str]) -> list[str]:

@@ -273,7 +273,7 @@ class FabricService:
         self._limits.check_share(rate_bits_per_second)
         self._limits.check_peer_address(peer_address)
         if via_addresses:
-            check_addresses(via_addresses, "session.via_address.malformed")
+            check_addresses(via_addresses, "session.via_address.malformed", wires=("udp",))
         tenants = (peer_tenant,) if peer_tenant else ()
         with admission(
             own_tenant=self._own().tenant, tenants=tenants, nodes=(), secret=secret
@@ -422,23 +422,23 @@ class FabricService:
             if made is not None:
                 made[1].wipe()
 
-        pairs = self._pairs(session.data_addresses, offer.data_addresses, units)
-        room = unit_room(address for pair in pairs for address in pair)
-        certificate, result = self._own_result()
-        make = functools.partial(
-            respond,
-            offer,
-            initiator=peer.subject,
-            initiator_shown=peer.shown,
-            own=self._own(),
-            own_certificate=certificate,
-            own_result=result,
-            kem=self._kem,
-            units=tuple(unit for unit in units if unit <= room),
-            data_addresses=tuple(own for own, _ in pairs),
-            secret=session.admission.secret,
-        )
         try:
+            pairs = self._pairs(session.data_addresses, offer.data_addresses, units)
+            room = unit_room(address for pair in pairs for address in pair)
+            certificate, result = self._own_result()
+            make = functools.partial(
+                respond,
+                offer,
+                initiator=peer.subject,
+                initiator_shown=peer.shown,
+                own=self._own(),
+                own_certificate=certificate,
+                own_result=result,
+                kem=self._kem,
+                units=tuple(unit for unit in units if unit <= room),
+                data_addresses=tuple(own for own, _ in pairs),
+                secret=session.admission.secret,
+            )
             return await made_in_thread(make, abandon=abandon)
         except Exception:
             session.is_answering = False
@@ -491,6 +491,13 @@ class FabricService:
         if target.via_addresses:
             # Relays pass UDP on.
             offered = tuple(of_wire("udp", offered)[: len(target.via_addresses)])
+        if not offered:
+            raise UsageError(
+                "session.establish.wires",
+                f"none of {', '.join(session.data_addresses)} can carry units of {units[-1]} bytes "
+                "this way: relays need udp in fabric.wires, and small MTUs a smaller "
+                "fabric.unit_bytes",
+            )
         units = self._units_over(offered, units)
         async with self._reach_peer(target.address, target.node) as link:
             if not target.admission.admits(link.subject):
@@ -585,9 +592,10 @@ class FabricService:
     def _units_over(self, addresses: Sequence[str], units: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes that the queue pairs among these addresses take, and their largest."""
         room = unit_room(addresses)
-        largest = room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES
-        is_searched = self.settings.unit_bytes is None and largest < units[0]
-        fitting = {unit for unit in units if unit <= room} | ({largest} if is_searched else set())
+        fitting = {unit for unit in units if unit <= room}
+        if self.settings.unit_bytes is None and of_wire("verbs", addresses):
+            # Also where the route to the peer's control address is narrower.
+            fitting.add(room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES)
         return tuple(sorted(fitting, reverse=True))
 
     def _pairs(
@@ -608,19 +616,6 @@ class FabricService:
             )
         return pairs
 
-    def _ends(self) -> list[str]:
-        """Return what a session binds: queue pairs only within the limit of pinned memory."""
-        wires = self.settings.wires
-        pinned = sum(session.pinned_bytes for session in self._sessions.values())
-        if "verbs" in wires and pinned >= self.settings.pinned_bytes_max:
-            self._note_unavailable(
-                f"sessions have {pinned} bytes of pinned memory; allowed: "
-                f"{self.settings.pinned_bytes_max} (fabric.pinned_bytes_max)"
-            )
-            wires = tuple(wire for wire in wires if wire != "verbs") or wires
-        settings = self.settings
-        return bind_addresses(settings.listen_data, settings.paths, wires, settings.verbs_mode)
-
     def _note_unavailable(self, reason: str) -> None:
         """Log why a session has no queue pair, unless that was the reason last time."""
         if reason != self._unavailable:
@@ -639,15 +634,20 @@ class FabricService:
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region_bytes=region_bytes)
+        settings = self.settings
+        pinned = sum(session.pinned_bytes for session in self._sessions.values())
         try:
             endpoint = SessionEndpoint(
-                self._ends(),
+                bind_addresses(
+                    settings.listen_data, settings.paths, settings.wires, settings.verbs_mode
+                ),
                 region_bytes,
-                self.settings.ring_entries,
+                settings.ring_entries,
                 unit_bytes=unit_bytes,
-                chunk_units=self.settings.chunk_units,
-                slots=self.settings.slots,
+                chunk_units=settings.chunk_units,
+                slots=settings.slots,
                 account=job.account,
+                pinned_bytes_max=max(settings.pinned_bytes_max - pinned, 0),
             )
         except OSError as error:
             raise UnavailableError(

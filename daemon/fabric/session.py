@@ -114,8 +114,6 @@ class Session:
         self.close_reason = ""
         self.data_addresses = tuple(endpoint.local_addresses)
         """Where it receives data packets, per path."""
-        self.pinned_bytes = endpoint.pinned_bytes
-        """Memory that RDMA devices may use for it."""
         self.outlook: Outlook | None = None
         """Estimate of its path; None until it is established."""
         self._endpoint: SessionEndpoint | None = endpoint
@@ -168,6 +166,11 @@ class Session:
         self._is_begun = True
         self._permit = start.permit
         self._enter(State.ESTABLISHING)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Return the memory in bytes that RDMA devices may use for it."""
+        return 0 if self._endpoint is None else self._endpoint.pinned_bytes
 
     def path_key(self) -> PathKey:
         """Return what its path is known by, once a peer has opened it."""

@@ -93,6 +93,7 @@ class SessionEndpoint:
         chunk_units: int = 16,
         slots: int = 64,
         account: JobAccount | None = None,
+        pinned_bytes_max: int = 0,
     ) -> Self: ...
     @property
     def local_addresses(self) -> list[str]: ...

@@ -1,5 +1,6 @@
 """Which wires carry a session's paths: what both ends have, else UDP."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,8 +14,8 @@ from fabrics import fabric, settings
 from sealane.daemon.fabric import service
 from sealane.daemon.fabric.establishment import Answer, Offer
 from sealane.daemon.fabric.paths import bind_addresses, carrying, pair_ends, unit_room
-from sealane.errors import Error
-from session_pairs import connected
+from sealane.errors import Error, UsageError
+from session_pairs import RATE, connected, wait_listening
 
 HOSTS = {"a": "127.0.0.1", "b": "127.0.0.2"}
 BOTH = ("udp", "verbs")
@@ -75,11 +76,12 @@ class WithQueuePairs:
             if host in self.mtus
         ]
         udp = [each for each in bind if not each.startswith("verbs:")]
-        self._real = real_endpoint(udp, *arguments, **options)
+        self._paths = len(udp)
+        self._real = real_endpoint(udp or ["127.0.0.1:0"], *arguments, **options)
 
     @property
     def local_addresses(self) -> list[str]:
-        return [*self._real.local_addresses, *self._pairs]
+        return [*self._real.local_addresses[: self._paths], *self._pairs]
 
     def start(self, **arguments: Any) -> None:
         self.started.append(dict(arguments))
@@ -176,12 +178,33 @@ async def refusals(left: Any, right: Any) -> set[str]:
     return {error.reason for error in refused.exceptions if isinstance(error, Error)}
 
 
-async def test_without_a_wire_in_common_there_is_no_session(tmp_path: Path) -> None:
-    def change(offer: Offer) -> Offer:
-        return replace(offer, data_addresses=(NEAR_PAIR,))
+async def test_without_a_wire_in_common_there_is_no_session_and_the_listener_waits_on(
+    tmp_path: Path,
+) -> None:
+    reasons: list[str] = []
 
-    async with fabrics(tmp_path, {}, {}, change_offer=change) as (left, right):
-        assert await refusals(left, right) == {"session.establish.wires"}
+    def change(offer: Offer) -> Offer:
+        return offer if reasons else replace(offer, data_addresses=(NEAR_PAIR,))
+
+    async with (
+        fabrics(tmp_path, {}, {}, change_offer=change) as (left, right),
+        asyncio.TaskGroup() as tasks,
+    ):
+        common: dict[str, Any] = {"display_name": "data", "region_bytes": 1 << 20}
+        listening = tasks.create_task(right.service.listen(job_token=right.job_token, **common))
+        await wait_listening(right)
+        to = {
+            "job_token": left.job_token,
+            "peer_node": right.name,
+            "peer_address": right.address,
+            "rate_bits_per_second": RATE,
+        }
+        with pytest.raises(UsageError) as refused:
+            await left.service.open(**to, **common)
+        reasons.append(refused.value.reason)
+        await left.service.open(**to, **common)
+        await listening
+    assert reasons == ["session.establish.wires"]
 
 
 @pytest.mark.parametrize(
@@ -227,15 +250,21 @@ async def test_without_a_device_a_session_goes_over_udp_and_the_log_says_why_onc
     assert "127.0.0.1" in line["reason"] or "libibverbs" in line["reason"]
 
 
+async def test_a_relay_is_none_of_verbs(tmp_path: Path) -> None:
+    async with fabrics(tmp_path, {}, {}) as (left, right):
+        with pytest.raises(BaseExceptionGroup) as group:
+            async with connected(left, right, via=lambda _: [NEAR_PAIR]):
+                raise AssertionError
+    assert group.group_contains(Error, match="session.via_address.malformed")
+
+
+@pytest.mark.usefixtures("named_pairs")
+async def test_units_that_no_end_carries_are_refused_here(tmp_path: Path) -> None:
+    ends: dict[str, Any] = {"wires": ("verbs",), "unit_bytes": 8896}
+    async with fabrics(tmp_path, ends, ends) as (left, right):
+        assert await refusals(left, right) == {"session.establish.wires"}
+
+
 async def test_without_a_device_and_udp_there_is_no_session(tmp_path: Path) -> None:
     async with fabrics(tmp_path, {"wires": ("verbs",)}, {}) as (left, right):
         assert await refusals(left, right) == {"session.endpoint.resources"}
-
-
-async def test_pinned_memory_is_limited(tmp_path: Path) -> None:
-    ends: dict[str, Any] = {"wires": BOTH, "pinned_bytes_max": 0}
-    with structlog.testing.capture_logs() as lines:
-        async with fabrics(tmp_path, ends, {}) as (left, right), connected(left, right):
-            pass
-    (line,) = [line for line in lines if line["event"] == "verbs_unavailable"]
-    assert "fabric.pinned_bytes_max" in line["reason"]

@@ -75,7 +75,7 @@ def test_queue_pairs_keep_datagrams_whole(lab: Lab, queue_pair_tests: Path) -> N
         options={"file": (str(queue_pair_tests),), "cpus": 2},
     )
 
-    assert ran.output.count("test result: ok. 8 passed") == 2
+    assert ran.output.count("test result: ok. 9 passed") == 2
 
 
 def test_queue_pairs_over_a_network_that_loses_and_reorders(
@@ -114,10 +114,14 @@ def test_a_session_uses_both_wires_and_each_takes_over(lab: Lab, package_disk: P
     assert figures["unit_bytes"] == 4032
     for wire in ("udp", "verbs"):
         assert figures["paths"][wire]["packets_sent"] > 100, wire
+    assert figures["device_failures"] > 0
 
 
-def test_peers_without_a_wire_in_common_but_udp_use_that(lab: Lab, package_disk: Path) -> None:
-    assert set(sessions(lab, package_disk, "mixed")["paths"]) == {"udp"}
+def test_peers_with_no_queue_pair_for_both_use_udp(lab: Lab, package_disk: Path) -> None:
+    figures = sessions(lab, package_disk, "limited")
+
+    assert set(figures["paths"]) == {"udp"}
+    assert "fabric.pinned_bytes_max" in figures["unavailable"]
 
 
 @pytest.mark.parametrize("network", ["4200", f"4200 {LOSSY}"], ids=["clean", "lossy"])
@@ -132,7 +136,9 @@ def test_forged_messages_to_a_queue_pair_reach_no_job(lab: Lab, package_disk: Pa
     figures = sessions(lab, package_disk, "forged", "4200", built("--example", "forge"))
 
     counted = figures["statistics"]
-    # In turn: one that was heard before, the same with one bit changed, any bytes.
-    assert counted["replayed"] >= 200
-    assert counted["forged"] >= 100
+    # In turn: one that was heard before, the same with one bit changed, any bytes. Most of those
+    # changed have a number that was seen, too.
+    assert counted["replayed"] >= 300
+    assert counted["malformed"] >= 300
+    assert counted["forged"] >= 1
     assert sum(counted[name] for name in REFUSED) >= 900

@@ -228,7 +228,7 @@ pub struct SessionEndpoint {
 #[pymethods]
 impl SessionEndpoint {
     #[new]
-    #[pyo3(signature = (bind_addresses, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None))]
+    #[pyo3(signature = (bind_addresses, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None, pinned_bytes_max=0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn new(
         py: Python<'_>,
@@ -239,12 +239,13 @@ impl SessionEndpoint {
         chunk_units: u16,
         slots: u16,
         account: Option<&JobAccount>,
+        pinned_bytes_max: usize,
     ) -> PyResult<Self> {
         let bind_addresses = parse_each(&bind_addresses)?;
         let config = EndpointConfig { region_bytes, ring_entries, unit_bytes, chunk_units, slots };
         let account = account.map(|job| Arc::clone(&job.account));
         let endpoint = py
-            .detach(|| Endpoint::new(config, &bind_addresses, account))
+            .detach(|| Endpoint::new(config, &bind_addresses, account, pinned_bytes_max))
             .map_err(endpoint_error)?;
         Ok(Self { endpoint })
     }

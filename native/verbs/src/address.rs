@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 /// A number of 24 bits, the width of queue pair numbers and packet sequence numbers.
 const BITS_24: u32 = (1 << 24) - 1;
+/// Numbers of queue pairs: 0 and 1 belong to the subnet's management, the last is multicast.
+const QUEUE_PAIRS: std::ops::Range<u32> = 2..BITS_24;
 /// The MTUs of InfiniBand, in bytes.
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 
@@ -56,11 +58,13 @@ impl FromStr for QueuePairAddress {
                 mtu_bytes: u16::try_from(number("mtu")?).ok()?,
                 rkey: number("rkey"),
             };
-            let is_possible = found.number <= BITS_24
+            let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+            let is_possible = QUEUE_PAIRS.contains(&found.number)
                 && found.first_psn <= BITS_24
                 && MTUS.contains(&found.mtu_bytes)
                 && !ip.is_unspecified()
-                && !ip.is_multicast();
+                && !ip.is_multicast()
+                && !is_broadcast;
             // Also refuses signs, leading zeros and further parts.
             (is_possible && found.to_string() == text).then_some(found)
         };
@@ -76,9 +80,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(ip: IpAddr, number in 0..=BITS_24, first_psn in 0..=BITS_24,
+        fn what_is_written_is_read(ip: IpAddr, number in QUEUE_PAIRS, first_psn in 0..=BITS_24,
                                    mtu in 0..MTUS.len(), rkey: Option<u32>) {
             prop_assume!(!ip.is_unspecified() && !ip.is_multicast());
+            prop_assume!(ip != IpAddr::V4(std::net::Ipv4Addr::BROADCAST));
             let address = QueuePairAddress { ip, number, first_psn, mtu_bytes: MTUS[mtu], rkey };
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }
@@ -97,6 +102,9 @@ mod tests {
         assert!(good.parse::<QueuePairAddress>().is_ok());
         for (from, to) in [
             ("17", "16777216"),
+            ("17", "16777215"),
+            ("17", "1"),
+            ("10.0.0.1", "255.255.255.255"),
             ("17", "+17"),
             ("17", "017"),
             ("4660", "16777216"),

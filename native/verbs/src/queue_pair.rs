@@ -3,10 +3,13 @@
 use std::io;
 use std::mem::zeroed;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
 
 use crate::address::QueuePairAddress;
 use crate::bindings as ibv;
@@ -18,8 +21,16 @@ pub const SEGMENTS_MAX: usize = SEND_SLOTS / 2;
 const COMPLETIONS: usize = 32;
 /// Every so many sends one reports that it and all before it are complete.
 const SENDS_PER_SIGNAL: u64 = 32;
-/// Pause after a failure, until the pair is connected again.
+/// Pause after the second failure in a row, until the pair is connected again; it doubles with each
+/// further one. The first is mended at once.
 const RETRY: Duration = Duration::from_secs(1);
+/// Most doublings.
+const RETRY_DOUBLINGS: u32 = 5;
+/// A connection that lasted this long was none of a row of failures.
+const LASTING: Duration = Duration::from_secs(1);
+/// Time in which sends complete, unless the device has stopped: pauses of a lossless network are a
+/// thousand times shorter.
+const STUCK: Duration = Duration::from_millis(200);
 
 /// Set in the identifiers of sends.
 const SEND: u64 = 1 << 63;
@@ -42,10 +53,10 @@ enum Connection {
     Unknown,
     /// To be connected at this time.
     Down { at: Instant },
-    /// Another thread connects it.
-    Connecting(JoinHandle<io::Result<()>>),
+    /// Another thread connects it, and then sets the result.
+    Connecting(Arc<OnceLock<io::Result<()>>>),
     /// It sends and receives.
-    Up,
+    Up { since: Instant },
 }
 
 /// An unreliable connected queue pair with slots of its own.
@@ -53,16 +64,22 @@ pub struct QueuePair {
     resources: Arc<Resources>,
     peer: Option<QueuePairAddress>,
     connection: Connection,
+    /// Readable once the connecting thread has ended.
+    connected: Arc<OwnedFd>,
+    /// Failures in a row.
+    row: u32,
     /// Number of times that it was connected; part of identifiers, so that completions from before
     /// are known.
     generation: u32,
     /// Sends of this generation, and how many of them are complete.
     sent: u64,
     completed: u64,
+    /// When sends began to wait for room.
+    blocked_at: Option<Instant>,
     /// Completions that were taken and not looked at yet.
     taken: [ibv::ibv_wc; COMPLETIONS],
     taken_count: usize,
-    /// Copy of a packet in the ring.
+    /// Copy of a packet, which only this process can change: it is opened there.
     snapshot: Vec<u8>,
     failures: u64,
     calls: u64,
@@ -78,13 +95,18 @@ impl QueuePair {
         let drawn = rustix::rand::getrandom(&mut psn[..], rustix::rand::GetRandomFlags::empty());
         let psn = u32::from_ne_bytes(psn) >> 8;
         let resources = Resources::new(ip, mode, drawn.map_or(0, |_| psn))?;
+        let connected = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let connected = connected.map_err(|error| resources.error("eventfd", error.into()))?;
         Ok(Self {
             resources: Arc::new(resources),
             peer: None,
             connection: Connection::Unknown,
+            connected: Arc::new(connected),
+            row: 0,
             generation: 0,
             sent: 0,
             completed: 0,
+            blocked_at: None,
             // SAFETY: zeros are valid: numbers.
             taken: unsafe { zeroed() },
             taken_count: 0,
@@ -107,7 +129,13 @@ impl QueuePair {
     }
 
     /// Connects it, in the background, to a peer.
+    ///
+    /// # Panics
+    ///
+    /// While it is being connected to another one.
     pub fn set_peer(&mut self, peer: QueuePairAddress) {
+        let is_idle = !matches!(self.connection, Connection::Connecting(_));
+        assert!(is_idle, "it is being connected to another peer");
         self.peer = Some(peer);
         self.connection = Connection::Down { at: Instant::now() };
         self.tend();
@@ -127,40 +155,68 @@ impl QueuePair {
 
     /// Whether it is connected. Goes on connecting it if it is not.
     pub fn tend(&mut self) -> bool {
-        match std::mem::replace(&mut self.connection, Connection::Unknown) {
-            Connection::Connecting(thread) if thread.is_finished() => match thread.join() {
-                Ok(Ok(())) => self.connection = Connection::Up,
-                Ok(Err(_)) | Err(_) => self.failed(),
+        match &self.connection {
+            Connection::Up { .. } => return true,
+            Connection::Connecting(attempt) => match attempt.get() {
+                Some(Ok(())) => self.connection = Connection::Up { since: Instant::now() },
+                Some(Err(_)) => self.failed(),
+                // The thread is gone without a result.
+                None if Arc::strong_count(attempt) == 1 && attempt.get().is_none() => self.failed(),
+                None => {}
             },
-            Connection::Down { at } if at <= Instant::now() => self.start_connecting(),
-            unchanged => self.connection = unchanged,
+            Connection::Down { at } if *at <= Instant::now() => self.start_connecting(),
+            Connection::Down { .. } | Connection::Unknown => {}
         }
-        matches!(self.connection, Connection::Up)
+        self.is_up()
+    }
+
+    /// Whether it is connected, as far as [`Self::tend`] has seen.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        matches!(self.connection, Connection::Up { .. })
     }
 
     fn start_connecting(&mut self) {
         let Some(peer) = self.peer else { return };
         self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
-        (self.sent, self.completed, self.taken_count) = (0, 0, 0);
+        (self.sent, self.completed, self.blocked_at) = (0, 0, None);
+        self.taken_count = 0;
         let resources = Arc::clone(&self.resources);
+        let connected = Arc::clone(&self.connected);
         let generation = self.generation;
+        let attempt = Arc::new(OnceLock::new());
+        let result = Arc::clone(&attempt);
         let connect = move || {
             let slots = (0..RECEIVE_SLOTS).map(|slot| (id_of(generation, slot), slot));
-            resources.connect(&peer, || resources.post_receives(slots))
+            let tried = resources.connect(&peer, || resources.post_receives(slots));
+            // Nobody else sets it. A full counter is readable, too.
+            let _ = result.set(tried);
+            let _ = write(connected.as_fd(), &1_u64.to_ne_bytes());
         };
         // The look-up of the peer's link-layer address may take a second, in which the session's
         // other paths go on.
         match Builder::new().name("sealane-verbs".into()).spawn(connect) {
-            Ok(thread) => self.connection = Connection::Connecting(thread),
+            Ok(_) => self.connection = Connection::Connecting(attempt),
             Err(_) => self.failed(),
         }
     }
 
     /// Takes it down until it is connected again.
     fn failed(&mut self) {
+        let now = Instant::now();
+        if let Connection::Up { since } = self.connection
+            && now.duration_since(since) >= LASTING
+        {
+            self.row = 0;
+        }
+        let pause = match self.row {
+            0 => Duration::ZERO,
+            row => RETRY * (1 << (row - 1).min(RETRY_DOUBLINGS)),
+        };
+        self.row = self.row.saturating_add(1);
         self.failures += 1;
         self.taken_count = 0;
-        self.connection = Connection::Down { at: Instant::now() + RETRY };
+        self.connection = Connection::Down { at: now + pause };
     }
 
     /// Passes on what has arrived, at most some datagrams at a time. The bytes are whatever the
@@ -183,21 +239,16 @@ impl QueuePair {
             }
             if completion.wr_id & SEND != 0 {
                 self.completed += SENDS_PER_SIGNAL;
+                self.blocked_at = None;
                 continue;
             }
             free.push((completion.wr_id, slot));
             let Some((place, length)) = self.place_of(&completion, slot) else { continue };
-            if self.local().rkey.is_some() {
-                self.snapshot.resize(length, 0);
-                // SAFETY: the length is within the slot. Others may write to it meanwhile: the copy
-                // is then a mixture, which does not open.
-                unsafe { self.snapshot.as_mut_ptr().copy_from(self.resources.slot(place), length) };
-                each(&mut self.snapshot);
-            } else {
-                // SAFETY: the slot is ours between its completion and its next posting, and nobody
-                // may write to it; the length is within it.
-                each(unsafe { std::slice::from_raw_parts_mut(self.resources.slot(place), length) });
-            }
+            self.snapshot.resize(length, 0);
+            // SAFETY: the length is within the slot. The device, and in mode `write` anybody, may
+            // write to it meanwhile: the copy is then a mixture, which does not open.
+            unsafe { self.snapshot.as_mut_ptr().copy_from(self.resources.slot(place), length) };
+            each(&mut self.snapshot);
             received.datagrams += 1;
             received.bytes += length;
         }
@@ -243,11 +294,6 @@ impl QueuePair {
             .then_some((place, length))
     }
 
-    /// Whether a batch of [`SEGMENTS_MAX`] datagrams would be accepted or lost at once.
-    pub fn has_room(&mut self) -> bool {
-        !self.tend() || (SEND_SLOTS as u64) - (self.sent - self.completed) >= SEGMENTS_MAX as u64
-    }
-
     /// Sends datagrams of `segment_bytes` each (the last may be shorter). Returns false if there is
     /// no room at present; an error if it is not connected, or a datagram is larger than the
     /// peer takes.
@@ -262,7 +308,11 @@ impl QueuePair {
         }
         let segments = contents.chunks(segment_bytes);
         if self.sent - self.completed + segments.len() as u64 > SEND_SLOTS as u64 {
-            return Ok(false);
+            if self.blocked_at.get_or_insert_with(Instant::now).elapsed() < STUCK {
+                return Ok(false);
+            }
+            self.failed();
+            return Err(io::ErrorKind::TimedOut.into());
         }
         let (generation, resources) = (self.generation, Arc::clone(&self.resources));
         let sends = segments.map(|segment| {
@@ -284,25 +334,47 @@ impl QueuePair {
         posted.inspect_err(|_| self.failed()).map(|()| true)
     }
 
-    /// Readable when something has arrived or there is room again, after [`Self::fall_asleep`].
+    /// Time until it needs attention although nothing arrives, if it does.
     #[must_use]
-    pub fn event(&self) -> BorrowedFd<'_> {
-        self.resources.event()
+    pub fn due_in(&self) -> Option<Duration> {
+        let at = match self.connection {
+            Connection::Down { at } => Some(at),
+            Connection::Up { .. } => self.blocked_at.map(|at| at + STUCK),
+            Connection::Unknown | Connection::Connecting(_) => None,
+        };
+        at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Makes [`Self::event`] report the next completion; false if there is one already.
-    pub fn fall_asleep(&mut self) -> bool {
-        if !matches!(self.connection, Connection::Up) {
+    /// Readable when it is connected, or, after [`Self::fall_asleep`], when something has arrived or
+    /// there is room again.
+    #[must_use]
+    pub fn event(&self) -> BorrowedFd<'_> {
+        if self.is_up() { self.resources.event() } else { (*self.connected).as_fd() }
+    }
+
+    /// Goes on connecting it. If `wants` anything of a connection, makes [`Self::event`] report the
+    /// next completion; false if there is one already.
+    pub fn fall_asleep(&mut self, wants: bool) -> bool {
+        if !self.tend() || !wants {
             return true;
         }
-        self.resources.arm();
+        if self.resources.arm().is_err() {
+            self.failed();
+            return false;
+        }
         self.take();
         self.taken_count == 0
     }
 
-    /// Takes the event that has woken the thread.
-    pub fn woken(&self) {
+    /// Takes the event that has woken the thread; `is_error` if the descriptor reports that its
+    /// device is gone.
+    pub fn woken(&mut self, is_error: bool) {
+        // An empty counter is none to clear.
+        let _ = read(self.connected.as_fd(), &mut [0; 8]);
         self.resources.clear_events();
+        if is_error && self.is_up() {
+            self.failed();
+        }
     }
 
     /// Puts it into the error state, as a device does: for tests.

@@ -21,7 +21,7 @@ use crate::library::library;
 pub(crate) const RECEIVE_SLOTS: usize = 512;
 /// Slots of packets on their way out.
 pub(crate) const SEND_SLOTS: usize = 128;
-/// Most completions at a time: one for each slot.
+/// Most completions at a time: one for each slot. A queue that runs over can't be used any more.
 const ENTRIES: c_int = 640;
 const _: () = assert!(ENTRIES as usize == RECEIVE_SLOTS + SEND_SLOTS);
 /// Hops that a packet may take; what Linux and the devices use by default.
@@ -229,14 +229,12 @@ impl Resources {
     }
 
     /// Asks for an event at the next completion.
-    pub(crate) fn arm(&self) {
-        // SAFETY: the completion queue is alive. A device whose driver lacks the call gets no
-        // events, and its queue is then looked at whenever the thread runs.
-        unsafe {
-            if let Some(notify) = (*self.context.raw).ops.req_notify_cq {
-                notify(self.completions.raw, 0);
-            }
-        }
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        // SAFETY: the completion queue is alive.
+        of_result(unsafe {
+            let notify = (*self.context.raw).ops.req_notify_cq.ok_or(io::ErrorKind::Unsupported)?;
+            notify(self.completions.raw, 0)
+        })
     }
 
     /// Takes completions; returns how many, at most as many as fit.
@@ -344,26 +342,34 @@ impl Resources {
         peer: &QueuePairAddress,
         fill: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
+        // Its place in the table changes when the address is removed and added again.
+        let found = device_of(self.local.ip).filter(|found| found.name == self.device.name);
+        let device = found.ok_or(io::ErrorKind::AddrNotAvailable)?;
         // SAFETY: zeros are valid: numbers.
         let mut wanted: ibv::ibv_qp_attr = unsafe { zeroed() };
         wanted.qp_state = ibv::IBV_QPS_RESET;
         self.modify(&mut wanted, ibv::IBV_QP_STATE)?;
         wanted.qp_state = ibv::IBV_QPS_INIT;
-        wanted.port_num = self.device.port;
+        wanted.port_num = device.port;
         // Nothing is reached from the network but by posted receives, and the ring if there is one.
         let is_written = self.ring.is_some();
         wanted.qp_access_flags = if is_written { ibv::IBV_ACCESS_REMOTE_WRITE } else { 0 };
         let mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT;
         self.modify(&mut wanted, mask | ibv::IBV_QP_ACCESS_FLAGS)?;
+        // What earlier connections have left, which a reset leaves in the queue: beside it there might
+        // be no room for all that is to come. Nobody else takes completions now.
+        // SAFETY: zeros are valid: numbers.
+        let mut left: [ibv::ibv_wc; 32] = unsafe { zeroed() };
+        while self.poll(&mut left)? > 0 {}
         fill()?;
         wanted.qp_state = ibv::IBV_QPS_RTR;
         wanted.path_mtu = mtu_code(self.local.mtu_bytes.min(peer.mtu_bytes));
         wanted.dest_qp_num = peer.number;
         wanted.rq_psn = peer.first_psn;
         wanted.ah_attr.is_global = 1;
-        wanted.ah_attr.port_num = self.device.port;
+        wanted.ah_attr.port_num = device.port;
         wanted.ah_attr.grh.dgid = ibv::ibv_gid { raw: gid_of(peer.ip).octets() };
-        wanted.ah_attr.grh.sgid_index = self.device.gid_index;
+        wanted.ah_attr.grh.sgid_index = device.gid_index;
         wanted.ah_attr.grh.hop_limit = HOP_LIMIT;
         let mask = ibv::IBV_QP_STATE | ibv::IBV_QP_AV | ibv::IBV_QP_PATH_MTU;
         self.modify(&mut wanted, mask | ibv::IBV_QP_DEST_QPN | ibv::IBV_QP_RQ_PSN)?;
@@ -385,7 +391,7 @@ impl Resources {
         of_result(unsafe { (self.verbs.ibv_modify_qp)(self.pair.raw, wanted, mask.cast_signed()) })
     }
 
-    fn error(&self, call: &'static str, error: io::Error) -> Unavailable {
+    pub(crate) fn error(&self, call: &'static str, error: io::Error) -> Unavailable {
         Unavailable::System { device: self.device.clone(), call, error }
     }
 }

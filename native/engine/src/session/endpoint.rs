@@ -185,7 +185,8 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Makes an end for each path that the session may have, and creates the memories. Queue pairs
-    /// that can't be had are left out ([`Self::unavailable`]), unless nothing else is wanted.
+    /// that can't be had, or would pin more than `pinned_bytes_max` together, are left out
+    /// ([`Self::unavailable`]), unless nothing else is wanted.
     ///
     /// With an account, the session shares that job's limits and turns; without one, only its own
     /// limits apply.
@@ -193,6 +194,7 @@ impl Endpoint {
         config: EndpointConfig,
         bind_addresses: &[Bind],
         account: Option<Arc<JobAccount>>,
+        pinned_bytes_max: usize,
     ) -> Result<Self, EndpointError> {
         let made = Memories::new(&config)?;
         if !(1..=usize::from(PATHS_MAX)).contains(&bind_addresses.len()) {
@@ -201,10 +203,19 @@ impl Endpoint {
                 "{count} paths; allowed: 1 to {PATHS_MAX}"
             )));
         }
-        let (mut wires, mut unavailable) = (Vec::new(), Vec::new());
+        let (mut wires, mut unavailable, mut pinned_bytes) = (Vec::new(), Vec::new(), 0);
         for address in bind_addresses {
             match Wire::bind(*address) {
-                Ok(wire) => wires.push(wire),
+                Ok(wire) if pinned_bytes + wire.pinned_bytes() > pinned_bytes_max => {
+                    unavailable.push(format!(
+                        "{} bytes of pinned memory are too many (fabric.pinned_bytes_max)",
+                        pinned_bytes + wire.pinned_bytes()
+                    ));
+                }
+                Ok(wire) => {
+                    pinned_bytes += wire.pinned_bytes();
+                    wires.push(wire);
+                }
                 Err(Refused::Socket(error)) => return Err(error.into()),
                 Err(Refused::QueuePair(error)) => unavailable.push(error.to_string()),
             }
@@ -212,7 +223,6 @@ impl Endpoint {
         if wires.is_empty() {
             return Err(io::Error::other(unavailable.join("; ")).into());
         }
-        let pinned_bytes = wires.iter().map(Wire::pinned_bytes).sum();
         let local_addresses = wires.iter().map(Wire::local_address).collect::<Result<_, _>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
@@ -252,7 +262,7 @@ impl Endpoint {
         &self.unavailable
     }
 
-    /// Bytes of memory that are pinned for its queue pairs, in use or not.
+    /// Bytes of memory that are pinned for its queue pairs; after the start, for those in use.
     pub fn pinned_bytes(&self) -> usize {
         self.pinned_bytes
     }
@@ -313,6 +323,7 @@ impl Endpoint {
             EndpointError::Invalid(format!("no local end is left for a path to {peer}"))
         })?;
         self.local_addresses = paths.iter().map(Ends::local_address).collect::<Result<_, _>>()?;
+        self.pinned_bytes = paths.iter().map(Ends::pinned_bytes).sum();
         let search = (start.units, start.is_initiator);
         let session = Session::searching(config, start.steering, search, keys, now());
         let lanes = match start.path_threads {

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use quinn_udp::RecvMeta;
 use rustix::event::{PollFd, PollFlags};
@@ -130,11 +131,10 @@ impl Lanes {
                 peer.heard(path, Received::sealed(datagram), meta, &mut each);
             }),
             Link::Verbs { pair, .. } => {
-                // A queue pair has one peer, whatever the packets' source; devices keep marks.
-                let mut meta = RecvMeta::default();
-                meta.addr = peer.address;
+                // Neither where it came from nor its marks are known.
+                let meta = RecvMeta::default();
                 let received = pair.receive(|datagram| {
-                    peer.heard(path, Received::sealed(datagram), &meta, &mut each);
+                    each((path, Source::Unnamed), Received::sealed(datagram), &meta);
                 });
                 let sealane_verbs::Received { datagrams, bytes, is_all } = received;
                 Ok(udp::Received { datagrams, bytes, is_all })
@@ -287,6 +287,11 @@ impl Lanes {
         !(wants_datagrams && threads.has_arrived() || self.all.iter().any(has_room))
     }
 
+    /// Time until a path needs attention although nothing arrives, if any does.
+    pub(super) fn due_in(&self) -> Option<Duration> {
+        self.all.iter().filter_map(|lane| lane.link.due_in()).min()
+    }
+
     /// The descriptors to wait for.
     pub(super) fn poll_fds(&self, wants_datagrams: bool) -> impl Iterator<Item = PollFd<'_>> {
         let event = self.threads.as_ref().map(PathThreads::event);
@@ -315,7 +320,6 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::time::Duration;
 
     use sealane_proto::session::Ecn;
 

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use sealane_proto::session::Train;
@@ -61,7 +62,7 @@ impl Link {
                 PollFd::from_borrowed_fd(udp.as_fd(), wanted)
             }
             Self::Verbs { pair, .. } => {
-                wanted.set(PollFlags::IN, wants_datagrams || is_blocked);
+                wanted.set(PollFlags::IN, wants_datagrams || is_blocked || !pair.is_up());
                 PollFd::from_borrowed_fd(pair.event(), wanted)
             }
             Self::Threaded(_) => return None,
@@ -71,16 +72,25 @@ impl Link {
     /// Announces that the thread will sleep on [`Self::poll_fd`]; false if there is something to do.
     pub(super) fn fall_asleep(&mut self, wants_datagrams: bool, is_blocked: bool) -> bool {
         match self {
-            Self::Verbs { pair, .. } if wants_datagrams || is_blocked => pair.fall_asleep(),
-            _ => true,
+            Self::Verbs { pair, .. } => pair.fall_asleep(wants_datagrams || is_blocked),
+            Self::Own { .. } | Self::Threaded(_) => true,
         }
     }
 
     /// Takes what `poll` has found.
-    pub(super) fn woken(&self, found: PollFlags) {
+    pub(super) fn woken(&mut self, found: PollFlags) {
+        if let Self::Verbs { pair, .. } = self
+            && !found.is_empty()
+        {
+            pair.woken(found.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL));
+        }
+    }
+
+    /// Time until it needs attention although nothing arrives, if it does.
+    pub(super) fn due_in(&self) -> Option<Duration> {
         match self {
-            Self::Verbs { pair, .. } if found.contains(PollFlags::IN) => pair.woken(),
-            _ => {}
+            Self::Verbs { pair, .. } => pair.due_in(),
+            Self::Own { .. } | Self::Threaded(_) => None,
         }
     }
 

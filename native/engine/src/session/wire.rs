@@ -142,6 +142,13 @@ impl Ends {
         })
     }
 
+    pub(super) fn pinned_bytes(&self) -> usize {
+        match self {
+            Self::Udp(..) => 0,
+            Self::Verbs(pair, _) => pair.pinned_bytes(),
+        }
+    }
+
     pub(super) fn into_udp(self) -> Option<(Udp, SocketAddr)> {
         match self {
             Self::Udp(udp, peer) => Some((*udp, peer)),

@@ -338,7 +338,11 @@ impl Worker {
         let time = now();
         let is_blocked = self.lanes.is_blocked();
         let at = self.pauses.until(&mut self.session, self.flow.as_ref(), is_blocked, time);
-        let at = at.into_iter().chain(self.progress.operations.next_deadline()).min()?;
+        let of_lanes = self.lanes.due_in().map(|time_left| {
+            time.saturating_add(Nanos::try_from(time_left.as_nanos()).unwrap_or(Nanos::MAX))
+        });
+        let at = at.into_iter().chain(self.progress.operations.next_deadline());
+        let at = at.chain(of_lanes).min()?;
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
         // What is due can't leave before the kernel or a path thread says that there is room.

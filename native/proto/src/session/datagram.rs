@@ -8,6 +8,10 @@ use super::paths::PathId;
 pub enum Source {
     /// The peer's address on the path that the datagram names.
     Path,
+    /// The path's only peer, as far as anybody can tell: the wire doesn't show who sent the datagram
+    /// (a queue pair). It may have come from elsewhere than where the path's packets go, so it lets
+    /// this end send no more there.
+    Unnamed,
     /// The address that the path considers moving to ([`Follow::Candidate`]).
     Candidate,
     /// Another address, which this end may follow if the datagram is authentic: see

@@ -51,6 +51,7 @@ impl Session {
         self.source = match arrival.source {
             // The caller still remembers a candidate that was refused.
             Source::Candidate if heard.candidate().is_none() => Source::Elsewhere,
+            Source::Unnamed => Source::Path,
             source => source,
         };
         if is_to_candidate {
@@ -84,6 +85,7 @@ impl Session {
             Some(candidate) if follow == Follow::Candidate || self.source == Source::Candidate => {
                 candidate.unproven.received(bytes);
             }
+            _ if arrival.source == Source::Unnamed => {}
             _ if self.source == Source::Path || follow == Follow::Path => {
                 heard.unproven.received(bytes);
             }

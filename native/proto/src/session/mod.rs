@@ -306,7 +306,7 @@ impl Session {
             return None;
         }
         let is_foreign = match arrival.source {
-            Source::Path | Source::Candidate => false,
+            Source::Path | Source::Unnamed | Source::Candidate => false,
             Source::Elsewhere => path.is_some_and(|(path, _)| {
                 self.paths[path].is_abandoned() || self.forged_elsewhere.is_full(now)
             }),
