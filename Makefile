@@ -166,6 +166,10 @@ bench-freshness: build ## freshness: tree, tables and stores; ARGS=--quick takes
 bench-sessions: build ## cost of a session's packet compared with TLS over TCP and QUIC (root)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions packets $(ARGS)
 
+.PHONY: bench-verbs
+bench-verbs: deb ## sessions over UDP and over queue pairs, in one guest with soft-RoCE (10 minutes)
+	SEALANE_DEB="$$(echo dist/sealane_*.deb)" PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m benchmarks.verbs $(ARGS)
+
 .PHONY: bench-kernels
 bench-kernels: build ## sealing and erasure coding compared with ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)

@@ -1,4 +1,4 @@
-"""In the lab's guest: sessions of real daemons over soft-RoCE. `verbs_sessions.py SCENARIO`.
+"""In the lab's guest: sessions of real daemons over soft-RoCE. `verbs_sessions.py SCENARIO MODE`.
 
 It needs the two devices that `roce_pair` makes (jobs/verbs.sh) and prints one line of JSON.
 """
@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ from sealane.protocol.v1 import sessions_pb2
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 REGION = 8 << 20
 RATE = 200_000_000
+MODE = sys.argv[2].replace("udp", "send")
+"""Of queue pairs, where there are any."""
+BENCH_BYTES, BENCH_MESSAGES = 512 << 10, 12
 ROCE_PORT = 4791
 ETH_P_IP = 0x0800
 FRAME_HEADER_BYTES = 14 + 20 + 8 + 12
@@ -106,7 +111,10 @@ async def session(wires: tuple[list[str], list[str]], more: str = "") -> AsyncIt
     def each_more(name: str) -> str:
         number = "ab".index(name)
         address = (HERE, THERE)[number]
-        return f'data_listen = ["{address}"]\nwires = {json.dumps(wires[number])}\n'
+        return (
+            f'data_listen = ["{address}"]\nwires = {json.dumps(wires[number])}\n'
+            f'verbs_mode = "{MODE}"\n'
+        )
 
     with fabric_daemons(more=f"idle_timeout_seconds = 20\n{more}", each_more=each_more) as made:
         async with (
@@ -176,6 +184,32 @@ async def only() -> dict[str, Any]:
         return figures(seen)
 
 
+async def bench() -> dict[str, Any]:
+    """Time messages over one wire: `udp`, or verbs in mode `send` or `write`."""
+    wire = "udp" if sys.argv[2] == "udp" else "verbs"
+    async with session(([wire], [wire])) as pair:
+        await pair.carry(BENCH_BYTES)
+        before, busy, began = await pair.seen(0), busy_seconds(), time.monotonic()
+        for _ in range(BENCH_MESSAGES):
+            await pair.carry(BENCH_BYTES)
+        seconds, busy = time.monotonic() - began, busy_seconds() - busy
+        after = await pair.seen(0)
+        packets = after.statistics["packets_sent"] - before.statistics["packets_sent"]
+        return {
+            "wire": sys.argv[2],
+            "messages_per_second": BENCH_MESSAGES / seconds,
+            "cpu_micros_per_packet": busy / packets * 1e6,
+            "packets": packets,
+            "unit_bytes": after.unit_bytes,
+        }
+
+
+def busy_seconds() -> float:
+    """Return the processors' time of this machine that was not idle, in seconds."""
+    columns = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(columns) - sum(columns[3:5])) / os.sysconf("SC_CLK_TCK")
+
+
 async def forged() -> dict[str, Any]:
     """Somebody who knows the queue pair's number gets nothing into the region."""
     async with session((["verbs"], ["verbs"])) as pair:
@@ -222,7 +256,7 @@ def figures(seen: sessions_pb2.Session) -> dict[str, Any]:
     return {"unit_bytes": seen.unit_bytes, "paths": paths, "statistics": dict(seen.statistics)}
 
 
-SCENARIOS = {"both": both, "limited": limited, "only": only, "forged": forged}
+SCENARIOS = {"both": both, "limited": limited, "only": only, "bench": bench, "forged": forged}
 
 if __name__ == "__main__":
     print(json.dumps(asyncio.run(SCENARIOS[sys.argv[1]]())))

@@ -47,7 +47,20 @@ installed() {
     ip link set lo up
 }
 
-# sessions SCENARIO: of verbs_sessions.py
+# sessions SCENARIO MODE: of verbs_sessions.py
 sessions() {
-    PYTHONPATH=. /usr/lib/sealane/bin/python3 -B verbs_sessions.py "$1" | tee "/out/$1.json"
+    PYTHONPATH=. /usr/lib/sealane/bin/python3 -B verbs_sessions.py "$@" | tee "/out/$1.json"
+}
+
+# roce_card NUMBER: this guest's card on the link to another guest, with the address 10.9.0.NUMBER
+roce_card() {
+    modprobe rdma_rxe
+    ip link set eth1 mtu 4200 up
+    ip address add "10.9.0.$1/24" dev eth1
+    rdma link add rxe0 type rxe netdev eth1
+}
+
+# machine NEAR_OR_FAR: of verbs_machines.py
+machine() {
+    PYTHONPATH=. /usr/lib/sealane/bin/python3 -B verbs_machines.py "$1" | tee "/out/$1.json"
 }
