@@ -35,8 +35,10 @@ MODE = sys.argv[2].replace("udp", "send")
 BENCH_BYTES, BENCH_MESSAGES = 512 << 10, 12
 ROCE_PORT = 4791
 ETH_P_IP = 0x0800
-FRAME_HEADER_BYTES = 14 + 20 + 8 + 12
-"""Ethernet, IPv4, UDP, and the base transport header."""
+BTH_AT = 14 + 20 + 8
+"""Place of the base transport header in a frame: after Ethernet, IPv4 and UDP."""
+MESSAGE_AT = {0x24: BTH_AT + 12, 0x2B: BTH_AT + 12 + 16 + 4}
+"""Place of the message by opcode: UC SEND only; UC RDMA WRITE only, with immediate data."""
 ICRC_BYTES = 4
 
 
@@ -241,7 +243,7 @@ def longest(frames: socket.socket) -> bytes:
         while True:
             frame = frames.recv(1 << 16)
             if frame[30:34] == socket.inet_aton(THERE):
-                messages.append(frame[FRAME_HEADER_BYTES:-ICRC_BYTES])
+                messages.append(frame[MESSAGE_AT[frame[BTH_AT]] : -ICRC_BYTES])
     return max(messages, key=len)
 
 

@@ -197,7 +197,7 @@ impl World {
             10 => self.stream(script),
             12 => {
                 self.path = PathId(script.byte() % PATHS);
-                let sources = [Source::Path, Source::Candidate, Source::Elsewhere];
+                let sources = [Source::Path, Source::Candidate, Source::Elsewhere, Source::Unnamed];
                 let choice = usize::from(script.byte());
                 self.source = sources[choice % sources.len()];
                 self.is_to_candidate = choice / sources.len() % 2 == 1;
@@ -489,6 +489,22 @@ fn an_address_that_only_sends_gets_no_more_than_three_times_as_much() {
     }
     assert!(!world.is_closed && !world.session.is_established());
     let allowed = (10 + 31 * usize::from(PATHS)) * (8896 + 100) + 3 * came;
+    assert!(world.sent_bytes < allowed, "{} of {allowed}", world.sent_bytes);
+}
+
+#[test]
+fn packets_that_may_come_from_anywhere_let_nothing_more_go_to_an_unproven_address() {
+    let mut world = World::with_unit(8896);
+    world.sent_bytes = 0;
+    world.source = Source::Unnamed;
+    for _ in 0..50_000 {
+        world.now += 100_000;
+        world.control(&[Frame::Ping]);
+        world.next_packet_numbers[0] += 9;
+        world.pump();
+    }
+    assert!(!world.is_closed && !world.session.is_established());
+    let allowed = (10 + 6 * usize::from(PATHS)) * (8896 + 100);
     assert!(world.sent_bytes < allowed, "{} of {allowed}", world.sent_bytes);
 }
 
