@@ -168,7 +168,7 @@ bench-sessions: build ## cost of a session's packet compared with TLS over TCP a
 
 .PHONY: bench-verbs
 bench-verbs: deb ## sessions over UDP and over queue pairs, in one guest with soft-RoCE (10 minutes)
-	SEALANE_DEB="$$(echo dist/sealane_*.deb)" PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m benchmarks.verbs $(ARGS)
+	SEALANE_DEB="$$(echo dist/sealane_*.deb)" PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.verbs $(ARGS)
 
 .PHONY: bench-kernels
 bench-kernels: build ## sealing and erasure coding compared with ISA-L and other libraries, one core

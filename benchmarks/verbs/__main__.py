@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from kernel_lab.lab import Lab
 from kernel_lab.test_verbs import GUEST_FILES, disk_of
