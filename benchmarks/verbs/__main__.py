@@ -63,7 +63,7 @@ def plot(medians: dict[str, dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     """Measure, print a table, write JSON and a plot."""
-    parser = argparse.ArgumentParser(prog="bench-verbs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verbs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each wire (3)")
     parser.add_argument("--output", type=Path, default=Path("sealane-verbs"), help="directory")
     arguments = parser.parse_args()

@@ -62,6 +62,8 @@ class Brokers:
                 continue
             self._preferred = which
             return answer
+        for other in failures[1:]:
+            failures[0].add_note(f"and then: {other}")
         raise failures[0]
 
     async def _attest_if_due(self, made: object) -> None:

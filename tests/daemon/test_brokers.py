@@ -75,6 +75,7 @@ async def test_when_none_answers_the_first_says_why() -> None:
     with pytest.raises(UnavailableError) as caught:
         await brokers(identity).call(answer)
     assert "b1 at h:1" in str(caught.value)
+    assert [note.split()[2] for note in caught.value.__notes__] == ["b2", "b3"]
     assert identity.asked == ["b1", "b2", "b3"]
 
 
