@@ -84,11 +84,21 @@ def run_queue_pairs(mode: str, program: Path, tests: str = "") -> str:
 def test_queue_pairs_keep_datagrams_whole(lab: Lab, queue_pair_tests: Path) -> None:
     ran = lab.run(
         "roce_pair 4200",
-        *(run_queue_pairs(mode, queue_pair_tests) for mode in ("send", "write")),
+        *(run_queue_pairs(mode, queue_pair_tests, "--skip small") for mode in ("send", "write")),
         options={"file": (str(queue_pair_tests),), "cpus": 2},
     )
 
     assert ran.output.count("test result: ok. 9 passed") == 2
+
+
+def test_queue_pairs_need_packets_of_2048_bytes(lab: Lab, queue_pair_tests: Path) -> None:
+    ran = lab.run(
+        "roce_pair 1500",
+        run_queue_pairs("send", queue_pair_tests, "small"),
+        options={"file": (str(queue_pair_tests),)},
+    )
+
+    assert "test result: ok. 1 passed" in ran.output
 
 
 def test_queue_pairs_over_a_network_that_loses_and_reorders(

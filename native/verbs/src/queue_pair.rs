@@ -243,7 +243,9 @@ impl QueuePair {
                 continue;
             }
             free.push((completion.wr_id, slot));
-            let Some((place, length)) = self.place_of(&completion, slot) else { continue };
+            let Some((place, length)) = place_of(&self.local(), &completion, slot) else {
+                continue;
+            };
             self.snapshot.resize(length, 0);
             // SAFETY: the length is within the slot. The device, and in mode `write` anybody, may
             // write to it meanwhile: the copy is then a mixture, which does not open.
@@ -276,22 +278,6 @@ impl QueuePair {
         let slot = (id as u32) as usize;
         let slots = if id & SEND == 0 { RECEIVE_SLOTS } else { SEND_SLOTS };
         (generation == self.generation && slot < slots).then_some(slot)
-    }
-
-    /// Slot and length of what has arrived; none if it is nothing that a peer sends. Immediate data
-    /// and lengths are anybody's.
-    fn place_of(&self, completion: &ibv::ibv_wc, slot: usize) -> Option<(usize, usize)> {
-        let (place, opcode) = if self.local().rkey.is_some() {
-            // SAFETY: immediate data are numbers, whatever the completion.
-            let immediate = u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data });
-            (slot_of_immediate(immediate), ibv::IBV_WC_RECV_RDMA_WITH_IMM)
-        } else {
-            (slot, ibv::IBV_WC_RECV)
-        };
-        let length = completion.byte_len as usize;
-        let is_whole = (1..=usize::from(self.local().mtu_bytes)).contains(&length);
-        (completion.opcode == opcode && place < RECEIVE_SLOTS && is_whole)
-            .then_some((place, length))
     }
 
     /// Sends datagrams of `segment_bytes` each (the last may be shorter). Returns false if there is
@@ -397,6 +383,25 @@ fn id_of(generation: u32, slot: usize) -> u64 {
     u64::from(generation) << 32 | slot as u64
 }
 
+/// Slot and length of what has arrived; none if it is nothing that a peer sends. `slot`: the posted one.
+/// Immediate data and lengths are anybody's.
+fn place_of(
+    local: &QueuePairAddress,
+    completion: &ibv::ibv_wc,
+    slot: usize,
+) -> Option<(usize, usize)> {
+    let (place, opcode) = if local.rkey.is_some() {
+        // SAFETY: immediate data are numbers, whatever the completion.
+        let immediate = u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data });
+        (slot_of_immediate(immediate), ibv::IBV_WC_RECV_RDMA_WITH_IMM)
+    } else {
+        (slot, ibv::IBV_WC_RECV)
+    };
+    let length = completion.byte_len as usize;
+    let is_whole = (1..=usize::from(local.mtu_bytes)).contains(&length);
+    (completion.opcode == opcode && place < RECEIVE_SLOTS && is_whole).then_some((place, length))
+}
+
 /// Immediate data of a packet in a ring, split as in SDR-RDMA (section 3.3): 10 bits of the sender's
 /// generation, 18 of the packet's place, 4 for users, which are 0. It is a hint: nothing protects it.
 fn immediate_of(generation: u32, slot: u32) -> u32 {
@@ -413,12 +418,42 @@ mod tests {
     use super::*;
 
     #[test]
+    fn completions_point_at_whole_slots_only() {
+        let at = |rkey, opcode, immediate: u32, byte_len| {
+            let ip = std::net::Ipv4Addr::LOCALHOST.into();
+            let local = QueuePairAddress { ip, number: 2, first_psn: 0, mtu_bytes: 2048, rkey };
+            // SAFETY: zeros are valid: numbers.
+            let mut completion: ibv::ibv_wc = unsafe { zeroed() };
+            completion.opcode = opcode;
+            completion.byte_len = byte_len;
+            completion.__bindgen_anon_1.imm_data = immediate.to_be();
+            place_of(&local, &completion, 7)
+        };
+        let (sent, written) = (ibv::IBV_WC_RECV, ibv::IBV_WC_RECV_RDMA_WITH_IMM);
+        assert_eq!(at(None, sent, u32::MAX, 2048), Some((7, 2048)));
+        assert_eq!(at(Some(1), written, immediate_of(3, 511), 1), Some((511, 1)));
+        for (rkey, opcode, immediate, length) in [
+            (None, sent, 0, 0),
+            (None, sent, 0, 2049),
+            (None, sent, 0, u32::MAX),
+            (None, written, 0, 100),
+            (Some(1), sent, 0, 100),
+            (Some(1), written, 0, 0),
+            (Some(1), written, 0, 2049),
+            (Some(1), written, 512 << 4, 100),
+            (Some(1), written, u32::MAX, 100),
+        ] {
+            assert_eq!(at(rkey, opcode, immediate, length), None, "{rkey:?} {immediate} {length}");
+        }
+    }
+
+    #[test]
     fn immediate_data_name_the_slot_whatever_the_generation() {
         for slot in [0, 1, 511, 0x3_ffff] {
             for generation in [0, 1, 0x3ff, 0x7fff_ffff] {
                 assert_eq!(slot_of_immediate(immediate_of(generation, slot)), slot as usize);
             }
         }
-        assert_eq!(immediate_of(1, 2), 0b01_0000_0000_0000_0000_0010_0000 | 1 << 22);
+        assert_eq!(immediate_of(1, 2), (1 << 22) + (2 << 4));
     }
 }

@@ -311,3 +311,11 @@ fn late_packets_and_those_with_a_wrong_key_end_in_the_device() {
         send(&mut here, "a packet with an old key");
     }
 }
+
+#[test]
+#[ignore = "needs an RDMA device whose interface has an MTU of 1500 bytes: make lab-verbs"]
+fn small_mtu_is_refused_by_name() {
+    let error = QueuePair::new(address("SEALANE_VERBS_HERE"), mode()).expect_err("it is too small");
+    assert!(matches!(error, Unavailable::Mtu { mtu: 1024, .. }), "{error}");
+    assert!(error.to_string().contains("give its network interface an MTU of 4200"), "{error}");
+}
