@@ -617,7 +617,7 @@ class FabricService:
         return pairs
 
     def _note_unavailable(self, reason: str) -> None:
-        """Log why a session has no queue pair, unless that was the reason last time."""
+        """Log why a session lacks queue pairs, unless that was the reason last time."""
         if reason != self._unavailable:
             self._unavailable = reason
             get_logger().warning("verbs_unavailable", reason=reason)
@@ -654,8 +654,8 @@ class FabricService:
                 "session.endpoint.resources",
                 f"no socket, queue pair or shared memory for a session: {error.strerror or error}",
             ) from error
-        for reason in endpoint.unavailable:
-            self._note_unavailable(reason)
+        if endpoint.unavailable:
+            self._note_unavailable("; ".join(endpoint.unavailable))
         identity = Identity(
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,

@@ -1,11 +1,13 @@
 //! What one queue pair has at libibverbs: device, memory, completion queue, and the pair itself.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::zeroed;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -95,6 +97,17 @@ impl<T> Drop for Owned<T> {
     }
 }
 
+/// An open device, which all queue pairs of the process share.
+struct Context(Owned<ibv::ibv_context>);
+
+// SAFETY: libibverbs may be called from any thread (ibv_* are thread-safe).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The open devices by name.
+static CONTEXTS: Mutex<BTreeMap<String, Weak<Context>>> = Mutex::new(BTreeMap::new());
+
 /// Everything of one queue pair, in the order of destruction.
 pub(crate) struct Resources {
     pair: Owned<ibv::ibv_qp>,
@@ -104,7 +117,7 @@ pub(crate) struct Resources {
     /// The receive slots, for peers that write to them.
     ring: Option<Owned<ibv::ibv_mr>>,
     _domain: Owned<ibv::ibv_pd>,
-    context: Owned<ibv::ibv_context>,
+    context: Arc<Context>,
     /// Receive slots, then send slots.
     memory: MmapRaw,
     verbs: &'static Verbs,
@@ -124,15 +137,14 @@ impl Resources {
         let verbs = library().map_err(Unavailable::Library)?;
         let device = device_of(ip).ok_or(Unavailable::Device(ip))?;
         let made = Maker { verbs, device: &device };
-        let context = made.context()?;
-        let mtu_bytes = made.mtu_bytes(context.raw)?;
+        let (context, mtu_bytes) = made.context()?;
         let slot_bytes = usize::from(mtu_bytes);
         let memory = MmapMut::map_anon((RECEIVE_SLOTS + SEND_SLOTS) * slot_bytes)
             .map(MmapRaw::from)
             .and_then(|map| map.advise(Advice::DontFork).map(|()| map))
             .map_err(|error| made.error("mmap", error))?;
         // SAFETY: the context is alive; a null result is refused.
-        let domain = unsafe { (verbs.ibv_alloc_pd)(context.raw) };
+        let domain = unsafe { (verbs.ibv_alloc_pd)(context.0.raw) };
         let domain = made.owned("ibv_alloc_pd", domain, verbs.ibv_dealloc_pd)?;
         let access = ibv::IBV_ACCESS_LOCAL_WRITE.cast_signed();
         // SAFETY: the domain is alive; the region has exactly the length of the mapping, which outlives
@@ -155,12 +167,12 @@ impl Resources {
             }
         };
         // SAFETY: the context is alive.
-        let channel = unsafe { (verbs.ibv_create_comp_channel)(context.raw) };
+        let channel = unsafe { (verbs.ibv_create_comp_channel)(context.0.raw) };
         let channel =
             made.owned("ibv_create_comp_channel", channel, verbs.ibv_destroy_comp_channel)?;
         // SAFETY: context and channel are alive.
         let completions =
-            unsafe { (verbs.ibv_create_cq)(context.raw, ENTRIES, null_mut(), channel.raw, 0) };
+            unsafe { (verbs.ibv_create_cq)(context.0.raw, ENTRIES, null_mut(), channel.raw, 0) };
         let completions = made.owned("ibv_create_cq", completions, verbs.ibv_destroy_cq)?;
         // SAFETY: zeros are valid: numbers and null pointers.
         let mut wanted: ibv::ibv_qp_init_attr = unsafe { zeroed() };
@@ -232,7 +244,8 @@ impl Resources {
     pub(crate) fn arm(&self) -> io::Result<()> {
         // SAFETY: the completion queue is alive.
         of_result(unsafe {
-            let notify = (*self.context.raw).ops.req_notify_cq.ok_or(io::ErrorKind::Unsupported)?;
+            let notify =
+                (*self.context.0.raw).ops.req_notify_cq.ok_or(io::ErrorKind::Unsupported)?;
             notify(self.completions.raw, 0)
         })
     }
@@ -241,7 +254,7 @@ impl Resources {
     pub(crate) fn poll(&self, into: &mut [ibv::ibv_wc]) -> io::Result<usize> {
         // SAFETY: the completion queue is alive, and at most `into.len()` entries are written.
         let found = unsafe {
-            let poll = (*self.context.raw).ops.poll_cq.ok_or(io::ErrorKind::Unsupported)?;
+            let poll = (*self.context.0.raw).ops.poll_cq.ok_or(io::ErrorKind::Unsupported)?;
             let most = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
             poll(self.completions.raw, most, into.as_mut_ptr())
         };
@@ -284,7 +297,7 @@ impl Resources {
         // SAFETY: the pair is alive; the list and its pieces live until the call returns, and each
         // piece is a slot of the registered memory.
         let result = unsafe {
-            let post = (*self.context.raw).ops.post_recv.ok_or(io::ErrorKind::Unsupported)?;
+            let post = (*self.context.0.raw).ops.post_recv.ok_or(io::ErrorKind::Unsupported)?;
             post(self.pair.raw, first, &raw mut bad)
         };
         of_result(result)
@@ -329,7 +342,7 @@ impl Resources {
         let mut bad = null_mut();
         // SAFETY: as in `post_receives`.
         let result = unsafe {
-            let post = (*self.context.raw).ops.post_send.ok_or(io::ErrorKind::Unsupported)?;
+            let post = (*self.context.0.raw).ops.post_send.ok_or(io::ErrorKind::Unsupported)?;
             post(self.pair.raw, first, &raw mut bad)
         };
         of_result(result)
@@ -429,7 +442,24 @@ impl Maker<'_> {
         Ok(Owned { raw, destroy })
     }
 
-    fn context(&self) -> Result<Owned<ibv::ibv_context>, Unavailable> {
+    /// The device, opened unless it is, and its MTU. One that was removed and came back, while queue
+    /// pairs still have it open, is opened again.
+    fn context(&self) -> Result<(Arc<Context>, u16), Unavailable> {
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = contexts.get(&self.device.name).and_then(Weak::upgrade);
+        if let Some(open) = open
+            && let Ok(mtu) = self.mtu_bytes(&open)
+        {
+            return Ok((open, mtu));
+        }
+        let opened = Arc::new(Context(self.open()?));
+        let mtu = self.mtu_bytes(&opened)?;
+        contexts.retain(|_, context| context.strong_count() > 0);
+        contexts.insert(self.device.name.clone(), Arc::downgrade(&opened));
+        Ok((opened, mtu))
+    }
+
+    fn open(&self) -> Result<Owned<ibv::ibv_context>, Unavailable> {
         let Self { verbs, device } = self;
         let mut count = 0;
         // SAFETY: the list has `count` devices and lives until it is freed; names are C strings
@@ -456,11 +486,18 @@ impl Maker<'_> {
         self.owned("ibv_open_device", raw, verbs.ibv_close_device)
     }
 
-    fn mtu_bytes(&self, context: *mut ibv::ibv_context) -> Result<u16, Unavailable> {
+    fn mtu_bytes(&self, context: &Context) -> Result<u16, Unavailable> {
         // SAFETY: zeros are valid: numbers. The context is alive, and the call fills this struct.
         let (result, port) = unsafe {
             let mut port: ibv::ibv_port_attr = zeroed();
-            ((self.verbs.ibv_query_port)(context, self.device.port, (&raw mut port).cast()), port)
+            (
+                (self.verbs.ibv_query_port)(
+                    context.0.raw,
+                    self.device.port,
+                    (&raw mut port).cast(),
+                ),
+                port,
+            )
         };
         of_result(result).map_err(|error| self.error("ibv_query_port", error))?;
         if port.state != ibv::IBV_PORT_ACTIVE {
