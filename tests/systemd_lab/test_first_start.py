@@ -84,6 +84,8 @@ def test_a_killed_daemon_is_back_with_what_it_had(machine: Machine) -> None:
     machine.run("systemctl", "start", "sealaned")
     machine.run("sealanectl", "volume", "create", "--size", "16MiB", "--display-name", "kept")
     machine.run("systemctl", "kill", "--signal=SIGKILL", "sealaned")
+    # Just after the kill, systemd may still take the unit for active.
+    machine.shell("until systemctl show -P NRestarts sealaned | grep -qv '^0$'; do sleep 0.1; done")
     machine.shell("until systemctl is-active --quiet sealaned; do sleep 0.1; done")
     assert machine.property("sealaned", "NRestarts") == "1"
     assert "kept" in machine.run("sealanectl", "volume", "list")
