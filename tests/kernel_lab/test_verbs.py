@@ -214,6 +214,7 @@ def test_two_machines_and_the_death_of_one(
     assert "message 7 is whole" in died.value.output
     figures = ran.json("near")
     assert figures["wire"] == "verbs"
-    assert figures["reason"] == "session.message.outcome_unknown"
+    # The message in flight, or the one that was posted after the end.
+    assert figures["reason"] in {"session.message.outcome_unknown", "session.message.aborted"}
     assert figures["close_reason"] == "session.closed.idle_timeout"
     assert figures["seconds"] < 30
