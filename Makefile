@@ -80,7 +80,7 @@ lab-short: build ## the part of the lab that CI runs (a minute)
 VERBS_LAB = SEALANE_DEB="$$(echo dist/sealane_*.deb)" $(BIN)/pytest tests/kernel_lab --durations=0
 
 .PHONY: lab-verbs
-lab-verbs: deb ## sessions over RDMA verbs, on kernels with soft-RoCE (7 minutes)
+lab-verbs: deb ## sessions over RDMA verbs, on kernels with soft-RoCE (15 minutes)
 	$(VERBS_LAB) -m lab_verbs $(ARGS)
 
 .PHONY: lab-verbs-short
