@@ -25,6 +25,7 @@ GUEST_FILES = (
     TESTS / "patience.py",
     TESTS / "control_plane.py",
     TESTS / "fabric_daemons.py",
+    HERE / "verbs_guest.py",
     HERE / "verbs_sessions.py",
 )
 REFUSED = ("replayed", "forged", "misdirected", "malformed", "unknown_epoch")

@@ -11,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+from verbs_guest import opened
+
 from control_plane import Site, daemon, write_key
 from patience import PATIENCE_SECONDS
 from sealane.client import Client, connect
-from sealane.client.grants import listen_session, open_session
+from sealane.client.grants import listen_session
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 
 NEAR, FAR = "10.9.0.1", "10.9.0.2"
@@ -58,27 +60,10 @@ async def near() -> dict[str, object]:
             contextlib.AsyncExitStack() as sessions,
             asyncio.timeout(5 * PATIENCE_SECONDS),
         ):
-            session = await opened(client, sessions)
-            return await haul(client, session)
-
-
-async def opened(client: Client, stack: contextlib.AsyncExitStack) -> Session:
-    """Open the session, once the far machine listens."""
-    while True:
-        try:
-            return await stack.enter_async_context(
-                open_session(
-                    client.sessions,
-                    "gradients",
-                    region_bytes=REGION,
-                    peer_node="b",
-                    peer_address=f"{FAR}:{CONTROL_PORT}",
-                    rate_bits_per_second=100_000_000,
-                )
+            session = await opened(
+                sessions, client, f"{FAR}:{CONTROL_PORT}", region_bytes=REGION, rate=100_000_000
             )
-        except UnavailableError as error:
-            print(error, file=sys.stderr)
-        await asyncio.sleep(1)
+            return await haul(client, session)
 
 
 async def haul(client: Client, session: Session) -> dict[str, object]:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verbs_guest import opened
+
 from fabric_daemons import FabricDaemons, fabric_daemons
 from patience import PATIENCE_SECONDS
-from sealane.client import Client, connect
-from sealane.client.grants import listen_session, open_session
+from sealane.client import connect
+from sealane.client.grants import listen_session
 from sealane.client.messages import ErasureCoded, SelectiveRepeat
 from sealane.client.session import Session
-from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 
 HERE, THERE = "10.9.0.1", "10.9.0.2"
@@ -85,27 +86,6 @@ def states(session: sessions_pb2.Session) -> dict[str, str]:
     return {path.wire: name(path.state).lower() for path in session.paths}
 
 
-async def opened(stack: contextlib.AsyncExitStack, client: Client, peer: str) -> Session:
-    """Open a session to the fabric at that address, once it has a listener."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            try:
-                return await stack.enter_async_context(
-                    open_session(
-                        client.sessions,
-                        "gradients",
-                        region_bytes=REGION,
-                        peer_node="b",
-                        peer_address=peer,
-                        rate_bits_per_second=RATE,
-                    )
-                )
-            except Error as error:
-                if error.reason != "session.listener.absent":
-                    raise
-            await asyncio.sleep(0.2)
-
-
 @contextlib.asynccontextmanager
 async def session(wires: tuple[list[str], list[str]], more: str = "") -> AsyncIterator[Pair]:
     """Open a session between two fabrics that have these wires."""
@@ -124,9 +104,10 @@ async def session(wires: tuple[list[str], list[str]], more: str = "") -> AsyncIt
             connect(made.fabrics[1].socket) as far,
             contextlib.AsyncExitStack() as stack,
         ):
+            address = made.fabrics[1].addresses["fabric_control"]
             listening = listen_session(far.sessions, "gradients", region_bytes=REGION)
             sender, receiver = await asyncio.gather(
-                opened(stack, near, made.fabrics[1].addresses["fabric_control"]),
+                opened(stack, near, address, region_bytes=REGION, rate=RATE),
                 stack.enter_async_context(listening),
             )
             yield Pair(made, sender, receiver)

@@ -288,11 +288,10 @@ impl Resources {
                 num_sge: c_int::from(self.ring.is_none()),
             })
             .collect();
-        for index in 1..requests.len() {
-            let next: *mut _ = &raw mut requests[index];
-            requests[index - 1].next = next;
+        let first = chain(&mut requests, |request| &mut request.next);
+        if first.is_null() {
+            return Ok(());
         }
-        let Some(first) = requests.first_mut() else { return Ok(()) };
         let mut bad = null_mut();
         // SAFETY: the pair is alive; the list and its pieces live until the call returns, and each
         // piece is a slot of the registered memory.
@@ -334,11 +333,10 @@ impl Resources {
                 request
             })
             .collect();
-        for index in 1..requests.len() {
-            let next: *mut _ = &raw mut requests[index];
-            requests[index - 1].next = next;
+        let first = chain(&mut requests, |request| &mut request.next);
+        if first.is_null() {
+            return Ok(());
         }
-        let Some(first) = requests.first_mut() else { return Ok(()) };
         let mut bad = null_mut();
         // SAFETY: as in `post_receives`.
         let result = unsafe {
@@ -405,8 +403,18 @@ impl Resources {
     }
 
     pub(crate) fn error(&self, call: &'static str, error: io::Error) -> Unavailable {
-        Unavailable::System { device: self.device.clone(), call, error }
+        Maker { verbs: self.verbs, device: &self.device }.error(call, error)
     }
+}
+
+/// Links work requests to a list; returns the first, null if there is none.
+fn chain<T>(requests: &mut [T], next_of: impl Fn(&mut T) -> &mut *mut T) -> *mut T {
+    let mut next = null_mut();
+    for request in requests.iter_mut().rev() {
+        *next_of(request) = next;
+        next = request;
+    }
+    next
 }
 
 /// Most calls of libibverbs return an errno.

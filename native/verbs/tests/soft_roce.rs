@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use sealane_verbs::{Mode, QueuePair, QueuePairAddress, Unavailable};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -55,6 +56,22 @@ fn take(from: &mut QueuePair, into: &mut Vec<u32>) {
     });
 }
 
+/// Sends a datagram; what has arrived at the other end stays there.
+fn send_unheard(from: &mut QueuePair, number: u32, length: usize) {
+    until("room to send", || {
+        let is_sent = from.send(&datagram(number, length), length).unwrap();
+        from.receive(|_| unreachable!("nothing is sent this way"));
+        is_sent
+    });
+}
+
+/// Waits for an event, as a worker does; returns whether there was one.
+fn poll(pair: &QueuePair, longest: Duration) -> bool {
+    let timeout = Timespec::try_from(longest).unwrap();
+    let mut fds = [PollFd::from_borrowed_fd(pair.event(), PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
+}
+
 fn send(from: &mut QueuePair, to: &mut QueuePair, number: u32, taken: &mut Vec<u32>) {
     until("room to send", || {
         let is_sent = from.send(&datagram(number, 4000), 4000).unwrap();
@@ -73,7 +90,7 @@ fn datagrams_arrive_whole_in_both_directions_and_sizes() {
             let (from, to) =
                 if swapped { (&mut there, &mut here) } else { (&mut here, &mut there) };
             let batch: Vec<u8> = (0..5).flat_map(|number| datagram(number, length)).collect();
-            assert!(from.send(&batch[..batch.len()], length).unwrap());
+            assert!(from.send(&batch, length).unwrap());
             let mut taken = Vec::new();
             until("the datagrams", || {
                 take(to, &mut taken);
@@ -121,20 +138,15 @@ fn a_lossy_network_loses_datagrams_and_damages_none() {
 fn a_receiver_that_does_not_look_loses_datagrams_and_goes_on() {
     let [mut here, mut there] = pair();
     for number in 0..1200 {
-        until("room to send", || {
-            let is_sent = here.send(&datagram(number, 1000), 1000).unwrap();
-            here.receive(|_| unreachable!("nothing is sent this way"));
-            is_sent
-        });
+        send_unheard(&mut here, number, 1000);
     }
     std::thread::sleep(Duration::from_millis(500));
     let mut taken = Vec::new();
-    while !{
-        let received = there.receive(|bytes| {
-            taken.push(u32::from_be_bytes(bytes[..4].try_into().unwrap()));
-        });
-        received.is_all
-    } {}
+    let mut is_all = false;
+    while !is_all {
+        let number = |bytes: &mut [u8]| u32::from_be_bytes(bytes[..4].try_into().unwrap());
+        is_all = there.receive(|bytes| taken.push(number(bytes))).is_all;
+    }
     assert!((300..=512).contains(&taken.len()), "{} fitted the slots", taken.len());
     let mut later = Vec::new();
     send(&mut here, &mut there, 5000, &mut later);
@@ -165,10 +177,7 @@ fn a_sleeper_goes_on_after_a_failure_without_being_asked() {
         let most = Duration::from_secs(10);
         let nap = if sleeps { there.due_in().unwrap_or(most).min(most) } else { Duration::ZERO };
         let nap = if there.is_up() { nap.min(Duration::from_millis(20)) } else { nap };
-        let timeout = rustix::event::Timespec::try_from(nap).unwrap();
-        let event = rustix::event::PollFlags::IN;
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(there.event(), event)];
-        rustix::event::poll(&mut fds, Some(&timeout)).unwrap();
+        poll(&there, nap);
         there.woken(false);
         take(&mut there, &mut taken);
         taken.dedup();
@@ -215,18 +224,12 @@ fn a_pair_in_error_is_made_again_with_the_same_address() {
 #[ignore = "needs RDMA devices: make lab-verbs"]
 fn a_sleeper_is_woken_by_what_arrives_and_by_nothing_else() {
     let [mut here, mut there] = pair();
-    let poll = |there: &QueuePair, millis: i64| {
-        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
-        let event = rustix::event::PollFlags::IN;
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(there.event(), event)];
-        rustix::event::poll(&mut fds, Some(&timeout)).unwrap()
-    };
     there.woken(false);
     assert!(there.fall_asleep(true));
-    assert_eq!(poll(&there, 200), 0);
+    assert!(!poll(&there, Duration::from_millis(200)));
     for number in 0..3 {
         here.send(&datagram(number, 64), 64).unwrap();
-        until("the event", || poll(&there, 100) == 1);
+        until("the event", || poll(&there, Duration::from_millis(100)));
         there.woken(false);
         assert!(!there.fall_asleep(true), "what woke it has not been taken");
         let mut taken = Vec::new();
@@ -234,7 +237,7 @@ fn a_sleeper_is_woken_by_what_arrives_and_by_nothing_else() {
         assert_eq!(taken, [number]);
         there.woken(false);
         assert!(there.fall_asleep(true));
-        assert_eq!(poll(&there, 0), 0);
+        assert!(!poll(&there, Duration::ZERO));
     }
 }
 
@@ -294,11 +297,7 @@ fn late_packets_and_those_with_a_wrong_key_end_in_the_device() {
     let successor = there.local();
     let mut send = |here: &mut QueuePair, what: &str| {
         for number in 0..100 {
-            until("room to send", || {
-                let is_sent = here.send(&datagram(number, 100), 100).unwrap();
-                here.receive(|_| unreachable!("nothing is sent this way"));
-                is_sent
-            });
+            send_unheard(here, number, 100);
         }
         std::thread::sleep(Duration::from_millis(300));
         there.receive(|_| panic!("{what} came through"));
