@@ -119,6 +119,7 @@ class Client:
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
         return open_session(
@@ -133,6 +134,7 @@ class Client:
             wait_seconds=wait_seconds,
             peer_tenant=peer_tenant,
             secret=secret,
+            early=early,
         )
 
     def listen_session(
@@ -143,6 +145,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
         return listen_session(
@@ -153,6 +156,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            early=early,
         )
 
     def listen_sessions(
@@ -164,6 +168,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
         return listen_sessions(
@@ -175,6 +180,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            early=early,
         )
 
     async def node(self) -> nodes_pb2.Node:

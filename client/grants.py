@@ -46,6 +46,7 @@ async def open_session(
     wait_seconds: float = 0.0,
     peer_tenant: str = "",
     secret: bytes = b"",
+    early: bool = False,
     directory: str = "",
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
@@ -55,6 +56,10 @@ async def open_session(
     packets instead of the peer's own addresses; the session has no other paths. `wait_seconds`: how
     long to retry while there is no such listener. `peer_tenant`: the tenant that the peer's node
     must belong to, our own if empty. `secret`: 16 to 64 bytes that the listener must know, too.
+    `early`: return once the peers have agreed on keys, without waiting for a path to answer, so
+    that a message of up to ten packets is acknowledged two round trips after the call if its
+    receive is posted by then; if no path answers in time, the session ends. Without effect where
+    the fabric finds its unit by itself.
     `directory`: where a relative path of the ring socket begins.
     """
     job_token = await introduce(sessions, directory)
@@ -69,6 +74,7 @@ async def open_session(
             via_addresses=via_addresses,
             peer_tenant=peer_tenant,
             secret=secret,
+            early=early,
         )
     give_up = asyncio.get_running_loop().time() + wait_seconds
     while True:
@@ -93,13 +99,16 @@ async def listen_session(
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
+    early: bool = False,
     directory: str = "",
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block.
 
     The peer's node must be one of `peer_nodes` (none: any node) of `peer_tenants` (none: our own
     tenant), and its job must know `secret` (16 to 64 bytes; empty: any job). Other offers are
-    refused, and the listener goes on waiting. `directory`: where a relative path of the ring socket
+    refused, and the listener goes on waiting. `early`: return once the peers have agreed on keys,
+    so that a receive can be posted before a path has answered; the session then ends, and the
+    listener with it, if none answers in time. `directory`: where a relative path of the ring socket
     begins.
     """
     request = await _listen_request(
@@ -110,6 +119,7 @@ async def listen_session(
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
+        early=early,
     )
     with contextlib.closing(await _accepted(sessions, request, directory)) as session:
         yield session
@@ -125,6 +135,7 @@ async def listen_sessions(
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
+    early: bool = False,
     directory: str = "",
 ) -> AsyncIterator[Listener]:
     """Accept sessions of this name from many peers: `accept` returns one after the other.
@@ -141,6 +152,7 @@ async def listen_sessions(
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
+        early=early,
     )
 
     async def accepted() -> Session:

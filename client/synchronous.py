@@ -703,6 +703,7 @@ class Client(Facade):
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
         return entered(
@@ -717,6 +718,7 @@ class Client(Facade):
                 wait_seconds=wait_seconds,
                 peer_tenant=peer_tenant,
                 secret=secret,
+                early=early,
             ),
             Session,
         )
@@ -729,6 +731,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
         return entered(
@@ -739,6 +742,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                early=early,
             ),
             Session,
         )
@@ -752,6 +756,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        early: bool = False,
     ) -> contextlib.AbstractContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
         return entered(
@@ -763,6 +768,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                early=early,
             ),
             Listener,
         )

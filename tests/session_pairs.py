@@ -30,6 +30,31 @@ async def taken(end: Session) -> None:
     assert await (await end.post_send(offset=0, length=8)).cancel()
 
 
+class Narrow(asyncio.DatagramProtocol):
+    """A relay to `far` that drops datagrams longer than `most` bytes in both directions."""
+
+    def __init__(self, far: str, most: int) -> None:
+        self.lead_to(far)
+        self._most = most
+        self._initiator: Any = None
+
+    def lead_to(self, far: str) -> None:
+        """Relay to another address."""
+        host, _, port = far.rpartition(":")
+        self._far = (host, int(port))
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if len(data) > self._most:
+            return
+        is_back = addr == self._far
+        if not is_back:
+            self._initiator = addr
+        self._transport.sendto(data, self._initiator if is_back else self._far)
+
+
 @contextlib.asynccontextmanager
 async def connected(
     left: Any,
@@ -37,12 +62,15 @@ async def connected(
     *,
     via: Callable[[list[str]], list[str]] = lambda _: [],
     name: str = "data",
+    early: bool = False,
 ) -> AsyncIterator[tuple[Session, Session]]:
     """Open a session from left to right, both jobs in this process."""
     async with contextlib.AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(
-                stack.enter_async_context(listen_session(right.sessions, name, region_bytes=REGION))
+                stack.enter_async_context(
+                    listen_session(right.sessions, name, region_bytes=REGION, early=early)
+                )
             )
             via_addresses = via(await wait_listening(right, name))
             opening = tasks.create_task(
@@ -55,6 +83,7 @@ async def connected(
                         peer_address=right.address,
                         rate_bits_per_second=RATE,
                         via_addresses=via_addresses,
+                        early=early,
                     )
                 )
             )

@@ -112,6 +112,7 @@ class _Target:
     rate_bits_per_second: int
     via_addresses: tuple[str, ...]
     admission: Admission
+    early: bool
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -182,6 +183,7 @@ class FabricService:
         peer_tenants: tuple[str, ...] = (),
         peer_nodes: tuple[str, ...] = (),
         secret: bytes = b"",
+        early: bool = False,
         uid: int | None = None,
     ) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting.
@@ -190,14 +192,16 @@ class FabricService:
 
         The peer must be one of `peer_nodes` (empty: all) of `peer_tenants` (empty: this fabric's),
         and its job must know `secret`. Offers of others are refused, and the listener keeps
-        waiting.
+        waiting. `early`: see `open`.
         """
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
         with admission(
             own_tenant=self._own().tenant, tenants=peer_tenants, nodes=peer_nodes, secret=secret
         ) as admitted:
-            return await self._listen(job_token, uid, display_name, region_bytes, admitted)
+            return await self._listen(
+                job_token, uid, display_name, region_bytes, admitted, early=early
+            )
 
     async def _listen(
         self,
@@ -206,6 +210,8 @@ class FabricService:
         display_name: str,
         region_bytes: int,
         admitted: Admission,
+        *,
+        early: bool,
     ) -> Grant:
         while True:
             self.drain.check()
@@ -238,6 +244,8 @@ class FabricService:
                 raise UnavailableError(
                     "session.listener.closed", f"{session.identity.name} was closed while waiting"
                 )
+            if early and session.has_unit:
+                return self._grant(session)
             await self._settle(session)
             if session.state in OPEN:
                 return self._grant(session)
@@ -255,15 +263,17 @@ class FabricService:
         via_addresses: tuple[str, ...] = (),
         peer_tenant: str = "",
         secret: bytes = b"",
+        early: bool = False,
         uid: int | None = None,
     ) -> Grant:
         """Open a session to a peer's listener of that name; `peer_tenant` empty: this fabric's own.
 
         The job must be one of user `uid` (None: of any). `secret`: what the listener's job must
-        know. Raises UsageError for values out of range, UnavailableError if a limit is reached, the
-        peer has no listener (for this fabric) or the path is not validated in time,
-        VerificationError if the exchange was tampered with, the peer is another tenant's or its job
-        has another secret.
+        know. `early`: return once the peers have keys, before a path has answered, unless the unit
+        is still to be found; a path that does not answer in time ends the session then. Raises
+        UsageError for values out of range, UnavailableError if a limit is reached, the peer has no
+        listener (for this fabric) or the path is not validated in time, VerificationError if the
+        exchange was tampered with, the peer is another tenant's or its job has another secret.
         """
         self.drain.check()
         job = self.jobs.of(job_token, uid=uid)
@@ -284,6 +294,7 @@ class FabricService:
                 rate_bits_per_second=rate_bits_per_second,
                 via_addresses=via_addresses,
                 admission=admitted,
+                early=early,
             )
             return await self._open(job, display_name, region_bytes, target)
 
@@ -301,6 +312,8 @@ class FabricService:
             undo.callback(session.close, "session.establish.failed")
             await self._initiate(session, target, units)
             undo.pop_all()
+        if target.early and session.has_unit:
+            return self._grant(session)
         await self._settle(session)
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
@@ -566,6 +579,11 @@ class FabricService:
             session.close("session.closed.cancelled")
             raise
 
+    async def _accompany(self, session: Session) -> None:
+        await self._settle(session)
+        if session.state in OPEN:
+            await self.plans.keep(session)
+
     def _known_window(self, peer: Subject, addresses: Sequence[str]) -> PathWindow | None:
         return self._windows.take(PathKey.of(peer_of(peer).spiffe_id, addresses))
 
@@ -700,7 +718,7 @@ class FabricService:
             side=session.identity.side,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
-        self._planning.start(self.plans.keep(session), name=f"plan of {session.identity.name}")
+        self._planning.start(self._accompany(session), name=f"plan of {session.identity.name}")
         return self.grants.add(session)
 
 

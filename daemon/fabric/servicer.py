@@ -154,6 +154,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 peer_tenants=tuple(request.peer_tenants),
                 peer_nodes=tuple(request.peer_nodes),
                 secret=request.secret,
+                early=request.early,
             )
         )
 
@@ -173,6 +174,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 via_addresses=tuple(request.via_addresses),
                 peer_tenant=request.peer_tenant,
                 secret=request.secret,
+                early=request.early,
             )
         )
 

@@ -121,6 +121,7 @@ class Session:
         self._last_statistics: dict[str, int] = {}
         self._last_paths: list[PathReport] = []
         self._is_begun = False
+        self._is_unit_fixed = False
         self._permit: Permit | None = None
         """A reference, because only referenced permits are extended."""
         self._changed = asyncio.Event()
@@ -164,8 +165,14 @@ class Session:
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
         self._is_begun = True
+        self._is_unit_fixed = len(start.units) == 1
         self._permit = start.permit
         self._enter(State.ESTABLISHING)
+
+    @property
+    def has_unit(self) -> bool:
+        """Return whether the payload bytes of its packets are final, so that a job may use it."""
+        return self.state in OPEN or (self.state is State.ESTABLISHING and self._is_unit_fixed)
 
     @property
     def pinned_bytes(self) -> int:

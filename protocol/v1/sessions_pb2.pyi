@@ -332,12 +332,15 @@ class ListenSessionRequest(message.Message):
     PEER_NODES_FIELD_NUMBER: builtins.int
     PEER_TENANTS_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
+    EARLY_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     job_token: builtins.bytes
     """from the ring socket; identifies the job that owns the session"""
     secret: builtins.bytes
     """16 to 64 bytes that the opener's job must know; empty: no secret"""
+    early: builtins.bool
+    """as in OpenSessionRequest"""
     @builtins.property
     def peer_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Peers that may open it, by certificate: these nodes (empty: all) of these tenants (empty: this
@@ -355,10 +358,11 @@ class ListenSessionRequest(message.Message):
         peer_nodes: abc.Iterable[builtins.str] | None = ...,
         peer_tenants: abc.Iterable[builtins.str] | None = ...,
         secret: builtins.bytes = ...,
+        early: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,6 +379,7 @@ class OpenSessionRequest(message.Message):
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     PEER_TENANT_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
+    EARLY_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     peer_node: builtins.str
@@ -388,6 +393,10 @@ class OpenSessionRequest(message.Message):
     """empty: this fabric's own"""
     secret: builtins.bytes
     """16 to 64 bytes that the listener's job must know; empty: no secret"""
+    early: builtins.bool
+    """Answer as soon as the peers have keys, before a path has answered, if the unit is fixed. A path
+    that does not answer in time ends the session.
+    """
     @builtins.property
     def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Relays: addresses to send data packets to, one per path, instead of those that the peer
@@ -406,10 +415,11 @@ class OpenSessionRequest(message.Message):
         job_token: builtins.bytes = ...,
         peer_tenant: builtins.str = ...,
         secret: builtins.bytes = ...,
+        early: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

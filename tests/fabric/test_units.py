@@ -23,7 +23,7 @@ from sealane.daemon.fabric.units import (
     unit_bytes_for,
 )
 from sealane.errors import UsageError
-from session_pairs import RATE, REGION, connected, wait_listening
+from session_pairs import RATE, REGION, Narrow, connected, wait_listening
 
 
 @pytest.mark.parametrize(
@@ -147,27 +147,6 @@ async def test_a_responder_takes_no_unit_that_was_not_offered(tmp_path: Path) ->
             await open_directly(near, far)
         assert refused.value.reason == "session.establish.malformed"
         listening.cancel()
-
-
-class Narrow(asyncio.DatagramProtocol):
-    """A relay to `far` that drops datagrams longer than `most` bytes in both directions."""
-
-    def __init__(self, far: str, most: int) -> None:
-        host, _, port = far.rpartition(":")
-        self._far = (host, int(port))
-        self._most = most
-        self._initiator: Any = None
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        if len(data) > self._most:
-            return
-        is_back = addr == self._far
-        if not is_back:
-            self._initiator = addr
-        self._transport.sendto(data, self._initiator if is_back else self._far)
 
 
 async def test_a_path_that_is_narrower_than_its_route_gets_its_unit_in_one_establishment(

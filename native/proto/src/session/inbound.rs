@@ -93,6 +93,7 @@ impl Session {
         }
         self.packet_received(path, header, plaintext, memory, now);
         if follow == Follow::Path {
+            self.paths.followed();
             self.paths[path].search(self.units.units(), now);
         }
         follow

@@ -105,7 +105,7 @@ const PROBES_PER_IDLE_TIMEOUT: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No path is validated yet.
+    /// No path is validated yet: at most ten units leave.
     Connecting,
     /// Units may flow.
     Established,
@@ -432,7 +432,10 @@ impl Session {
         if self.is_held || !self.may_send_units() || self.is_window_full() {
             return false;
         }
-        let open = self.paths.open(now);
+        let open = match self.state {
+            State::Connecting => self.paths.open_early(now),
+            _ => self.paths.open(now),
+        };
         let is_sent = !open.is_empty() && self.transmit_unit(open, memory, now, out);
         if is_sent && self.window_units().is_some() {
             let rtt = self.paths.srtt().unwrap_or(0);
@@ -564,7 +567,11 @@ impl Session {
         let detection = self.config.detection;
         let patience = |path, packet| self.paths.patience(path, packet, detection);
         let due = self.sender.next_at(0, patience)?;
-        let at = due.max(self.paths.open_at()?).max(self.pacer.next_at());
+        let open_at = match self.state {
+            State::Connecting => self.paths.open_early_at(),
+            _ => self.paths.open_at(),
+        };
+        let at = due.max(open_at?).max(self.pacer.next_at());
         (self.may_send_units() && !self.is_window_full()).then_some(at)
     }
 
@@ -586,8 +593,14 @@ impl Session {
         paths.map(|(id, path)| self.sender.sent_since(id, path.packets_reported)).sum()
     }
 
+    /// Before a path is validated, a few units may leave with the challenges, so that a short
+    /// message needn't wait for the answer.
     fn may_send_units(&self) -> bool {
-        self.state == State::Established && !self.is_stalled
+        match self.state {
+            State::Established => !self.is_stalled,
+            State::Connecting => self.units.is_decided(),
+            State::Closing | State::Closed => false,
+        }
     }
 
     /// Closes the session once nothing is in progress at either end.

@@ -255,7 +255,7 @@ impl Session {
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
         self.paths[path].narrow.sent(false, now);
-        self.account(path, wire_bytes, now);
+        self.account((path, false), wire_bytes, now);
         true
     }
 
@@ -357,16 +357,16 @@ impl Session {
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
         self.statistics.fallbacks += u64::from(pick.is_fallback);
-        self.account(path, wire_bytes, now);
+        self.account((path, true), wire_bytes, now);
         true
     }
 
-    /// Accounts for a packet written for a path.
-    fn account(&mut self, path: PathId, wire_bytes: usize, now: Nanos) {
+    /// Accounts for a packet written for a path; `is_unit`: that it is no control packet.
+    fn account(&mut self, (path, is_unit): (PathId, bool), wire_bytes: usize, now: Nanos) {
         let wire_bytes = wire_bytes as u64;
         self.account_all((path, false), wire_bytes, now);
         let number = self.protection.next_packet_number(path) - 1;
-        self.paths.sent(path, number, wire_bytes, now);
+        self.paths.sent(path, (number, is_unit), wire_bytes, now);
     }
 
     /// Accounts for a packet, whether it goes to its path's address or to the candidate.

@@ -220,6 +220,31 @@ impl Paths {
         })
     }
 
+    /// The path that may take a unit before any is validated: the one on which the peer was heard
+    /// last.
+    fn early(&self) -> Option<PathId> {
+        let is_early = self[self.heard].is_challenged() && self.budget.has_units();
+        is_early.then_some(self.heard)
+    }
+
+    /// As [`Self::open`], before any path is validated.
+    #[must_use]
+    pub fn open_early(&self, now: Nanos) -> PathSet {
+        let early = self.early().filter(|path| self[*path].paced_at() <= now);
+        early.map_or(PathSet::default(), |path| PathSet::default().with(path))
+    }
+
+    /// As [`Self::open_at`], before any path is validated.
+    #[must_use]
+    pub fn open_early_at(&self) -> Option<Nanos> {
+        self.early().map(|path| self[path].paced_at())
+    }
+
+    /// A path has followed the peer to another address: none is sent units before it has answered.
+    pub fn followed(&mut self) {
+        self.budget.bar_units();
+    }
+
     /// When one of them may take a unit; `None` if no path is usable.
     #[must_use]
     pub fn open_at(&self) -> Option<Nanos> {
@@ -298,10 +323,20 @@ impl Paths {
         }
     }
 
-    /// Records that a packet leaves on a path.
-    pub fn sent(&mut self, path: PathId, number: u64, wire_bytes: u64, now: Nanos) {
+    /// Records that a packet leaves on a path; `is_unit`: that it is no control packet.
+    pub fn sent(
+        &mut self,
+        path: PathId,
+        (number, is_unit): (u64, bool),
+        wire_bytes: u64,
+        now: Nanos,
+    ) {
         let known = &mut self.all[path.index()];
-        self.budget.sent(&mut known.unproven, wire_bytes, now);
+        if is_unit && known.is_challenged() {
+            self.budget.unit_sent(&mut known.unproven, wire_bytes);
+        } else {
+            self.budget.sent(&mut known.unproven, wire_bytes, now);
+        }
         known.sent(number, wire_bytes, &mut self.tokens, now);
         self.congestion.sent(wire_bytes, now);
     }

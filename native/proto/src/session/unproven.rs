@@ -6,7 +6,9 @@
 //! know otherwise. Until then, at most three times the bytes received from an address are sent to
 //! it. Beyond that, a session has a budget of ten packets plus one for each path, for the
 //! challenges themselves. The budget grows by one packet a second for each path: enough to find
-//! paths with heavy loss, but no flood for a third party.
+//! paths with heavy loss, but no flood for a third party. Apart from that, a session may send ten
+//! units, the first of its messages, before any path is validated; none once a path has followed the
+//! peer to an address that it did not state.
 
 use crate::link::Nanos;
 
@@ -14,6 +16,8 @@ use crate::link::Nanos;
 const FACTOR: u64 = 3;
 /// Packets of maximum size that a session may send beyond that, in addition to one for each path.
 const PACKETS: u64 = 10;
+/// Units that a session may send before a path is validated, in all.
+const UNITS: u8 = 10;
 /// Time in which the budget grows by one packet for each path.
 const REFILL: Nanos = 1_000_000_000;
 
@@ -54,6 +58,7 @@ pub struct Budget {
     depth: Nanos,
     /// When the budget will be full again.
     full_at: Nanos,
+    units_left: u8,
 }
 
 impl Budget {
@@ -62,7 +67,7 @@ impl Budget {
     pub fn new(packet_bytes: usize, paths: u8) -> Self {
         let refill = REFILL / u64::from(paths.max(1));
         let depth = (PACKETS + u64::from(paths)) * refill;
-        Self { packet_bytes: packet_bytes as u64, refill, depth, full_at: 0 }
+        Self { packet_bytes: packet_bytes as u64, refill, depth, full_at: 0, units_left: UNITS }
     }
 
     /// When a packet may next be sent to the address of a path.
@@ -75,7 +80,26 @@ impl Budget {
         (self.full_at + self.refill).saturating_sub(self.depth)
     }
 
-    /// Charges a packet sent to the address of a path.
+    /// Whether a unit may be sent on a path that is not validated.
+    #[must_use]
+    pub fn has_units(&self) -> bool {
+        self.units_left > 0
+    }
+
+    /// Ends that: the address may be anyone's.
+    pub fn bar_units(&mut self) {
+        self.units_left = 0;
+    }
+
+    /// Charges a unit sent to the address of a path that is not validated.
+    pub fn unit_sent(&mut self, path: &mut Unproven, wire_bytes: u64) {
+        self.units_left = self.units_left.saturating_sub(1);
+        if path.is_covered(wire_bytes) {
+            path.sent_bytes += wire_bytes;
+        }
+    }
+
+    /// Charges a control packet sent to the address of a path.
     pub fn sent(&mut self, path: &mut Unproven, wire_bytes: u64, now: Nanos) {
         if path.is_covered(wire_bytes) {
             path.sent_bytes += wire_bytes;

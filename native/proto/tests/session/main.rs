@@ -4,6 +4,7 @@
 mod acceptance;
 mod commands;
 mod drain;
+mod early;
 mod hostile;
 mod migration;
 mod packets;
@@ -18,7 +19,7 @@ use pair::{
     DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, config, end, end_with, receive, send,
 };
 use proptest::prelude::*;
-use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
+use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival, CloseReason, CompletionStatus, Detection, Event, Follow, MESSAGE_BYTES_MAX, PathId,
     Plan, PlanRow, PostError, Reliability, SendRequest, SessionConfig, SessionStatistics, Source,
@@ -76,24 +77,6 @@ fn every_length_arrives_with_its_immediate_and_its_chunks() {
     }
     assert_eq!(statuses(&pair.events[0]).len(), lengths.len());
     assert_eq!(pair.ends[0].statistics().retransmitted_packets, 0);
-}
-
-#[test]
-fn no_unit_leaves_before_the_path_is_validated_at_full_size() {
-    let mut pair = Pair::new(4);
-    pair.ends[1].post_receive(receive(0, 1000), 0).unwrap();
-    pair.ends[0].post_send(send(0, 1000), 0).unwrap();
-    // A path that loses all but small packets in either direction is not established. The way back
-    // works, so credit arrives.
-    pair.run_filtered(300 * MILLISECOND, |index, datagram| {
-        assert!(!is_unit(datagram));
-        assert!(datagram.len() <= DATA_OVERHEAD_BYTES_MAX + UNIT as usize);
-        index == 0 || datagram.len() < 256
-    });
-    assert!(pair.ends.iter().all(|end| !end.is_established()));
-    assert_eq!(pair.ends[0].credit_end(), 1);
-    pair.run(1000 * MILLISECOND);
-    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
 }
 
 #[test]
