@@ -58,7 +58,7 @@ def receive(part: dict[str, Any]) -> None:
     def listen(client: sync.Client, first: int) -> None:
         for number in itertools.count(first, LISTENERS):
             with client.listen_session(
-                str(number), region_bytes=part["region_bytes"], peer_nodes=[NEAR]
+                str(number), region_bytes=part["region_bytes"], peer_nodes=[NEAR], early=True
             ) as session:
                 serve(session, part["message_bytes"], part["slots"])
 
@@ -79,7 +79,7 @@ def send(part: dict[str, Any]) -> None:
     with sync.connect(part["socket"]) as client:
 
         @contextlib.contextmanager
-        def open_session(message_bytes: int) -> Iterator[End]:
+        def open_session(message_bytes: int, *, early: bool) -> Iterator[End]:
             opening = client.open_session(
                 str(next(numbers)),
                 region_bytes=part["region_bytes"],
@@ -87,6 +87,7 @@ def send(part: dict[str, Any]) -> None:
                 peer_address=part["peer_address"],
                 rate_bits_per_second=part["rate_bits_per_second"],
                 wait_seconds=SECONDS_MAX,
+                early=early,
             )
             with contextlib.ExitStack() as stack:
                 try:
@@ -98,7 +99,7 @@ def send(part: dict[str, Any]) -> None:
         for job in jobs():
 
             def connect(job: Job = job) -> contextlib.AbstractContextManager[End]:
-                return open_session(job.bytes)
+                return open_session(job.bytes, early=job.connection == "cold")
 
             do(job, connect, End.send)
 
