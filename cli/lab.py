@@ -237,7 +237,7 @@ def command_line() -> OneLineParser:
     execute.add_argument(
         "--restart-schedule",
         action="store_true",
-        help="start the schedule of outages now instead of at `up`",
+        help="start the schedule of outages and detours now instead of at `up`",
     )
     execute.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
 

@@ -21,6 +21,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
     forward = [wan.settings] * wan.paths
     backward = [wan.backward.settings] * wan.paths
     outages = [outage.nanos for outage in wan.outages]
+    detours = [(*detour.nanos, detour.more_micros * 1000) for detour in wan.detours]
     strips_ce = (wan.strip_ce, wan.backward.strip_ce)
     if parameters["ports"] is None:
         return Emulator.relay(
@@ -29,6 +30,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
             seed=parameters["seed"],
             forward_to=wan.forward_to or "",
             outages=outages,
+            detours=detours,
             strips_ce=strips_ce,
         )
     return Emulator.wan(
@@ -38,6 +40,7 @@ def start(parameters: dict[str, Any]) -> Emulator:
         ports=[tuple(port) for port in parameters["ports"]],
         mtu=parameters["mtu"],
         outages=outages,
+        detours=detours,
         access=None if wan.access is None else wan.access.settings,
         strips_ce=strips_ce,
         corruption_passes_checksum=wan.corruption_passes_checksum,

@@ -55,7 +55,7 @@ class EmulatorProcess:
             return await _ask(self._process, {"request": "report"})
 
     async def start_schedule(self) -> None:
-        """Start, or restart, the link's schedule of outages now."""
+        """Start, or restart, the link's schedule of outages and detours now."""
         async with self._lock:
             await _ask(self._process, {"request": "schedule"})
 

@@ -3,6 +3,7 @@
 Probabilities are 0 to 1 and per packet; sizes are in bytes of IP packets, including headers.
 """
 
+import itertools
 import math
 from typing import Annotated, Any, Final, Self
 
@@ -127,18 +128,18 @@ class Direction(Table):
             raise ValueError("either loss or burst")
         if (self.reorder > 0) != (self.reorder_micros_max > 0):
             raise ValueError("both reorder and reorder_micros_max, or neither")
-        if self.held_bytes > HELD_BYTES_MAX:
-            raise ValueError(
-                f"up to {HELD_BYTES_MAX} bytes in the buffer and in transit; with this rate, delay "
-                f"and buffer it would be {self.held_bytes}"
-            )
+        self.check_held()
         return self
 
-    @property
-    def held_bytes(self) -> int:
-        """The most bytes in the buffer and in transit together."""
-        micros = self.delay_micros + self.jitter_micros + self.reorder_micros_max
-        return self.buffer_bytes + self.rate_bits_per_second * micros // 8_000_000
+    def check_held(self, more_micros: int = 0) -> None:
+        """Raise ValueError if the buffer and a way that is so much longer hold too much."""
+        micros = self.delay_micros + self.jitter_micros + self.reorder_micros_max + more_micros
+        held_bytes = self.buffer_bytes + self.rate_bits_per_second * micros // 8_000_000
+        if held_bytes > HELD_BYTES_MAX:
+            raise ValueError(
+                f"up to {HELD_BYTES_MAX} bytes in the buffer and in transit; with this rate, delay "
+                f"and buffer it would be {held_bytes}"
+            )
 
     @property
     def settings(self) -> LinkSettings:
@@ -189,6 +190,13 @@ class Outage(Table):
         return self.path, round(self.start_seconds * 1e9), round(self.end_seconds * 1e9)
 
 
+class Detour(Outage):
+    """A time in which packets of a path go a longer way; those behind it overtake them."""
+
+    more_micros: Annotated[Micros, Field(gt=0)]
+    """How much later they arrive."""
+
+
 class Way(Direction):
     """One direction of a long link: its paths are equal."""
 
@@ -205,6 +213,7 @@ class Wan(Way):
     paths: Annotated[int, Field(ge=1, le=PATHS_MAX)] = 1
     corruption_passes_checksum: bool = False
     outages: Annotated[list[Outage], Field(default_factory=list, max_length=OUTAGES_MAX)]
+    detours: Annotated[list[Detour], Field(default_factory=list, max_length=OUTAGES_MAX)]
     backward: Way
     access: Direction | None = None
     """The cable between each host and its site, both ways; None: none, and hosts of a site reach
@@ -241,6 +250,15 @@ class Wan(Way):
             raise ValueError(f"each host on one side only, not {', '.join(sorted(both))} on both")
         if missing := [o.path for o in self.outages if o.path >= self.paths]:
             raise ValueError(f"outages of paths 0…{self.paths - 1}, not of path {missing[0]}")
+        if missing := [d.path for d in self.detours if d.path >= self.paths]:
+            raise ValueError(f"detours of paths 0…{self.paths - 1}, not of path {missing[0]}")
+        by_path = sorted(self.detours, key=lambda detour: (detour.path, detour.start_seconds))
+        for one, other in itertools.pairwise(by_path):
+            if one.path == other.path and other.start_seconds < one.end_seconds:
+                raise ValueError(f"detours of path {one.path} one after the other")
+        longest = max((detour.more_micros for detour in self.detours), default=0)
+        self.check_held(longest)
+        self.backward.check_held(longest)
         return self
 
     @property

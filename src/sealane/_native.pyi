@@ -390,8 +390,9 @@ class EmulatorReport(TypedDict):
 @final
 class Emulator:
     # A link in real time, on its own thread. `forward` and `backward` have one entry for each
-    # parallel path; `outages` are (path, start ns, end ns) of the schedule. ValueError: the
-    # settings are not valid; OSError: an error of the kernel.
+    # parallel path; `outages` are (path, start ns, end ns) of the schedule, `detours` the same with
+    # the ns by which packets arrive later. ValueError: the settings are not valid; OSError: an
+    # error of the kernel.
     #
     # UDP between loopback ports: packets that arrive at `address` are sent on to `forward_to`.
     @staticmethod
@@ -402,6 +403,7 @@ class Emulator:
         seed: int,
         forward_to: str,
         outages: Sequence[tuple[int, int, int]] = ...,
+        detours: Sequence[tuple[int, int, int, int]] = ...,
         strips_ce: tuple[bool, bool] = ...,
     ) -> Emulator: ...
     # IP packets between interfaces of the caller's network namespace; `ports` are (interface,
@@ -417,6 +419,7 @@ class Emulator:
         ports: Sequence[tuple[str, bool, Sequence[IPv4Address | IPv6Address | str]]],
         mtu: int,
         outages: Sequence[tuple[int, int, int]] = ...,
+        detours: Sequence[tuple[int, int, int, int]] = ...,
         corruption_passes_checksum: bool = False,
         access: LinkSettings | None = None,
         strips_ce: tuple[bool, bool] = ...,

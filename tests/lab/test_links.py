@@ -46,6 +46,10 @@ TOPOLOGY = "\n".join(
         wan("phantom", f"phantom = {{ {MARKS}, cap_bytes = 1_000_000 }}"),
         wan("paths", "paths = 4"),
         wan("broken", "outages = [{ start_seconds = 0.0, end_seconds = 0.25 }]"),
+        wan(
+            "detour",
+            "detours = [{ start_seconds = 0.0, end_seconds = 0.25, more_micros = 60_000 }]",
+        ),
         wan("corrupt", "corrupt = 1.0\ncorruption_passes_checksum = true"),
         wan("wide"),
         wan("narrow"),
@@ -266,6 +270,27 @@ def test_a_link_is_down_exactly_as_scheduled(lab: RunningLab) -> None:
     assert all(at >= asked_at + 0.25 + 0.005 for at in received_at.values())
     assert all(number in received_at for number, at in enumerate(sent_at) if at > started_at + 0.25)
     assert len(received_at) > 0
+
+
+def test_packets_behind_a_detour_overtake_those_on_it(lab: RunningLab) -> None:
+    with lab.receiver("b", "detour") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        lab.connection.ask("schedule")
+        end = time.monotonic() + 0.4
+        count = 0
+        while time.monotonic() < end:
+            sender.send(struct.pack("<I", count))
+            count += 1
+            time.sleep(0.002)
+        lab.wait_settled("detour", lab.path("detour")["offered_packets"])
+        time.sleep(0.1)
+        order = [struct.unpack("<I", packet)[0] for packet in drain(receiver)]
+
+    assert sorted(order) == list(range(count))
+    later = list(itertools.accumulate(reversed(order), min))[::-1]
+    first = min(number for number, least in zip(order, later, strict=True) if least < number)
+    assert [number for number in order if number < first] == list(range(first))
+    assert [number for number in order if number >= first] == list(range(first, count))
 
 
 def test_corruption_can_pass_the_checksum(lab: RunningLab) -> None:

@@ -71,6 +71,29 @@ def test_the_way_back_may_lose_packets_in_the_other_way(
             wan("x", "outages = [{path = 1, start_seconds = 1, end_seconds = 2.0}]"),
             "paths 0…0, not of path 1",
         ),
+        (
+            wan(
+                "x",
+                "detours = [{path = 1, start_seconds = 1, end_seconds = 2.0, more_micros = 5}]",
+            ),
+            "detours of paths 0…0, not of path 1",
+        ),
+        (
+            wan(
+                "x",
+                "detours = [{start_seconds = 1, end_seconds = 3.0, more_micros = 5}, "
+                "{start_seconds = 2, end_seconds = 4.0, more_micros = 5}]",
+            ),
+            "detours of path 0 one after the other",
+        ),
+        (
+            wan(
+                "x",
+                "detours = [{start_seconds = 1, end_seconds = 3.0, more_micros = 10_000_000}]",
+                link=CLEAN.replace("50_000_000", "400_000_000_000"),
+            ),
+            "in transit; with this rate, delay and buffer it would be",
+        ),
         (wan("x", "forward_to = '192.0.2.1:5'"), "a numeric loopback address:port"),
         (wan("x") + wan("x"), "names without duplicates"),
         (

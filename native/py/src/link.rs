@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sealane_engine::emulator::{
-    AccessReport, DirectionReport, Emulator as Engine, EmulatorConfig, EmulatorError, Outage,
+    AccessReport, DirectionReport, Emulator as Engine, EmulatorConfig, EmulatorError, Spell,
     WanPort,
 };
 use sealane_proto::link::{GilbertElliott, LinkConfig, LinkCounters, Loss, Phantom, Thresholds};
@@ -114,16 +114,25 @@ fn emulator_config(
     forward: Vec<LinkSettings>,
     backward: Vec<LinkSettings>,
     seed: u64,
-    outages: Vec<(usize, u64, u64)>,
+    (outages, detours): (Vec<(usize, u64, u64)>, Vec<(usize, u64, u64, u64)>),
     strips_ce: (bool, bool),
 ) -> EmulatorConfig {
     let configs = |settings: Vec<LinkSettings>| settings.iter().map(|link| link.config).collect();
-    let outage = |(path, start_nanos, end_nanos)| Outage { path, start_nanos, end_nanos };
+    let spell = |(path, start_nanos, end_nanos), more_nanos| Spell {
+        path,
+        start_nanos,
+        end_nanos,
+        more_nanos,
+    };
+    let outages = outages.into_iter().map(|outage| spell(outage, None));
+    let detours = detours.into_iter().map(|(path, start_nanos, end_nanos, more_nanos)| {
+        spell((path, start_nanos, end_nanos), Some(more_nanos))
+    });
     EmulatorConfig {
         forward: configs(forward),
         backward: configs(backward),
         seed,
-        outages: outages.into_iter().map(outage).collect(),
+        schedule: outages.chain(detours).collect(),
         access: None,
         strips_ce: strips_ce.into(),
         corruption_passes_checksum: true,
@@ -133,16 +142,17 @@ fn emulator_config(
 #[pymethods]
 impl Emulator {
     #[staticmethod]
-    #[pyo3(signature = (forward, backward, *, seed, forward_to, outages = vec![], strips_ce = (false, false)))]
+    #[pyo3(signature = (forward, backward, *, seed, forward_to, outages = vec![], detours = vec![], strips_ce = (false, false)))]
     fn relay(
         forward: Vec<LinkSettings>,
         backward: Vec<LinkSettings>,
         seed: u64,
         forward_to: &str,
         outages: Vec<(usize, u64, u64)>,
+        detours: Vec<(usize, u64, u64, u64)>,
         strips_ce: (bool, bool),
     ) -> PyResult<Self> {
-        let config = emulator_config(forward, backward, seed, outages, strips_ce);
+        let config = emulator_config(forward, backward, seed, (outages, detours), strips_ce);
         let engine = Engine::relay(config, parse_address(forward_to)?).map_err(emulator_error)?;
         Ok(Self { engine })
     }
@@ -156,6 +166,7 @@ impl Emulator {
         ports,
         mtu,
         outages = vec![],
+        detours = vec![],
         corruption_passes_checksum = false,
         access = None,
         strips_ce = (false, false),
@@ -168,6 +179,7 @@ impl Emulator {
         ports: Vec<(String, bool, Vec<IpAddr>)>,
         mtu: u16,
         outages: Vec<(usize, u64, u64)>,
+        detours: Vec<(usize, u64, u64, u64)>,
         corruption_passes_checksum: bool,
         access: Option<LinkSettings>,
         strips_ce: (bool, bool),
@@ -175,7 +187,7 @@ impl Emulator {
         let config = EmulatorConfig {
             access: access.map(|link| link.config),
             corruption_passes_checksum,
-            ..emulator_config(forward, backward, seed, outages, strips_ce)
+            ..emulator_config(forward, backward, seed, (outages, detours), strips_ce)
         };
         let port = |(interface, is_second_side, addresses)| WanPort {
             interface,

@@ -32,16 +32,18 @@ use network::{Arrived, Network};
 /// Most packets sent in one call, and between two checks for incoming packets.
 const BATCH: usize = 64;
 
-/// An interval during which a path is down in both directions, relative to the start of the
-/// schedule.
+/// An interval during which a path is down or longer in both directions, relative to the start of
+/// the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outage {
+pub struct Spell {
     /// Index of the path.
     pub path: usize,
-    /// When it fails.
+    /// When it begins.
     pub start_nanos: Nanos,
-    /// When it is repaired.
+    /// When it ends: packets then overtake those that are still on a longer way.
     pub end_nanos: Nanos,
+    /// How much later packets arrive; `None`: never, as the path is down.
+    pub more_nanos: Option<Nanos>,
 }
 
 /// Configuration of the emulated link.
@@ -54,8 +56,8 @@ pub struct EmulatorConfig {
     pub backward: Vec<LinkConfig>,
     /// Determines every random choice, and the path of each flow.
     pub seed: u64,
-    /// When paths are down. The schedule starts with the emulator.
-    pub outages: Vec<Outage>,
+    /// When paths are down or longer. The schedule starts with the emulator.
+    pub schedule: Vec<Spell>,
     /// The cable between each host and the switch of its side, in both directions. Without it hosts are at the
     /// switches, and packets between hosts of one side don't pass the emulator's links. Relays have
     /// none.
@@ -78,14 +80,14 @@ pub enum EmulatorError {
         /// Number of paths back.
         backward: usize,
     },
-    /// The outage's path doesn't exist, or its end is not after its start.
-    #[error("outage of path {path} from {start_nanos} to {end_nanos} ns: no such path or interval")]
-    Outage {
+    /// The spell's path doesn't exist, or its end is not after its start.
+    #[error("schedule: path {path} from {start_nanos} to {end_nanos} ns: no such path or interval")]
+    Spell {
         /// Index of the path.
         path: usize,
-        /// Start of the outage.
+        /// Start of the spell.
         start_nanos: Nanos,
-        /// End of the outage.
+        /// End of the spell.
         end_nanos: Nanos,
     },
     /// The configuration of a link is not valid.
@@ -102,9 +104,9 @@ impl EmulatorConfig {
         if forward == 0 || forward != backward {
             return Err(EmulatorError::Paths { forward, backward });
         }
-        for &Outage { path, start_nanos, end_nanos } in &self.outages {
+        for &Spell { path, start_nanos, end_nanos, .. } in &self.schedule {
             if path >= forward || start_nanos >= end_nanos {
-                return Err(EmulatorError::Outage { path, start_nanos, end_nanos });
+                return Err(EmulatorError::Spell { path, start_nanos, end_nanos });
             }
         }
         for link in self.forward.iter().chain(&self.backward).chain(&self.access) {
@@ -222,7 +224,7 @@ impl Emulator {
         answered.recv().unwrap_or_else(|_| self.last.clone())
     }
 
-    /// Starts or restarts the schedule of outages now.
+    /// Starts or restarts the schedule now.
     pub fn start_schedule(&self) {
         self.command(Command::StartSchedule);
     }
@@ -253,7 +255,7 @@ impl Drop for Emulator {
 struct Pump<M: Medium> {
     medium: M,
     network: Network<M::Packet>,
-    outages: Vec<Outage>,
+    schedule: Vec<Spell>,
     commands: Receiver<Command>,
     /// Packets to be sent, by the side at which they entered.
     batches: [Vec<Arrived<M::Packet>>; 2],
@@ -263,7 +265,7 @@ impl<M: Medium> Pump<M> {
     fn new(config: EmulatorConfig, medium: M, commands: Receiver<Command>) -> Self {
         let network = Network::new(&config, &medium.sides());
         let batches = [0, 1].map(|_| Vec::with_capacity(BATCH));
-        Self { medium, network, outages: config.outages, commands, batches }
+        Self { medium, network, schedule: config.schedule, commands, batches }
     }
 
     fn run(mut self, woken: &OwnedFd) -> EmulatorReport {
@@ -318,12 +320,12 @@ impl<M: Medium> Pump<M> {
 
     fn start_schedule(&mut self) {
         let start = now();
-        let absolute = |outage: &Outage| {
+        let absolute = |spell: &Spell| {
             let at = |nanos| start.saturating_add(nanos);
-            (outage.path, at(outage.start_nanos), at(outage.end_nanos))
+            Spell { start_nanos: at(spell.start_nanos), end_nanos: at(spell.end_nanos), ..*spell }
         };
-        let outages: Vec<_> = self.outages.iter().map(absolute).collect();
-        self.network.set_outages(&outages);
+        let schedule: Vec<_> = self.schedule.iter().map(absolute).collect();
+        self.network.set_schedule(&schedule);
     }
 
     fn report(&mut self) -> EmulatorReport {

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet, PortId, PortSetup, Topology};
 use sealane_proto::link::{LinkConfig, LinkCounters, Nanos};
 
-use super::{BATCH, EmulatorConfig};
+use super::{BATCH, EmulatorConfig, Spell};
 
 /// Largest lateness recorded: a minute.
 const SLIP_NANOS_MAX: Nanos = 60_000_000_000;
@@ -109,13 +109,20 @@ impl<P: Clone> Network<P> {
         self.hosts > 0
     }
 
-    /// Sets the times at which paths are down in both directions: (path, start, end).
-    pub fn set_outages(&mut self, outages: &[(usize, Nanos, Nanos)]) {
+    /// Sets when paths are down or longer in both directions, in absolute times.
+    pub fn set_schedule(&mut self, schedule: &[Spell]) {
         for path in 0..self.paths {
-            let of_path = outages.iter().filter(|(index, ..)| *index == path);
-            let times: Vec<_> = of_path.map(|(_, start, end)| (*start, *end)).collect();
-            for port in [path, self.paths + path] {
-                self.fabric.set_outages(PortId(port as u32), &times);
+            let of_path = || schedule.iter().filter(move |spell| spell.path == path);
+            let outages: Vec<_> = of_path()
+                .filter(|spell| spell.more_nanos.is_none())
+                .map(|spell| (spell.start_nanos, spell.end_nanos))
+                .collect();
+            let detours: Vec<_> = of_path()
+                .filter_map(|spell| Some((spell.start_nanos, spell.end_nanos, spell.more_nanos?)))
+                .collect();
+            for port in [path, self.paths + path].map(|port| PortId(port as u32)) {
+                self.fabric.set_outages(port, &outages);
+                self.fabric.set_detours(port, &detours);
             }
         }
     }

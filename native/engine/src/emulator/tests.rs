@@ -13,7 +13,7 @@ fn config(link: LinkConfig) -> EmulatorConfig {
         forward: vec![link],
         backward: vec![link],
         seed: 7,
-        outages: Vec::new(),
+        schedule: Vec::new(),
         access: None,
         strips_ce: [false; 2],
         corruption_passes_checksum: false,
@@ -106,8 +106,9 @@ fn clients_beyond_the_bound_are_foreign() {
 fn a_path_is_down_as_scheduled_until_the_schedule_starts_again() {
     let (client, server) = (socket(), socket());
     let hour = 3_600_000_000_000;
-    let outages = vec![Outage { path: 0, start_nanos: 0, end_nanos: hour }];
-    let (emulator, address) = relay(EmulatorConfig { outages, ..config(CLEAN) }, &server);
+    let down = Spell { path: 0, start_nanos: 0, end_nanos: hour, more_nanos: None };
+    let (emulator, address) =
+        relay(EmulatorConfig { schedule: vec![down], ..config(CLEAN) }, &server);
     client.send_to(b"lost", address).unwrap();
     while emulator.report().forward.paths[0].down_packets == 0 {
         std::thread::yield_now();
@@ -140,8 +141,10 @@ fn what_cannot_be_emulated_is_refused() {
     let uneven = EmulatorConfig { backward: vec![CLEAN; 2], ..config(CLEAN) };
     assert!(refusal(uneven).starts_with("1 paths forward and 2 back"));
     for (path, end_nanos) in [(1, 2), (0, 1)] {
-        let outages = vec![Outage { path, start_nanos: 1, end_nanos }];
-        assert!(refusal(EmulatorConfig { outages, ..config(CLEAN) }).starts_with("outage of path"));
+        let schedule = vec![Spell { path, start_nanos: 1, end_nanos, more_nanos: None }];
+        assert!(
+            refusal(EmulatorConfig { schedule, ..config(CLEAN) }).starts_with("schedule: path")
+        );
     }
     let certain = LinkConfig { loss: Loss::Independent(PARTS + 1), ..CLEAN };
     assert!(refusal(config(certain)).contains("parts per billion"));

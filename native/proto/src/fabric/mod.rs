@@ -163,6 +163,13 @@ impl<T: Clone> Fabric<T> {
         port.control.set_outages(outages);
     }
 
+    /// Sets start and end of each detour of a port, in both classes, and how much longer it is.
+    pub fn set_detours(&mut self, port: PortId, detours: &[(Nanos, Nanos, Nanos)]) {
+        let port = &mut self.ports[port.index()];
+        port.data.set_detours(detours);
+        port.control.set_detours(detours);
+    }
+
     fn forward(&mut self, node: NodeId, packet: Packet<T>, now: Nanos) -> bool {
         let choices = self.topology.choices(node, packet.to);
         let choice = match choices {

@@ -177,7 +177,7 @@ counters! {
         pub dropped_early_packets: u64,
         /// Packets marked "congestion experienced".
         pub marked_packets: u64,
-        /// Packets delivered later than their turn.
+        /// Packets delivered later than their turn, not counting detours.
         pub reordered_packets: u64,
         /// Packets delivered twice.
         pub duplicated_packets: u64,
@@ -211,6 +211,8 @@ pub struct Link<T> {
     offered_at: Nanos,
     /// Start and end of each outage, in order.
     outages: VecDeque<(Nanos, Nanos)>,
+    /// Start and end of each detour, in order, and how much longer it is.
+    detours: VecDeque<(Nanos, Nanos, Nanos)>,
     waiting: VecDeque<Waiting<T>>,
     transit: Transit<T>,
     /// Packets that reached the wire.
@@ -237,6 +239,7 @@ impl<T: Clone> Link<T> {
             free_fraction: 0,
             offered_at: 0,
             outages: VecDeque::new(),
+            detours: VecDeque::new(),
             waiting: VecDeque::new(),
             transit: Transit::default(),
             numbers: 0,
@@ -256,6 +259,15 @@ impl<T: Clone> Link<T> {
         let mut sorted = outages.to_vec();
         sorted.sort_unstable();
         self.outages = sorted.into();
+    }
+
+    /// Sets start and end of each detour, which don't overlap, and how much later packets arrive that
+    /// leave the buffer in that time. As on a network whose routes change, packets that leave after
+    /// a detour overtake those still on it.
+    pub fn set_detours(&mut self, detours: &[(Nanos, Nanos, Nanos)]) {
+        let mut sorted = detours.to_vec();
+        sorted.sort_unstable();
+        self.detours = sorted.into();
     }
 
     /// Puts a packet of `wire_bytes` (including the IP header) on the link at `now`. A time before
@@ -339,6 +351,15 @@ impl<T: Clone> Link<T> {
         self.outages.front().is_some_and(|(start, _)| *start <= now)
     }
 
+    /// How much longer the way is for a packet that leaves the buffer now.
+    fn detour(&mut self, now: Nanos) -> Nanos {
+        while self.detours.front().is_some_and(|(_, end, _)| *end <= now) {
+            self.detours.pop_front();
+        }
+        let present = self.detours.front().filter(|(start, ..)| *start <= now);
+        present.map_or(0, |(.., more)| *more)
+    }
+
     /// Occupies the wire for a packet and returns the time when its last bit leaves.
     fn serialise(&mut self, wire_bytes: u32, now: Nanos) -> Nanos {
         if self.free_at < now {
@@ -389,14 +410,16 @@ impl<T: Clone> Link<T> {
         self.counters.reordered_packets += u64::from(is_reordered);
         self.counters.duplicated_packets += u64::from(is_duplicated);
         self.counters.corrupted_packets += u64::from(is_corrupted);
+        let detour = self.detour(ends_at);
         let turn = ends_at.saturating_add(self.config.delay_nanos).saturating_add(jitter);
-        let turn = self.transit.turn(turn);
+        // In order among the packets on the same way.
+        let turn = self.transit.turn(turn).saturating_add(detour);
         let delivery = Delivery { at: turn, number, packet, is_marked, is_duplicated, corruption };
         if is_duplicated {
             let at = turn.saturating_add(copy_later);
             self.transit.put_late(Delivery { at, corruption: None, ..delivery.clone() });
         }
-        if is_reordered {
+        if is_reordered || detour > 0 {
             self.transit.put_late(Delivery { at: turn.saturating_add(later), ..delivery });
         } else {
             self.transit.put(delivery);

@@ -171,6 +171,25 @@ fn a_link_that_is_down_swallows_what_is_offered_and_nothing_else() {
 }
 
 #[test]
+fn packets_behind_a_detour_overtake_those_on_it() {
+    let passed = |detours: &[(Nanos, Nanos, Nanos)]| {
+        let mut link = Link::new(CONFIG, 1);
+        link.set_detours(detours);
+        for number in 0..6 {
+            // They leave the buffer 4 microseconds later.
+            let fate = link.offer(number, 100, false, u64::from(number) * 10_000);
+            assert_eq!(fate, Fate::Accepted);
+        }
+        let deliveries = drain(&mut link);
+        deliveries.iter().map(|delivery| (delivery.packet, delivery.at)).collect::<Vec<_>>()
+    };
+    let usual = passed(&[]);
+    let found = passed(&[(1_000_000, 2_000_000, 7), (20_000, 40_000, 1_000_000)]);
+    let later = [2, 3].map(|index| (usual[index].0, usual[index].1 + 1_000_000));
+    assert_eq!(found, [&usual[..2], &usual[4..], &later].concat());
+}
+
+#[test]
 fn one_fate_does_not_move_the_others() {
     let corrupted = |config| {
         let mut link = Link::new(config, 8);
