@@ -61,7 +61,7 @@ class Drain:
                 "fabric_draining", sessions=len(sessions), timeout_seconds=timeout_seconds
             )
             for session in sessions:
-                if session.state in OPEN:
+                if session.state in OPEN or session.is_granted:
                     session.drain()
                 else:
                     session.close(REASON)

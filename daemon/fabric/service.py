@@ -580,9 +580,21 @@ class FabricService:
             raise
 
     async def _accompany(self, session: Session) -> None:
+        """Close a session unless a path answers in time; then keep its plan current."""
+        if session.state not in OPEN:
+            self.plans.begin(session)
         await self._settle(session)
-        if session.state in OPEN:
-            await self.plans.keep(session)
+        if session.state not in OPEN:
+            return
+        get_logger().info(
+            "session_established",
+            session=session.identity.name,
+            display_name=session.identity.display_name,
+            peer=session.identity.peer_node,
+            side=session.identity.side,
+            rate_bits_per_second=session.identity.rate_bits_per_second,
+        )
+        await self.plans.keep(session)
 
     def _known_window(self, peer: Subject, addresses: Sequence[str]) -> PathWindow | None:
         return self._windows.take(PathKey.of(peer_of(peer).spiffe_id, addresses))
@@ -710,14 +722,7 @@ class FabricService:
                 session.close("session.job.gone")
 
     def _grant(self, session: Session) -> Grant:
-        get_logger().info(
-            "session_established",
-            session=session.identity.name,
-            display_name=session.identity.display_name,
-            peer=session.identity.peer_node,
-            side=session.identity.side,
-            rate_bits_per_second=session.identity.rate_bits_per_second,
-        )
+        session.is_granted = True
         self._planning.start(self._accompany(session), name=f"plan of {session.identity.name}")
         return self.grants.add(session)
 

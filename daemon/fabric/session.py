@@ -122,6 +122,8 @@ class Session:
         self._last_paths: list[PathReport] = []
         self._is_begun = False
         self._is_unit_fixed = False
+        self.is_granted = False
+        """Whether its job was told of it."""
         self._permit: Permit | None = None
         """A reference, because only referenced permits are extended."""
         self._changed = asyncio.Event()
@@ -165,7 +167,8 @@ class Session:
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
         self._is_begun = True
-        self._is_unit_fixed = len(start.units) == 1
+        # The job's memories are those for this unit: they may not change once it has them.
+        self._is_unit_fixed = list(start.units) == [self._endpoint.unit_bytes]
         self._permit = start.permit
         self._enter(State.ESTABLISHING)
 

@@ -24,12 +24,17 @@ class SessionPlans:
         self.losses = PathLosses()
         self._settings = settings
 
+    def begin(self, session: Session) -> None:
+        """Give messages of a session that has no round trip yet parity, unless `keep` would not."""
+        if self._settings.plan_objective == "auto":
+            self._install_first(session, FAR_SECONDS)
+
     async def keep(self, session: Session) -> None:
         """Keep the plan of an established session current until it is closed.
 
         With the objective `auto` and a long path, messages sent within a round trip get parity
-        until there is a plan; where no session has measured the path, until enough packets have
-        arrived.
+        until there is a plan (before a path has answered, those of a short round trip); where no
+        session has measured the path, until enough packets have arrived.
         """
         identity = session.identity
         path = session.path_key()
@@ -38,13 +43,7 @@ class SessionPlans:
         is_auto = self._settings.plan_objective == "auto"
         is_careful = is_auto and round_trip_seconds >= FAR_SECONDS
         if is_careful:
-            session.install_plan(
-                first_rows(
-                    rate_bits_per_second=identity.rate_bits_per_second,
-                    round_trip_seconds=round_trip_seconds,
-                    unit_bytes=identity.unit_bytes,
-                )
-            )
+            self._install_first(session, round_trip_seconds)
         plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
         await plans.keep_planned(
             session,
@@ -56,4 +55,13 @@ class SessionPlans:
             waits_for_data=is_careful,
             are_marks_queues=self._settings.steering.marking != "phantom",
             measured=functools.partial(self.losses.note, path),
+        )
+
+    def _install_first(self, session: Session, round_trip_seconds: float) -> None:
+        session.install_plan(
+            first_rows(
+                rate_bits_per_second=session.identity.rate_bits_per_second,
+                round_trip_seconds=round_trip_seconds,
+                unit_bytes=session.identity.unit_bytes,
+            )
         )

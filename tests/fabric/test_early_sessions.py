@@ -11,7 +11,7 @@ import pytest
 from sealane.client.session import Session
 from sealane.errors import SessionError
 from sealane.protocol.v1 import sessions_pb2
-from session_pairs import Narrow, connected
+from session_pairs import Narrow, connected, taken
 
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 SMALL_BYTES = 400
@@ -66,12 +66,39 @@ async def test_a_path_that_does_not_answer_in_time_ends_the_session(
             await sender.receive(offset=0, length=5)
 
 
-async def test_a_job_gets_no_session_early_whose_unit_is_not_known(
-    make_fabric: MakeFabric,
+@pytest.mark.parametrize(
+    ("left_unit", "right_unit"),
+    [
+        pytest.param(None, None, id="found"),
+        pytest.param(None, 1408, id="the listener's"),
+        pytest.param(4032, None, id="the opener's"),
+    ],
+)
+async def test_a_job_gets_no_session_early_whose_memories_may_change(
+    make_fabric: MakeFabric, left_unit: int | None, right_unit: int | None
 ) -> None:
     async with (
-        make_fabric("fabric-a", unit_bytes=None) as left,
-        make_fabric("fabric-b", unit_bytes=None) as right,
-        connected(left, right, early=True),
+        make_fabric("fabric-a", unit_bytes=left_unit) as left,
+        make_fabric("fabric-b", unit_bytes=right_unit) as right,
+        connected(left, right, early=True) as (sender, receiver),
     ):
-        assert await states(left) == await states(right) == [sessions_pb2.Session.ESTABLISHED]
+        expected = sessions_pb2.Session.ESTABLISHED
+        assert [*(await states(left)), *(await states(right))] == [expected, expected]
+        sender.region[:20_000] = bytes(range(200)) * 100
+        await asyncio.gather(
+            sender.send(offset=0, length=20_000), receiver.receive(offset=0, length=20_000)
+        )
+        assert receiver.region[:20_000] == sender.region[:20_000]
+
+
+async def test_a_drain_lets_messages_under_way_finish(fabrics: Any) -> None:
+    left, right = fabrics
+    async with unvalidated(left, right) as (sender, receiver):
+        sender.region[:5] = b"early"
+        sending = await sender.post_send(offset=0, length=5)
+        await taken(sender)
+        left.service.begin_drain()
+        await asyncio.sleep(0)
+        assert await states(left) == [sessions_pb2.Session.ESTABLISHING]
+        await receiver.receive(offset=100, length=5)
+        await sending.wait()

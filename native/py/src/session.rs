@@ -29,7 +29,9 @@ use crate::region::Region;
 fn endpoint_error(error: EndpointError) -> PyErr {
     match error {
         EndpointError::Invalid(message) => PyValueError::new_err(message),
-        EndpointError::Started => PyRuntimeError::new_err(error.to_string()),
+        EndpointError::Started | EndpointError::OtherMemories => {
+            PyRuntimeError::new_err(error.to_string())
+        }
         EndpointError::System(error) => PyErr::from(error),
     }
 }

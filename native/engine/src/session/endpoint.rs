@@ -86,6 +86,9 @@ pub enum EndpointError {
     /// The session was already started.
     #[error("the session was already started")]
     Started,
+    /// The job has its descriptors, and the session would need others.
+    #[error("the job already has memories for another unit")]
+    OtherMemories,
     /// The system refused a socket, a memory or a thread.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -312,9 +315,7 @@ impl Endpoint {
             config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
         }
         if !start.units.iter().eq([unit_of_memories]) && self.for_job().is_none() {
-            return Err(EndpointError::Invalid(
-                "the job already has memories for another unit".into(),
-            ));
+            return Err(EndpointError::OtherMemories);
         }
         let stop = self.stop.try_clone()?;
         let Prepared { wires, memory, bell } =

@@ -52,17 +52,21 @@ impl Worker {
         }
     }
 
-    /// Creates the memories again if the unit differs from the one they were created for. Nothing
-    /// has been posted yet, and the job has no descriptors.
+    /// Creates the memories again if the unit differs from the one they were created for. Fails if
+    /// the job has those already.
     fn adopt_unit(&mut self) -> Result<(), EndpointError> {
         let unit_bytes = self.session.config().unit_bytes;
         if unit_bytes != self.shape.unit_bytes {
+            let mut for_job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
+            if for_job.is_none() {
+                return Err(EndpointError::OtherMemories);
+            }
             self.shape.unit_bytes = unit_bytes;
             let Memories { layout, memory, bell, job } = Memories::new(&self.shape)?;
             self.layout = layout;
             self.memory = memory;
             self.bell = Some(bell);
-            *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
+            *for_job = Some(job);
         }
         self.pauses = Pauses::new(&self.session);
         self.report.unit_bytes.store(unit_bytes, Ordering::Release);

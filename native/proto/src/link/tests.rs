@@ -177,7 +177,7 @@ fn packets_behind_a_detour_overtake_those_on_it() {
         link.set_detours(detours);
         for number in 0..6 {
             // They leave the buffer 4 microseconds later.
-            let fate = link.offer(number, 100, false, u64::from(number) * 10_000);
+            let fate = link.offer(number, 100, false, number * 10_000);
             assert_eq!(fate, Fate::Accepted);
         }
         let deliveries = drain(&mut link);

@@ -63,6 +63,7 @@ impl Session {
             }
             return Follow::Nowhere;
         }
+        heard.is_as_stated |= arrival.source == Source::Path;
         heard.mark_received(self.source, arrival.ecn);
         let is_newest = heard.packet_received(header.packet_number, now);
         let follow = match self.source {
@@ -395,6 +396,12 @@ impl Session {
         if let Some(rtt) = rtt {
             self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
             self.state = State::Established;
+            // What left early on another path than the validated one is sent again.
+            for path in (0..self.paths.count()).map(PathId) {
+                if self.paths[path].is_challenged() {
+                    self.sender.abandon_path(path);
+                }
+            }
             let timeout = self.paths.timeout();
             self.paths.congestion_mut().established(&self.config, rtt, timeout, now);
             self.adopt_rate(now);

@@ -141,6 +141,8 @@ pub struct Path {
     pub packets_reported: u64,
     /// When the newest packet that the peer has reported was sent.
     pub reported_sent_at: Nanos,
+    /// Whether a packet has come on it from the address that the peer stated.
+    pub is_as_stated: bool,
     /// What was exchanged with its address until that has answered.
     pub unproven: Unproven,
     /// Where the peer may have moved to …
@@ -179,6 +181,7 @@ impl Path {
             peer_losses: LossCounts::default(),
             packets_reported: 0,
             reported_sent_at: 0,
+            is_as_stated: false,
             unproven: Unproven::default(),
             candidate: None,
             settled_until: 0,

@@ -221,9 +221,11 @@ impl Paths {
     }
 
     /// The path that may take a unit before any is validated: the one on which the peer was heard
-    /// last.
-    fn early(&self) -> Option<PathId> {
-        let is_early = self[self.heard].is_challenged() && self.budget.has_units();
+    /// last, if packets came from where the peer said it is.
+    #[must_use]
+    pub fn early(&self) -> Option<PathId> {
+        let path = &self[self.heard];
+        let is_early = path.is_challenged() && path.is_as_stated && self.budget.has_units();
         is_early.then_some(self.heard)
     }
 
@@ -333,7 +335,7 @@ impl Paths {
     ) {
         let known = &mut self.all[path.index()];
         if is_unit && known.is_challenged() {
-            self.budget.unit_sent(&mut known.unproven, wire_bytes);
+            self.budget.unit_sent();
         } else {
             self.budget.sent(&mut known.unproven, wire_bytes, now);
         }

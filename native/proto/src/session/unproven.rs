@@ -91,12 +91,9 @@ impl Budget {
         self.units_left = 0;
     }
 
-    /// Charges a unit sent to the address of a path that is not validated.
-    pub fn unit_sent(&mut self, path: &mut Unproven, wire_bytes: u64) {
+    /// Counts a unit sent on a path that is not validated.
+    pub fn unit_sent(&mut self) {
         self.units_left = self.units_left.saturating_sub(1);
-        if path.is_covered(wire_bytes) {
-            path.sent_bytes += wire_bytes;
-        }
     }
 
     /// Charges a control packet sent to the address of a path.
