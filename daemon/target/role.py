@@ -109,6 +109,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         "target-jobs",
         keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
     )
+    context.metrics.add_latencies("target")
     context.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 
 

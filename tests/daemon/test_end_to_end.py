@@ -45,7 +45,7 @@ def _cluster(*, store: str) -> Iterator[Cluster]:
                     "s",
                     site.enrolment("s", broker)
                     + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
-                    + f'store = "{store}"\n',
+                    + f'store = "{store}"\n[metrics]\nlisten = "127.0.0.1:0"\n',
                 )
             )
         )
@@ -302,8 +302,41 @@ async def test_gateway_that_starts_again_has_attached_what_it_had(cluster: Clust
                     assert back == data
 
 
-def test_metrics_count_what_the_volumes_did(cluster: Cluster) -> None:
-    address = cluster.gateway.addresses["metrics"]
-    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
-        text = answer.read().decode()
-    assert 'sealane_enrolments_total{result="succeeded"} 1.0' in text
+def _scrape(daemon: Daemon) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {series: float(value) for series, _, value in samples}
+
+
+def test_metrics_count_the_enrolment(cluster: Cluster) -> None:
+    assert _scrape(cluster.gateway)['sealane_enrolments_total{result="succeeded"}'] == 1
+
+
+async def test_metrics_have_each_command_in_a_histogram_also_of_volumes_that_are_gone(
+    cluster: Cluster,
+) -> None:
+    daemons = {"gateway": cluster.gateway, "target": cluster.target}
+
+    def count(role: str, operation: str, suffix: str) -> float:
+        name = f"sealane_{role}_io_seconds_{suffix}"
+        return _scrape(daemons[role])[f'{name}{{operation="{operation}"}}']
+
+    before = {role: count(role, "write", "count") for role in daemons}
+    seconds = {role: count(role, "write", "sum") for role in daemons}
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            for lba in range(3):
+                await queue.write(lba, bytes(4096))
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    assert {role: count(role, "write", "count") for role in daemons} == {
+        role: count + 3 for role, count in before.items()
+    }
+    more = {role: count(role, "write", "sum") - seconds[role] for role in daemons}
+    assert more["gateway"] > more["target"] > 0
