@@ -8,6 +8,7 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -340,3 +341,40 @@ async def test_metrics_have_each_command_in_a_histogram_also_of_volumes_that_are
     }
     more = {role: count(role, "write", "sum") - seconds[role] for role in daemons}
     assert more["gateway"] > more["target"] > 0
+
+
+async def test_top_shows_what_a_volume_does_at_both_ends(cluster: Cluster) -> None:
+    async def looked(daemon: Daemon) -> dict[str, Any]:
+        socket = ("--socket", daemon.socket)
+        arguments = (*socket, "top", "--once", "--interval", "0.5", "-o", "json")
+        ended = await asyncio.to_thread(sealanectl, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        shown: dict[str, Any] = json.loads(ended.stdout)
+        return shown
+
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            looks = asyncio.gather(looked(cluster.gateway), looked(cluster.target))
+            while not looks.done():
+                await queue.write(0, bytes(4096))
+            gateway, target = await looks
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    volume_id = volume.name.removeprefix("volumes/")
+    for record, role in ((gateway, "gateway"), (target, "target")):
+        (row,) = (row for row in record["volumes"] if row["volume"] == volume_id)
+        assert row["role"] == role
+        assert row["writes_per_second"] > 0
+        assert row["written_bytes_per_second"] == pytest.approx(4096 * row["writes_per_second"])
+        (write,) = (each for each in record["operations"] if each["operation"] == "write")
+        assert 0 < write["p50_seconds"] <= write["p99_seconds"]
+        assert 0 < row["write_seconds"] < 1
+        assert record["health"] == []
+    text = sealanectl("--socket", cluster.gateway.socket, "top", "--once", "--interval", "0.1")
+    assert "nothing wrong seen" in text.stdout
+    assert "\x1b" not in text.stdout
