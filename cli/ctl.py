@@ -51,6 +51,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "top": ("what the daemon does now: volumes, sessions, latencies", "top:add_arguments"),
+    "report": ("write a report for a ticket: one HTML file with plots", "report:add_arguments"),
 }
 """The same for commands without a noun, and the function that adds a command's arguments."""
 

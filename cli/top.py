@@ -203,9 +203,9 @@ def show(figures: Mapping[str, Any], output: Output) -> None:
     output.show_one(_summary(figures))
     room = _room(output, figures)
     tables = (
-        [_operation_row(row) for row in figures["operations"]],
-        [_volume_row(row) for row in figures["volumes"][:room]],
-        [_session_row(row) for row in figures["sessions"][:room]],
+        [operation_row(row) for row in figures["operations"]],
+        [volume_row(row) for row in figures["volumes"][:room]],
+        [session_row(row) for row in figures["sessions"][:room]],
     )
     for rows, name in zip(tables, ("operations", "volumes", "sessions"), strict=True):
         if rows:
@@ -236,7 +236,8 @@ def _summary(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _operation_row(row: Mapping[str, Any]) -> dict[str, str]:
+def operation_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of `operations` for people."""
     return {
         "role": row["role"],
         "operation": row["operation"],
@@ -246,7 +247,8 @@ def _operation_row(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _volume_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def volume_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `volumes` for people."""
     return {
         "volume": row["volume"][:ID_CHARACTERS],
         "role": row["role"],
@@ -261,7 +263,8 @@ def _volume_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _session_row(row: Mapping[str, Any]) -> dict[str, str]:
+def session_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of `sessions` for people."""
     cause, share = next(iter(row["limits"].items()), ("", 0.0))
     return {
         "session": row["session"].rpartition("/")[2],

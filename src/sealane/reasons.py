@@ -487,6 +487,8 @@ ReasonId = Literal[
     "queue.timeout",
     "queues.limit",
     "reload.timeout",
+    "report.exists",
+    "report.samples",
     "request.id.size",
     "request.malformed",
     "reservation.preempted",

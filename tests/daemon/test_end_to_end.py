@@ -8,6 +8,7 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -378,3 +379,39 @@ async def test_top_shows_what_a_volume_does_at_both_ends(cluster: Cluster) -> No
     text = sealanectl("--socket", cluster.gateway.socket, "top", "--once", "--interval", "0.1")
     assert "nothing wrong seen" in text.stdout
     assert "\x1b" not in text.stdout
+
+
+async def test_a_report_has_configuration_volumes_events_and_plots(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB, display_name="<b>bold</b>")
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        assert volume.attachment is not None
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            config = cluster.site.root / "g.toml"
+            arguments = ("report", file, "--config", config, "--seconds", "2", "--interval", "0.5")
+            made = asyncio.gather(
+                asyncio.to_thread(sealanectl, "--socket", cluster.gateway.socket, *arguments)
+            )
+            while not made.done():
+                await queue.write(0, bytes(4096))
+            await queue.close()
+            (ended,) = await made
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    assert ended.returncode == 0, ended.stderr
+    text = file.read_text()
+    assert volume.attachment.dhchap_secret not in text
+    assert "target_address" in text
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+    assert "<b>bold" not in text
+    assert "Nothing wrong seen." in text
+    for plot in ("Commands and sends", "p99 latency", "Written", "Processor", "Memory"):
+        assert f"<figcaption>{plot}, " in text
+    again = sealanectl("--socket", cluster.gateway.socket, "report", file)
+    assert again.returncode == 2
+    assert "report.exists" in again.stderr
