@@ -46,6 +46,7 @@ WATCHED_MAX: Final = 32
 """Volumes whose events are collected while sampling."""
 EVENTS_MAX: Final = 1000
 LIBRARIES: Final = ("grpcio", "cryptography", "pydantic", "prometheus-client")
+LEFT_OUT: Final = "(left out)"
 _USER_OF_URL: Final = re.compile(r"(\w+://)[^/@\s]+@")
 
 
@@ -202,16 +203,18 @@ def _node(status: NodeStatus, config: Path) -> Iterator[str]:
 def public(value: Any, name: str = "") -> Any:
     """Return a configuration without what could be secret.
 
-    Keys and secrets are files, of which it has the paths. What remains: arguments of commands, and
-    users and passwords in URLs.
+    Keys and secrets are files, of which it has the paths. What remains: arguments of commands,
+    settings of third parties' drivers, and users and passwords in URLs.
     """
     if isinstance(value, Mapping):
+        if name == "settings":
+            return dict.fromkeys(value, LEFT_OUT)
         return {key: public(each, key) for key, each in value.items()}
     if isinstance(value, list):
         if name == "command" and len(value) > 1:
-            return [value[0], "(arguments left out)"]
+            return [value[0], LEFT_OUT]
         return [public(each, name) for each in value]
-    return _USER_OF_URL.sub(r"\1(left out)@", value) if isinstance(value, str) else value
+    return _USER_OF_URL.sub(rf"\1{LEFT_OUT}@", value) if isinstance(value, str) else value
 
 
 def _rates(status: NodeStatus, pages: Sequence[Page]) -> Iterator[str]:

@@ -14,7 +14,7 @@ COLOURS: Final = (
     *("#e69f00", "#56b4e9", "#000000", "#8c6d31"),
 )
 """One for each line; told apart by colour-blind readers, too (Okabe and Ito)."""
-WIDTH: Final = 640
+WIDTH: Final = 520
 HEIGHT: Final = 220
 LEFT: Final = 70
 BOTTOM: Final = 30
@@ -35,7 +35,7 @@ th, td { text-align: left; vertical-align: top; padding: 2px 12px 2px 0;
   border-bottom: 1px solid #eee; font-variant-numeric: tabular-nums; }
 th { font-weight: 600; white-space: nowrap; }
 pre { overflow-x: auto; background: #f6f6f6; padding: 8px; }
-figure { display: inline-block; margin: 0 1em 1em 0; }
+figure { display: inline-block; margin: 1em 1em 0 0; }
 figcaption { font-weight: 600; }
 svg text { font: 11px system-ui, sans-serif; fill: #444; }
 .legend { margin-right: 1em; font-size: 13px; }

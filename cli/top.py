@@ -16,6 +16,8 @@ from sealane.protocol.sector import SECTOR_BYTES
 
 CERTIFICATE_SECONDS_MIN: Final = 120
 """With less left, the renewal of a certificate has failed for minutes."""
+FREE_SHARE_MIN: Final = 0.05
+"""As the alert SealaneTargetFull."""
 ID_CHARACTERS: Final = 8
 HISTOGRAMS: Final = {
     "gateway": "sealane_gateway_io_seconds",
@@ -112,6 +114,10 @@ def health(interval: Interval, now: float) -> Iterator[dict[str, str]]:
         if expires - now < CERTIFICATE_SECONDS_MIN:
             text = f"the certificate expires in {max(0, int(expires - now))} s"
             yield {"wrong": text, "where": _where(labels)}
+    for labels, size in after.each("sealane_target_size_bytes"):
+        free = after.sum("sealane_target_free_bytes", **labels)
+        if free < FREE_SHARE_MIN * size:
+            yield {"wrong": f"only {size_text(int(free))} are free", "where": _where(labels)}
     for name, text in _WRONG_NOW.items():
         for labels, value in after.each(name):
             if value > 0:

@@ -141,13 +141,16 @@ def test_an_axis_ends_at_a_round_number(value: float, expected: float) -> None:
 
 def test_a_configuration_shows_no_arguments_of_commands_and_no_passwords() -> None:
     config = {
-        "enrolment": {"secondary": [{"label": "gpu", "command": ["/bin/gpu", "--pin", "hunter2"]}]},
+        "enrolment": {
+            "secondary": [{"label": "gpu", "command": ["/bin/gpu", "--pin", "hunter2"]}],
+            "settings": {"password": "hunter2"},
+        },
         "broker": {"etcd": {"endpoints": ["https://user:hunter2@192.0.2.1:2379"]}, "port": 3},
         "gateway": {"secret_file": "/etc/sealane/secret"},
     }
     shown = report.public(config)
     assert "hunter2" not in str(shown)
-    assert shown["enrolment"]["secondary"][0]["command"] == ["/bin/gpu", "(arguments left out)"]
+    assert shown["enrolment"]["secondary"][0]["command"] == ["/bin/gpu", "(left out)"]
     assert shown["broker"] == {
         "etcd": {"endpoints": ["https://(left out)@192.0.2.1:2379"]},
         "port": 3,

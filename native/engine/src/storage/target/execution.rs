@@ -234,7 +234,7 @@ impl Worker {
             number,
             cid,
             has_changed: false,
-            since: clock::now(),
+            since: self.arrived,
         };
         let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
         let cost = task.cost(attachment.namespace.block_bytes());
@@ -411,7 +411,7 @@ impl Worker {
             number: 0,
             cid: 0,
             has_changed: false,
-            since: clock::now(),
+            since: self.arrived,
         };
         let host = self.controller.host_id;
         for attachment in self.attachments.iter_mut().flatten() {
