@@ -24,7 +24,7 @@ HISTOGRAMS: Final = {
     "target": "sealane_target_io_seconds",
     "fabric": "sealane_fabric_message_seconds",
 }
-_VOLUME_FIGURES: Final = {
+VOLUME_FIGURES: Final = {
     "gateway": ("reads", "writes", "read", "write", "sectors_opened", "sectors_sealed"),
     "target": (
         *("host_reads", "host_writes", "host_read", "host_write"),
@@ -144,7 +144,7 @@ def operations(interval: Interval) -> Iterator[dict[str, Any]]:
 
 def volumes(interval: Interval) -> Iterator[dict[str, Any]]:
     """Yield what each volume did, at each role that the daemon has."""
-    for role, figures in _VOLUME_FIGURES.items():
+    for role, figures in VOLUME_FIGURES.items():
         prefix = f"sealane_{role}_volume_"
         reads, writes, read, write, opened, sealed = figures
         for labels, queues in interval.after.each(f"{prefix}queues_running"):

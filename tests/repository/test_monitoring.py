@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
+from sealane.cli import top
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES
 
@@ -75,6 +76,16 @@ def expressions(dashboard: Path) -> list[str]:
 def test_dashboards_show_metrics_that_exist(dashboard: Path) -> None:
     used = set(re.findall(r"\b(?:sealane_|process_)\w+", " ".join(expressions(dashboard))))
     assert len(used) > 5
+    assert used <= names(), used - names()
+
+
+def test_top_reads_metrics_that_exist() -> None:
+    used = set(re.findall(r'"(sealane_\w+)"', (ROOT / "cli" / "top.py").read_text()))
+    assert len(used) > 20
+    for role, (reads, writes, read, write, *sectors) in top.VOLUME_FIGURES.items():
+        prefix = f"sealane_{role}_volume_"
+        used |= {f"{prefix}{name}_total" for name in (reads, writes, *sectors)}
+        used |= {f"{prefix}{name}_seconds_total" for name in (read, write)}
     assert used <= names(), used - names()
 
 
