@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import json
+import os
 import platform
 import re
 import sys
@@ -98,7 +99,10 @@ async def report(client: Client, options: argparse.Namespace, output: Output) ->
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError `report.exists` or `report.samples` before any time is spent."""
+    """Raise UsageError `report.…` for what can be known before any time is spent."""
+    directory = options.file.parent
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError("report.directory", f"{directory}: no directory that can be written to")
     if options.file.exists() and not options.overwrite:
         raise UsageError("report.exists", f"{options.file} exists; --overwrite replaces it")
     if not options.interval <= options.seconds <= SAMPLES_MAX * options.interval:

@@ -487,6 +487,7 @@ ReasonId = Literal[
     "queue.timeout",
     "queues.limit",
     "reload.timeout",
+    "report.directory",
     "report.exists",
     "report.samples",
     "request.id.size",

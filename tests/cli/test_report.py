@@ -181,6 +181,12 @@ def test_a_report_overwrites_nothing_unless_told_and_is_its_owner_s_alone(tmp_pa
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("two", 0o600)
 
 
+def test_a_report_that_can_not_be_written_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        report.check(options(tmp_path / "absent" / "report.html"))
+    assert caught.value.reason == "report.directory"
+
+
 @pytest.mark.parametrize(("seconds", "interval"), [(1.0, 2.0), (3601.0, 1.0)])
 def test_a_report_has_some_samples_and_not_too_many(
     seconds: float, interval: float, tmp_path: Path
