@@ -252,8 +252,9 @@ errors: $(STAMP)/venv ## write docs/operate/errors.md and the type of reason ids
 	$(BIN)/python tools/errors
 
 .PHONY: metrics
-metrics: build ## write the tables of docs/operate/metrics.md from the source
+metrics: build ## write the tables of docs/operate/metrics.md and the dashboards from the source
 	$(BIN)/python tools/metrics
+	$(BIN)/python tools/dashboards
 
 .PHONY: synchronous
 synchronous: $(STAMP)/venv ## write client/synchronous.py from the asynchronous client

@@ -10,7 +10,7 @@ import functools
 import importlib
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sealane import __version__
@@ -48,6 +48,12 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
 }
 """Help text of each noun, and the functions that add its verbs: imported when the noun is used."""
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "top": ("what the daemon does now: volumes, sessions, latencies", "top:add_arguments"),
+    "report": ("write a report for a ticket: one HTML file with plots", "report:add_arguments"),
+}
+"""The same for commands without a noun, and the function that adds a command's arguments."""
 
 
 ABSENT: Final = frozenset(
@@ -142,6 +148,9 @@ def command_line() -> OneLineParser:
         nouns.add_parser(
             noun, help=text, description=sentence(text), fill=functools.partial(_fill, sources)
         )
+    for command, (text, source) in COMMANDS.items():
+        fill = functools.partial(_fill_command, source)
+        nouns.add_parser(command, help=text, description=sentence(text), fill=fill)
     text = "the daemon's roles, evidence and addresses"
     status = watched(nouns.add_parser("status", help=text, description=sentence(text)))
     status.set_defaults(run=_status)
@@ -173,10 +182,23 @@ def _add_shared(
 def _fill(sources: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for source in sources:
-        module, _, function = source.partition(":")
-        getattr(importlib.import_module(f"sealane.cli.{module}"), function)(verbs)
+        _function(source)(verbs)
     for parser_of_verb in verbs.choices.values():
         _add_shared(parser_of_verb)
+
+
+def _fill_command(source: str, parser: argparse.ArgumentParser) -> None:
+    _function(source)(parser)
+    _add_shared(parser)
+
+
+def _function(source: str) -> Callable[[Any], None]:
+    """Import "module:function" of this package."""
+    module, _, name = source.partition(":")
+    function: Callable[[Any], None] = getattr(
+        importlib.import_module(f"sealane.cli.{module}"), name
+    )
+    return function
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ async def _volume_list(client: Client, options: argparse.Namespace, output: Outp
     output.show(
         [dataclasses.asdict(v) for v in volumes],
         [_brief(v) for v in volumes],
-        wide=[_wide(v) for v in volumes],
+        wide=[wide_row(v) for v in volumes],
         things="volumes",
     )
 
@@ -181,7 +181,8 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
     }
 
 
-def _wide(volume: Volume) -> Mapping[str, Any]:
+def wide_row(volume: Volume) -> Mapping[str, Any]:
+    """Return a volume as a row of the wide list."""
     a = volume.attachment
     return {
         **_brief(volume),

@@ -98,6 +98,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     context.drains.append(lambda: service.drain.run(config.drain_timeout_seconds))
     snapshots = service.snapshots
     context.spawn("session-statistics", snapshots.keep())
+    context.metrics.add_latencies("fabric")
     context.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
     context.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
     context.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))

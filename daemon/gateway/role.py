@@ -93,6 +93,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         context.spawn("gateway-accelerator", keeper.run())
     await context.stack.enter_async_context(service.running())
     context.event_logs.append(service.events)
+    context.metrics.add_latencies("gateway")
     context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
     volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), context.local)
     context.services.append("sealane.v1.Volumes")

@@ -1,9 +1,12 @@
 """Prometheus metrics, in a registry of our own; metrics.md has the stable names and meanings."""
 
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -17,11 +20,17 @@ from prometheus_client import (
     disable_created_metrics,
     make_wsgi_app,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from sealane import __version__
-from sealane.daemon.runtime.statistics import CATALOGUE, UNKNOWN, Statistic, scale_of
+from sealane._native import latencies, latency_bounds
+from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES, UNKNOWN, Statistic, scale_of
 from sealane.errors import UnavailableError
 
 # Control calls take from a tenth of a millisecond (local) to seconds (a drain).
@@ -50,6 +59,9 @@ class _ServerIPv6(_Server):
 
 
 ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
+ReadLatencies = Callable[[], Mapping[str, Mapping[str, tuple[list[int], int]]]]
+
+NANOS: Final = 1e9
 
 
 def by_owner(
@@ -183,6 +195,18 @@ class Metrics:
             ["label"],
             registry=r,
         )
+        self._store_size = Gauge(
+            "sealane_target_size_bytes",
+            "Size of the file system with the target's volumes.",
+            ["directory"],
+            registry=r,
+        )
+        self._store_free = Gauge(
+            "sealane_target_free_bytes",
+            "What is free of it; volumes have their space already, unless they are thin.",
+            ["directory"],
+            registry=r,
+        )
         self.broker_away = Gauge(
             "sealane_broker_away",
             "1 while the broker doesn't answer whether this role's peers may act.",
@@ -196,6 +220,16 @@ class Metrics:
         `read` returns statistics by name, for each tuple of label values; `CATALOGUE` has them all.
         """
         self.registry.register(_StatisticsCollector(prefix, labels, read))
+
+    def add_store_directory(self, directory: Path) -> None:
+        """Export size and free space of a target's file system, as they are at each scrape."""
+        name = str(directory)
+        self._store_size.labels(name).set_function(lambda: shutil.disk_usage(directory).total)
+        self._store_free.labels(name).set_function(lambda: shutil.disk_usage(directory).free)
+
+    def add_latencies(self, role: str, read: ReadLatencies = latencies) -> None:
+        """Export the histogram of `role`, one of `LATENCIES`, from `read`."""
+        self.registry.register(_LatencyCollector(role, read))
 
 
 class _ProcessCollector(ProcessCollector):
@@ -232,6 +266,26 @@ class _StatisticsCollector(Collector):
         make = CounterMetricFamily if known.kind == "counter" else GaugeMetricFamily
         more = [] if known.label is None else [known.label[0]]
         return make(f"sealane_{self._prefix}_{name}", known.help, labels=[*self._labels, *more])
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+
+class _LatencyCollector(Collector):
+    """Reads the engine's histograms of a role when it is scraped."""
+
+    def __init__(self, role: str, read: ReadLatencies) -> None:
+        self._role = role
+        self._read = read
+        self._bounds = [repr(nanos / NANOS) for nanos in latency_bounds()]
+
+    def collect(self) -> Iterator[Metric]:
+        name, text = LATENCIES[self._role]
+        family = HistogramMetricFamily(name, text, labels=["operation"])
+        for operation, (counts, nanos) in self._read()[self._role].items():
+            buckets = zip([*self._bounds, "+Inf"], accumulate(counts), strict=True)
+            family.add_metric([operation], [*buckets], sum_value=nanos / NANOS)
+        yield family
 
     def describe(self) -> Iterator[Metric]:
         return iter(())

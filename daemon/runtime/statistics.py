@@ -62,6 +62,9 @@ _GATEWAY_VOLUME: Final = {
     "reads": _always(_counter("Reads by the host.")),
     "writes": _always(_counter("Writes by the host.")),
     "flushes": _always(_counter("Flushes by the host.")),
+    "read_nanos": _counter("Time of answered reads, added up."),
+    "write_nanos": _counter("Time of answered writes, added up."),
+    "flush_nanos": _counter("Time of answered flushes, added up."),
     "deallocations": _counter("Deallocations by the host."),
     "compares": _counter("Compares by the host."),
     "verifies": _counter("Verifies by the host."),
@@ -106,6 +109,9 @@ _TARGET_VOLUME: Final = {
     "host_reads": _counter("Reads served."),
     "host_writes": _counter("Writes served."),
     "flushes": _counter("Flushes served."),
+    "host_read_nanos": _counter("Time of answered reads, added up."),
+    "host_write_nanos": _counter("Time of answered writes, added up."),
+    "flush_nanos": _counter("Time of answered flushes, added up."),
     "deallocations": _counter("Deallocations served."),
     "sectors_read": _always(_counter("Sectors read, 4096 bytes each.")),
     "sectors_stored": _always(_counter("Sectors stored, 4096 bytes each.")),
@@ -270,3 +276,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, Statistic]]] = {
     },
 }
 """What each prefix of metrics exports."""
+
+LATENCIES: Final[Mapping[str, tuple[str, str]]] = {
+    "gateway": ("sealane_gateway_io_seconds", "Time from a host's command to its answer."),
+    "target": ("sealane_target_io_seconds", "Time from a command's arrival to its answer."),
+    "fabric": ("sealane_fabric_message_seconds", "Time from a job's send to its completion."),
+}
+"""Name and help of the histogram of each role; its label is `operation`."""

@@ -56,6 +56,9 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         await target.start()
     context.stack.push_async_callback(target.stop)
     context.addresses[Role.TARGET] = join_address(*target.address)
+    context.metrics.add_latencies("target")
+    if directory is not None and not config.namespaces:
+        context.metrics.add_store_directory(directory)
     await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,

@@ -8,6 +8,8 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +47,7 @@ def _cluster(*, store: str) -> Iterator[Cluster]:
                     "s",
                     site.enrolment("s", broker)
                     + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
-                    + f'store = "{store}"\n',
+                    + f'store = "{store}"\n[metrics]\nlisten = "127.0.0.1:0"\n',
                 )
             )
         )
@@ -302,8 +304,114 @@ async def test_gateway_that_starts_again_has_attached_what_it_had(cluster: Clust
                     assert back == data
 
 
-def test_metrics_count_what_the_volumes_did(cluster: Cluster) -> None:
-    address = cluster.gateway.addresses["metrics"]
-    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
-        text = answer.read().decode()
-    assert 'sealane_enrolments_total{result="succeeded"} 1.0' in text
+def _scrape(daemon: Daemon) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{daemon.addresses['metrics']}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {series: float(value) for series, _, value in samples}
+
+
+def test_metrics_count_the_enrolment(cluster: Cluster) -> None:
+    assert _scrape(cluster.gateway)['sealane_enrolments_total{result="succeeded"}'] == 1
+
+
+async def test_metrics_have_each_command_in_a_histogram_also_of_volumes_that_are_gone(
+    cluster: Cluster,
+) -> None:
+    daemons = {"gateway": cluster.gateway, "target": cluster.target}
+
+    def count(role: str, operation: str, suffix: str) -> float:
+        name = f"sealane_{role}_io_seconds_{suffix}"
+        return _scrape(daemons[role])[f'{name}{{operation="{operation}"}}']
+
+    before = {role: count(role, "write", "count") for role in daemons}
+    seconds = {role: count(role, "write", "sum") for role in daemons}
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            for lba in range(3):
+                await queue.write(lba, bytes(4096))
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    assert {role: count(role, "write", "count") for role in daemons} == {
+        role: count + 3 for role, count in before.items()
+    }
+    more = {role: count(role, "write", "sum") - seconds[role] for role in daemons}
+    assert more["gateway"] > more["target"] > 0
+
+
+async def test_top_shows_what_a_volume_does_at_both_ends(cluster: Cluster) -> None:
+    async def looked(daemon: Daemon) -> dict[str, Any]:
+        socket = ("--socket", daemon.socket)
+        arguments = (*socket, "top", "--once", "--interval", "0.5", "-o", "json")
+        ended = await asyncio.to_thread(sealanectl, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        shown: dict[str, Any] = json.loads(ended.stdout)
+        return shown
+
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            looks = asyncio.gather(looked(cluster.gateway), looked(cluster.target))
+            while not looks.done():
+                await queue.write(0, bytes(4096))
+            gateway, target = await looks
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    volume_id = volume.name.removeprefix("volumes/")
+    for record, role in ((gateway, "gateway"), (target, "target")):
+        (row,) = (row for row in record["volumes"] if row["volume"] == volume_id)
+        assert row["role"] == role
+        assert row["writes_per_second"] > 0
+        assert row["written_bytes_per_second"] == pytest.approx(4096 * row["writes_per_second"])
+        (write,) = (each for each in record["operations"] if each["operation"] == "write")
+        assert 0 < write["p50_seconds"] <= write["p99_seconds"]
+        assert 0 < row["write_seconds"] < 1
+        assert record["health"] == []
+    text = sealanectl("--socket", cluster.gateway.socket, "top", "--once", "--interval", "0.1")
+    assert "nothing wrong seen" in text.stdout
+    assert "\x1b" not in text.stdout
+
+
+async def test_a_report_has_configuration_volumes_events_and_plots(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=MIB, display_name="<b>bold</b>")
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        assert volume.attachment is not None
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            config = cluster.site.root / "g.toml"
+            arguments = ("report", file, "--config", config, "--seconds", "2", "--interval", "0.5")
+            made = asyncio.gather(
+                asyncio.to_thread(sealanectl, "--socket", cluster.gateway.socket, *arguments)
+            )
+            while not made.done():
+                await queue.write(0, bytes(4096))
+            await queue.close()
+            (ended,) = await made
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+    assert ended.returncode == 0, ended.stderr
+    text = file.read_text()
+    assert volume.attachment.dhchap_secret not in text
+    assert "target_address" in text
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+    assert "<b>bold" not in text
+    assert "Nothing wrong seen." in text
+    for plot in ("Commands and sends", "p99 latency", "Written", "Processor", "Memory"):
+        assert f"<figcaption>{plot}, " in text
+    again = sealanectl("--socket", cluster.gateway.socket, "report", file)
+    assert again.returncode == 2
+    assert "report.exists" in again.stderr

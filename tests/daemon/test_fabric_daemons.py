@@ -326,3 +326,70 @@ def test_operator_drains_a_fabric() -> None:
         with pytest.raises(Error) as refused:
             stack.enter_context(client.listen_session("late", region_bytes=REGION))
         assert refused.value.reason == "fabric.draining"
+
+
+METRICS = '[metrics]\nlisten = "127.0.0.1:0"\n'
+
+
+async def test_top_and_a_report_show_a_session_and_what_limits_it(tmp_path: Path) -> None:
+    length = 64 << 10
+    file = tmp_path / "report.html"
+    with fabric_daemons(each_more=lambda _: METRICS) as made:
+        near, far = made.fabrics
+        socket = ("--socket", near.socket)
+        seconds = ("--interval", "1")
+        over = asyncio.Event()
+        async with (
+            connect(near.socket) as sender,
+            connect(far.socket) as receiver,
+            asyncio.timeout(PATIENCE_SECONDS),
+            asyncio.TaskGroup() as tasks,
+        ):
+
+            async def receive() -> None:
+                listening = listen_session(receiver.sessions, "gradients", region_bytes=REGION)
+                with contextlib.suppress(SessionError):
+                    async with listening as session:
+                        while True:
+                            await session.receive(offset=0, length=length)
+
+            async def send() -> None:
+                async with open_session(
+                    sender.sessions,
+                    "gradients",
+                    region_bytes=REGION,
+                    peer_node="b",
+                    peer_address=far.addresses["fabric_control"],
+                    rate_bits_per_second=500_000_000,
+                ) as session:
+                    while not over.is_set():
+                        await session.send(offset=0, length=length)
+
+            tasks.create_task(receive())
+            await _has_session(far)
+            tasks.create_task(send())
+            await _has_session(near)
+            top, report = await asyncio.gather(
+                asyncio.to_thread(sealanectl, *socket, "top", "--once", *seconds, "-o", "json"),
+                asyncio.to_thread(sealanectl, *socket, "report", file, "--seconds", "3", *seconds),
+            )
+            over.set()
+    assert (top.returncode, report.returncode) == (0, 0), top.stderr + report.stderr
+    shown = json.loads(top.stdout)
+    (session,) = shown["sessions"]
+    assert session["sent_bits_per_second"] > 0
+    assert session["round_trip_seconds"] > 0
+    assert sum(session["limits"].values()) == pytest.approx(1)
+    (operation,) = shown["operations"]
+    assert (operation["role"], operation["operation"]) == ("fabric", "send")
+    assert 0 < operation["p50_seconds"] <= operation["p99_seconds"]
+    text = file.read_text()
+    assert "<figcaption>Messages sent, Mbit/s" in text
+    assert "gradients with b" in text
+
+
+async def _has_session(fabric: Daemon) -> None:
+    """Wait until the fabric has a session or a listener."""
+    arguments = ("--socket", fabric.socket, "session", "list", "-o", "name")
+    while not (await asyncio.to_thread(sealanectl, *arguments)).stdout:  # noqa: ASYNC110 - no event announces it
+        await asyncio.sleep(0.05)

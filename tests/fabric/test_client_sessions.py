@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE_SECONDS
+from sealane._native import latencies
 from sealane.client.messages import Auto, ErasureCoded, Unreliable
 from sealane.client.session import Session
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
@@ -383,6 +384,20 @@ async def test_receive_ends_with_what_has_landed(fabrics: tuple[Any, Any]) -> No
         await right.post_receive(offset=0, length=8)
         await left.send(offset=0, length=0)
         assert bytes(right.region) == before
+
+
+async def test_each_send_is_in_the_histogram_of_messages(fabrics: tuple[Any, Any]) -> None:
+    counts, nanos = latencies()["fabric"]["send"]
+    async with connected(*fabrics) as (left, right):
+        for _ in range(2):
+            whole = await right.post_receive(offset=0, length=5000)
+            await left.send(offset=0, length=5000)
+            await whole.wait(timeout_seconds=PATIENCE_SECONDS)
+        stream = await left.post_stream(0)
+        await stream.end()
+    counts_after, nanos_after = latencies()["fabric"]["send"]
+    assert sum(counts_after) == sum(counts) + 2
+    assert nanos_after > nanos
 
 
 async def test_unreliable_message_ends_when_it_has_left(fabrics: tuple[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.cli.ctl import NOUNS, command_line
+from sealane.cli.ctl import COMMANDS, NOUNS, command_line
 from sealane.daemon.runtime.sections import load_section
 from sealane.lab.topology import Topology
 
@@ -128,7 +128,7 @@ def test_commands_of_operators_exist() -> None:
     verbs = {noun: choices(nouns[noun]) for noun in NOUNS}
     for noun, verb in shown(r"sealanectl (?:--socket \S+ )?([a-z]+) ([a-z]+)(?![a-z])"):
         assert noun in nouns, noun
-        assert noun == "status" or verb in verbs[noun], f"{noun} {verb}"
+        assert noun in {"status", *COMMANDS} or verb in verbs[noun], f"{noun} {verb}"
 
 
 def test_targets_of_make_exist() -> None:

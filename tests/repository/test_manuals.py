@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealane.cli.ctl import NOUNS
+from sealane.cli.ctl import COMMANDS, NOUNS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate" / "configuration.md"
@@ -28,13 +28,14 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_verb_has_a_page(share: Path) -> None:
     pages = {path.name for path in share.glob("man/man1/*")}
-    assert {f"sealanectl-{noun}.1" for noun in (*NOUNS, "status")} <= pages
+    assert {f"sealanectl-{noun}.1" for noun in (*NOUNS, *COMMANDS, "status")} <= pages
     assert {"sealanectl-volume-create.1", "sealanectl-session-plan.1", "sealane-lab-up.1"} <= pages
     assert (share / "man/man8/sealaned.8").exists()
     # Also for verbs whose arguments are added when they are used.
     text = MACROS.sub("", (share / "man/man1/sealanectl-session-drain.1").read_text())
     assert "sealanectl\\-session\\-drain \\- " in text
     assert "\\-\\-socket PATH" in text
+    assert "\\-\\-once" in (share / "man/man1/sealanectl-top.1").read_text()
 
 
 def test_every_key_of_the_configuration_is_in_its_page(share: Path) -> None:

@@ -4,14 +4,16 @@ import shutil
 import socket
 import subprocess
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
 from patience import PATIENCE_SECONDS
+from sealane._native import latency_bounds
 from sealane.daemon.runtime import metrics
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
-from sealane.daemon.runtime.statistics import CATALOGUE
+from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES
 from sealane.errors import UnavailableError
 
 IDLE_SERIES_MAX = 10
@@ -95,6 +97,40 @@ def test_an_idle_volume_has_few_series(prefix: str) -> None:
     assert exported(figures | {"queues_running": 0}, prefix=prefix).count("{") <= IDLE_SERIES_MAX
 
 
+def test_a_target_s_file_system_has_its_size_and_what_is_free_of_it(tmp_path: Path) -> None:
+    made = Metrics(is_broker=False)
+    made.add_store_directory(tmp_path)
+    read = made.registry.get_sample_value
+    size, free = (
+        read(f"sealane_target_{name}_bytes", {"directory": str(tmp_path)})
+        for name in ("size", "free")
+    )
+    assert size == shutil.disk_usage(tmp_path).total
+    assert free is not None
+    assert 0 < free < size
+
+
+def test_a_histogram_is_cumulative_and_in_seconds() -> None:
+    made = Metrics(is_broker=False)
+    counts = [0] * (len(latency_bounds()) + 1)
+    counts[0], counts[2], counts[-1] = 3, 2, 1
+    made.add_latencies("fabric", lambda: {"fabric": {"send": (counts, 1_500_000_000)}})
+    text = generate_latest(made.registry).decode()
+    name = 'sealane_fabric_message_seconds_bucket{le="%s",operation="send"}'
+    for bound, count in [("1.6e-05", 3), ("3.2e-05", 3), ("6.4e-05", 5), ("16.777216", 5)]:
+        assert f"{name % bound} {count}.0" in text
+    assert f"{name % '+Inf'} 6.0" in text
+    assert 'sealane_fabric_message_seconds_count{operation="send"} 6.0' in text
+    assert 'sealane_fabric_message_seconds_sum{operation="send"} 1.5' in text
+
+
+@pytest.mark.parametrize("role", LATENCIES)
+def test_each_histogram_is_one_of_the_engine_s(role: str) -> None:
+    made = Metrics(is_broker=False)
+    made.add_latencies(role)
+    assert f"{LATENCIES[role][0]}_count{{" in generate_latest(made.registry).decode()
+
+
 def test_a_figure_that_is_not_described_ends_no_scrape() -> None:
     assert 'sealane_target_volume_new_one{mode="v",volume="v"} 1.0' in exported({"new_one": 1})
 
@@ -107,6 +143,8 @@ def test_the_ecosystem_s_checker_has_nothing_to_say() -> None:
     for prefix, statistics in CATALOGUE.items():
         figures = dict.fromkeys(statistics, 1)
         made.add_statistics(prefix, ("volume",), lambda figures=figures: {("v",): figures})
+    for role in LATENCIES:
+        made.add_latencies(role)
     checked = subprocess.run(
         ["promtool", "check", "metrics"],
         input=generate_latest(made.registry),

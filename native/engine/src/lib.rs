@@ -7,6 +7,7 @@ pub mod calls;
 pub mod clock;
 pub mod emulator;
 mod event;
+pub mod latency;
 pub mod permit;
 pub mod reduce;
 pub mod session;

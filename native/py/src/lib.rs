@@ -12,6 +12,7 @@ mod flows;
 mod gateway;
 mod host_queue;
 mod jobs;
+mod latency;
 mod link;
 mod load;
 mod pdu;
@@ -34,6 +35,8 @@ mod _native {
     use crate::bitmap::ChunkBitmap;
     #[pymodule_export]
     use crate::flows::simulate_flows;
+    #[pymodule_export]
+    use crate::latency::{latencies, latency_bounds};
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
     #[pymodule_export]

@@ -26,6 +26,7 @@ use super::wire::{self, Bind, Ends, Refused, Wire, WireAddress};
 use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
 use crate::event;
+use crate::latency::{self, Latencies};
 use crate::permit::Permit;
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
@@ -235,6 +236,7 @@ impl Endpoint {
             statistics: Mutex::new(Vec::new()),
             unit_bytes: AtomicU16::new(config.unit_bytes),
             paths: Mutex::new(Vec::new()),
+            sends: Latencies::new(&latency::SENDS),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
         };

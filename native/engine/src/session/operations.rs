@@ -30,6 +30,8 @@ pub(super) struct Open {
     pub(super) submission: Submission,
     /// Its message number in the session, once it has a slot.
     pub(super) message: Option<u64>,
+    /// When it was taken from the ring.
+    pub(super) since: Nanos,
     deadline: Option<Nanos>,
     /// Its deadline has passed, and it is cancelled for that reason.
     is_expired: bool,
@@ -83,7 +85,8 @@ impl Operations {
         let deadline = submission.kind.terms().and_then(|terms| terms.deadline);
         let deadline = deadline.map(|nanos| now.saturating_add(nanos));
         self.deadlines.extend(deadline.map(|at| (at, handle)));
-        self.open.insert(handle, Open { submission, message: None, deadline, is_expired: false });
+        let open = Open { submission, message: None, since: now, deadline, is_expired: false };
+        self.open.insert(handle, open);
         waits
     }
 

@@ -12,6 +12,7 @@ use super::path_report::PathReport;
 use super::statistics::{WorkerStatistics, values};
 use super::worker::Worker;
 use crate::clock::now;
+use crate::latency::Latencies;
 
 /// Maximum age of the published statistics.
 pub(super) const STATISTICS_NANOS: Nanos = 1_000_000;
@@ -41,6 +42,8 @@ pub(super) struct Report {
     pub(super) end: Mutex<Option<String>>,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
+    /// How long its sends took.
+    pub(super) sends: Latencies<1>,
     /// The current unit; final once the session is established.
     pub(super) unit_bytes: AtomicU16,
     pub(super) paths: Mutex<Vec<PathReport>>,

@@ -194,10 +194,13 @@ impl Worker {
 
     /// Publishes the completion of an operation that is in no queue.
     pub(super) fn complete(&mut self, handle: u64, completion: Completion) {
-        if let Some(flow) = &mut self.flow
-            && let Some(open) = self.progress.operations.get(handle)
-        {
-            flow.ended(&open.submission.kind);
+        if let Some(open) = self.progress.operations.get(handle) {
+            if let Some(flow) = &mut self.flow {
+                flow.ended(&open.submission.kind);
+            }
+            if open.is(Opcode::Send) && completion.status == Status::Ok {
+                self.report.sends.note(now().saturating_sub(open.since));
+            }
         }
         if let Some(completion) = self.progress.operations.end(handle, completion) {
             self.memory.ring.complete(&completion);

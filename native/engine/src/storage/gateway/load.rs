@@ -58,7 +58,7 @@ impl Port for GatewayPort {
 
     fn exchange(&mut self) -> Result<(), TransferError> {
         let queue = &mut self.queue;
-        let unexpected = queue.take_front_events();
+        let unexpected = queue.take_front_events(now());
         debug_assert!(unexpected.is_none(), "a local front doesn't fail");
         queue.submit(now());
         send(queue);

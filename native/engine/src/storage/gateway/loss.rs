@@ -102,7 +102,8 @@ impl<F: Front> GatewayQueue<F> {
         }
         self.parts.disown(slot);
         self.waiting.retain(|waiting| *waiting != slot);
-        if self.requests.get_mut(usize::from(slot)).and_then(Option::take).is_some() {
+        if let Some(request) = self.requests.get_mut(usize::from(slot)).and_then(Option::take) {
+            self.note_answered(&request);
             self.front.complete(slot, status, Vec::new());
         }
     }

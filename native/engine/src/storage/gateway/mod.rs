@@ -54,6 +54,7 @@ use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
 use crate::accelerator::{Device, KeySlot};
 use crate::clock;
+use crate::latency::{self, Io, Latencies};
 use acceleration::{Acceleration, KeySlots, Switch};
 use back::Back;
 pub use journal_pool::JournalPool;
@@ -212,6 +213,7 @@ struct Shared {
     link: Mutex<Link>,
     mailboxes: Mutex<HashMap<QueueName, Arc<Mailbox>>>,
     counters: Counters,
+    latencies: Latencies<3>,
     events: EventLog,
     accelerator: Mutex<Option<Accelerator>>,
 }
@@ -430,6 +432,7 @@ impl GatewayVolume {
             link: Mutex::new(Link::new(settings.journal_bytes_max, pool.clone())),
             mailboxes: Mutex::default(),
             counters: Counters::default(),
+            latencies: Latencies::new(&latency::GATEWAY),
             events: EventLog::new()?,
             accelerator: Mutex::default(),
         };
@@ -604,13 +607,16 @@ impl GatewayVolume {
     /// Counters by name.
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.shared.counters;
+        let Shared { counters, latencies, .. } = &*self.shared;
         let sealed = read(&counters.sectors_sealed);
         let journal_bytes = self.shared.link(|link| link.journal.bytes() as u64);
         vec![
             ("reads", read(&counters.reads)),
             ("writes", read(&counters.writes)),
             ("flushes", read(&counters.flushes)),
+            ("read_nanos", latencies.nanos(Io::Read)),
+            ("write_nanos", latencies.nanos(Io::Write)),
+            ("flush_nanos", latencies.nanos(Io::Flush)),
             ("deallocations", read(&counters.deallocations)),
             ("compares", read(&counters.compares)),
             ("verifies", read(&counters.verifies)),

@@ -15,8 +15,9 @@ use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, 
 use super::front::Front;
 use super::journal::Change;
 use super::queue::GatewayQueue;
-use super::request::{Owner, Part, Work};
+use super::request::{Owner, Part, Request, Work};
 use super::{Shared, add};
+use crate::clock;
 
 /// Maximum retries of one compare-and-write, each caused by another gateway's write.
 const SWAPS_MAX: u32 = 16;
@@ -346,6 +347,7 @@ impl<F: Front> GatewayQueue<F> {
             *place = Some(request);
             return;
         }
+        self.note_answered(&request);
         match request.operation {
             Operation::Read if request.status.is_success() => {
                 self.front.complete_read(slot, request.answer);
@@ -355,6 +357,13 @@ impl<F: Front> GatewayQueue<F> {
                 self.front.complete(slot, request.status, buffer);
             }
             _ => self.front.complete(slot, request.status, Vec::new()),
+        }
+    }
+
+    /// Records how long an answered command took.
+    pub(super) fn note_answered(&self, request: &Request) {
+        if let Some(io) = request.io() {
+            self.shared.latencies.note(io, clock::now().saturating_sub(request.since));
         }
     }
 }

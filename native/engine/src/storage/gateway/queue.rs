@@ -133,10 +133,10 @@ impl<F: Front> GatewayQueue<F> {
     }
 
     /// Processes the front end's events; returns why it ended, if it did.
-    pub(super) fn take_front_events(&mut self) -> Option<Ended> {
+    pub(super) fn take_front_events(&mut self, now: Nanos) -> Option<Ended> {
         while let Some(event) = self.front.next_event() {
             match event {
-                ControllerEvent::Received(command) => self.accept(command),
+                ControllerEvent::Received(command) => self.accept(command, now),
                 ControllerEvent::Failed { reason, lba, detail } => {
                     if reason == Reason::QueueClosed {
                         return Some(("", detail));
@@ -207,7 +207,7 @@ impl<F: Front> GatewayQueue<F> {
 
     // Commands of the host.
 
-    fn accept(&mut self, command: Command) {
+    fn accept(&mut self, command: Command, now: Nanos) {
         let Command { slot, operation, lba, blocks, is_forced, .. } = command;
         let counters = &self.shared.counters;
         match &operation {
@@ -238,7 +238,7 @@ impl<F: Front> GatewayQueue<F> {
             self.front.complete(slot, Status::SUCCESS, Vec::new());
             return;
         }
-        let mut request = Request::new(operation, lba, blocks, is_forced);
+        let mut request = Request::new(operation, lba, blocks, is_forced, now);
         request.held_since = self.held_since;
         if let Some(place) = self.requests.get_mut(usize::from(slot)) {
             *place = Some(request);

@@ -9,6 +9,7 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, IV_BYTES};
 
 use super::journal::{Change, Mark};
 use super::ranges::BlockRanges;
+use crate::latency::Io;
 
 /// A host's command.
 #[derive(Debug)]
@@ -26,12 +27,20 @@ pub(super) struct Request {
     /// Plaintext of a read; empty until its first part ends.
     pub(super) answer: Vec<u8>,
     pub(super) status: Status,
+    /// When it was accepted.
+    pub(super) since: Nanos,
     /// When it first had to wait for a back end.
     pub(super) held_since: Option<Nanos>,
 }
 
 impl Request {
-    pub(super) fn new(operation: Operation, lba: u64, blocks: u32, is_forced: bool) -> Self {
+    pub(super) fn new(
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        is_forced: bool,
+        since: Nanos,
+    ) -> Self {
         Self {
             operation,
             lba,
@@ -42,7 +51,18 @@ impl Request {
             parts: 0,
             answer: Vec::new(),
             status: Status::SUCCESS,
+            since,
             held_since: None,
+        }
+    }
+
+    /// The measured operation that it is, if it is one.
+    pub(super) fn io(&self) -> Option<Io> {
+        match self.operation {
+            Operation::Read => Some(Io::Read),
+            Operation::Write(_) | Operation::CompareAndWrite { .. } => Some(Io::Write),
+            Operation::Flush => Some(Io::Flush),
+            _ => None,
         }
     }
 }

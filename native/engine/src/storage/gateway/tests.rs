@@ -306,7 +306,7 @@ impl Lane {
         self.greet(disk);
         let down = self.host.transmit().take();
         self.gateway.front.receive(&down);
-        assert_eq!(self.gateway.take_front_events(), None);
+        assert_eq!(self.gateway.take_front_events(self.now), None);
         self.gateway.take_back_events(self.now);
         self.gateway.handle_timeout(self.now);
         self.gateway.submit(self.now);
@@ -368,7 +368,7 @@ impl Lane {
         self.greet(disk);
         let down = self.host.transmit().take();
         self.gateway.front.receive(&down);
-        assert_eq!(self.gateway.take_front_events(), None);
+        assert_eq!(self.gateway.take_front_events(self.now), None);
         self.gateway.submit(self.now);
         let requests = self.gateway.backs[0].queue.transmit().take();
         let mut target = self.target.take().unwrap();
@@ -929,6 +929,26 @@ fn commands_are_held_for_a_back_end_and_then_given_up() {
 }
 
 #[test]
+fn answered_commands_are_measured_and_those_in_flight_are_not() {
+    let (mut lane, mut disk) = world();
+    let shared = Arc::clone(&lane.gateway.shared);
+    let measured = || Io::ALL.map(|io| shared.latencies.nanos(io) > 0);
+    lane.submit(HostCommand::Read { lba: 0, blocks: 1 });
+    lane.target = None;
+    lane.settle(&mut disk);
+    assert_eq!(measured(), [false, false, false]);
+    lane.lose();
+    lane.now += 60 * SECOND;
+    lane.settle(&mut disk);
+    assert_eq!(measured(), [true, false, false], "given up, which is an answer, too");
+    lane.connect(2, disk.incarnation);
+    assert_eq!(lane.write(&mut disk, 0, 1), Status::SUCCESS);
+    assert_eq!(measured(), [true, true, false]);
+    lane.run(&mut disk, HostCommand::Flush);
+    assert_eq!(measured(), [true, true, true]);
+}
+
+#[test]
 fn a_silent_target_is_given_up_after_the_command_time_out() {
     let (mut lane, mut disk) = world();
     let tag = lane.submit(HostCommand::Read { lba: 0, blocks: 1 });
@@ -1017,7 +1037,7 @@ fn reads_wait_until_changes_that_may_have_been_seen_are_made_again() {
             tag = Some(reader.submit(HostCommand::Read { lba: 9, blocks: 1 }));
             let down = reader.host.transmit().take();
             reader.gateway.front.receive(&down);
-            assert_eq!(reader.gateway.take_front_events(), None);
+            assert_eq!(reader.gateway.take_front_events(reader.now), None);
             reader.gateway.submit(reader.now);
         }
         writer.step(&mut disk, Some((usize::MAX, 0)));

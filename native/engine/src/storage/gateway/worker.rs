@@ -72,10 +72,10 @@ fn serve(
         if !woken.is_empty() {
             take_mail(queue, mailbox);
         }
-        if let Some(ended) = queue.take_front_events() {
+        let time = now();
+        if let Some(ended) = queue.take_front_events(time) {
             return ended;
         }
-        let time = now();
         queue.take_back_events(time);
         queue.handle_timeout(time);
         // Send to the host first, which makes room for submissions.

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use sealane_proto::freshness::milestone::MILESTONE_BYTES;
 use sealane_proto::freshness::openings::OPENINGS_BYTES;
+use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
 use sealane_proto::nvme::outcomes::{self, Ended};
@@ -24,6 +25,8 @@ use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
 use super::worker::Worker;
+use crate::clock;
+use crate::latency::Io;
 use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreDone, StoreRequest};
 use crate::storage::stores::fresh::failure::reason_of;
@@ -81,6 +84,8 @@ pub(super) struct Task {
     cid: u16,
     /// Whether a change was submitted to the store.
     has_changed: bool,
+    /// When it arrived.
+    since: Nanos,
 }
 
 impl Task {
@@ -92,6 +97,18 @@ impl Task {
                 start..self.blocks.end.min(start + VERIFY_BLOCKS)
             }
             _ => self.blocks.clone(),
+        }
+    }
+
+    /// The measured operation that it is, if it is one.
+    fn io(&self) -> Option<Io> {
+        match self.operation {
+            Operation::Read => Some(Io::Read),
+            Operation::Write(_) | Operation::WriteIf(_) | Operation::CompareAndWrite { .. } => {
+                Some(Io::Write)
+            }
+            Operation::Flush | Operation::FlushMilestone => Some(Io::Flush),
+            _ => None,
         }
     }
 
@@ -217,6 +234,7 @@ impl Worker {
             number,
             cid,
             has_changed: false,
+            since: self.arrived,
         };
         let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
         let cost = task.cost(attachment.namespace.block_bytes());
@@ -393,6 +411,7 @@ impl Worker {
             number: 0,
             cid: 0,
             has_changed: false,
+            since: self.arrived,
         };
         let host = self.controller.host_id;
         for attachment in self.attachments.iter_mut().flatten() {
@@ -698,6 +717,12 @@ impl Worker {
                 && let Some(ended) = task.ended()
             {
                 attachment.changes.note(task.cid, ended);
+            }
+            if !self.is_ending
+                && let Some(io) = task.io()
+            {
+                let duration = clock::now().saturating_sub(task.since);
+                attachment.namespace.latencies.note(io, duration);
             }
             if let Some(id) = task.lock {
                 attachment.namespace.release(id);

@@ -21,6 +21,7 @@ use super::qos::{Cost, Qos, QosLimits};
 use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
 use super::reservation::{Group, HostId, Notices, Reservations};
 use crate::clock;
+use crate::latency::{self, Io, Latencies};
 use crate::storage::events::{EventLog, StorageEvent};
 use crate::storage::store::{BlockStore, StoreChannel};
 use crate::storage::upkeep::Upkeep;
@@ -72,6 +73,7 @@ pub struct Namespace {
     reservations: Mutex<Reservations>,
     is_reserved: AtomicBool,
     pub(super) counters: Counters,
+    pub(super) latencies: Latencies<3>,
     load: Mutex<Load>,
     changed: Mutex<Changed>,
     order: Mutex<Order>,
@@ -122,6 +124,7 @@ impl Namespace {
             reservations: Mutex::default(),
             is_reserved: AtomicBool::new(false),
             counters: Counters::default(),
+            latencies: Latencies::new(&latency::TARGET),
             load: Mutex::default(),
             changed: Mutex::default(),
             order: Mutex::default(),
@@ -268,6 +271,9 @@ impl Namespace {
             ("host_reads", read(&counters.reads)),
             ("host_writes", read(&counters.writes)),
             ("flushes", read(&counters.flushes)),
+            ("host_read_nanos", self.latencies.nanos(Io::Read)),
+            ("host_write_nanos", self.latencies.nanos(Io::Write)),
+            ("flush_nanos", self.latencies.nanos(Io::Flush)),
             ("deallocations", read(&counters.deallocations)),
             ("sectors_read", read(&counters.sectors_read)),
             ("sectors_stored", read(&counters.sectors_stored)),

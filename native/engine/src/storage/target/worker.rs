@@ -72,6 +72,8 @@ pub(super) struct Worker {
     /// Description of the loss of a store's device: the outcome of commands in flight is unknown.
     pub store_lost: Option<String>,
     done: Vec<StoreDone>,
+    /// When the commands that are being taken from the queue arrived.
+    pub arrived: Nanos,
 }
 
 impl Worker {
@@ -96,6 +98,7 @@ impl Worker {
             is_ending: false,
             store_lost: None,
             done: Vec::new(),
+            arrived: 0,
         }
     }
 
@@ -188,6 +191,10 @@ impl Worker {
     }
 
     fn execute_some(&mut self) -> Option<Ended> {
+        if self.queue.has_event() {
+            // Once for all of them: reading the clock costs more than the rest of a measurement.
+            self.arrived = clock::now();
+        }
         while self.may_execute()
             && let Some(event) = self.queue.next_event()
         {

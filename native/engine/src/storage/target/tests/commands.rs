@@ -27,6 +27,23 @@ fn statistic(namespace: &Namespace, name: &str) -> u64 {
 }
 
 #[test]
+fn reads_writes_and_flushes_are_measured() {
+    let (_, namespace) = world(false);
+    let controller = controller(1, &namespace);
+    let mut host = Host::connect(&controller, 1, false);
+    let names = ["host_read_nanos", "host_write_nanos", "flush_nanos"];
+    assert_eq!(names.map(|name| statistic(&namespace, name)), [0; 3]);
+    host.read(2, 3);
+    assert!(statistic(&namespace, "host_read_nanos") > 0);
+    assert_eq!(statistic(&namespace, "host_write_nanos"), 0);
+    assert_eq!(host.write(3, plain(5, 4)), Status::SUCCESS);
+    assert!(statistic(&namespace, "host_write_nanos") > 0);
+    assert_eq!(statistic(&namespace, "flush_nanos"), 0);
+    assert_eq!(host.status(HostCommand::Flush), Status::SUCCESS);
+    assert!(names.map(|name| statistic(&namespace, name)).into_iter().all(|nanos| nanos > 0));
+}
+
+#[test]
 fn a_plain_namespace_executes_every_command() {
     let (store, namespace) = world(false);
     let controller = controller(1, &namespace);

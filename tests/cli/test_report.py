@@ -1,0 +1,221 @@
+"""`sealanectl report`: its page, and what must not be in it."""
+
+import argparse
+import html.parser
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealane.cli import report, report_page
+from sealane.cli.report_page import Plot
+from sealane.errors import UsageError
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+BAD = "<script>document.title='broken'</script>\x1b[2J"
+TIMES = [10.0, 11.0, 12.0, 13.0]
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects tags and text; fails at a tag that is closed without being open."""
+
+    VOID = frozenset({"meta", "line"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def whole() -> str:
+    plot = Plot(BAD, "ms", {BAD: [1.0, None, 3.0, 4.0], "still": [0.0] * 4})
+    return report_page.page(
+        BAD,
+        [
+            report_page.heading(BAD),
+            report_page.paragraph(BAD, is_wrong=True),
+            report_page.text_block(BAD),
+            report_page.table([{"name": BAD}]),
+            report_page.fields({BAD: BAD}),
+            report_page.plot(plot, TIMES),
+        ],
+    )
+
+
+def test_a_page_loads_nothing_and_runs_nothing() -> None:
+    reader = read(whole())
+    names = {tag for tag, _ in reader.tags}
+    assert not names & {"script", "link", "img", "iframe", "object"}
+    for _, attributes in reader.tags:
+        assert not {"src", "href"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    policies = [
+        attributes["content"]
+        for tag, attributes in reader.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert reader.text.count("<script>") == 11, "each of them is text"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
+def test_a_browser_shows_the_page_and_no_name_becomes_a_script(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(whole())
+    assert BROWSER is not None
+    shown = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "<title>broken</title>" not in shown.stdout
+    assert shown.stdout.count("<polyline") == 3
+
+
+def lines(text: str) -> list[list[tuple[float, float]]]:
+    return [
+        [
+            (float(x), float(y))
+            for x, _, y in (point.partition(",") for point in (found["points"] or "").split())
+        ]
+        for tag, found in read(text).tags
+        if tag == "polyline"
+    ]
+
+
+def test_a_plot_has_a_line_for_each_run_of_values_and_fits_its_frame() -> None:
+    made = Plot("latency", "ms", {"a": [1.0, 2.0, None, 3.0]})
+    first, second = lines(report_page.plot(made, TIMES))
+    assert len(first) == 2
+    assert second[0] == second[1], "a point alone"
+    assert first[0][1] > first[1][1] > second[0][1], "larger is higher"
+    assert first[0][0] < first[1][0] < second[0][0]
+    for x, y in (*first, *second):
+        assert report_page.LEFT <= x <= report_page.WIDTH
+        assert report_page.TOP <= y <= report_page.HEIGHT - report_page.BOTTOM
+
+
+def test_a_plot_of_nothing_is_none_and_of_much_the_largest() -> None:
+    assert report_page.plot(Plot("t", "u", {"a": [None] * 4}), TIMES) == ""
+    many = {f"line {n}": [float(n)] * 4 for n in range(20)}
+    text = report_page.plot(Plot("t", "u", many), TIMES)
+    assert "line 19" in text
+    assert "line 3<" not in text
+    assert "and 12 smaller" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, 1), (1, 1), (1.5, 2), (3, 4), (5, 10), (0.03, 0.04), (1e9, 1e9)]
+)
+def test_an_axis_ends_at_a_round_number(value: float, expected: float) -> None:
+    assert report_page.ceiling(value) == pytest.approx(expected)
+
+
+def test_a_configuration_shows_no_arguments_of_commands_and_no_passwords() -> None:
+    config = {
+        "enrolment": {
+            "secondary": [{"label": "gpu", "command": ["/bin/gpu", "--pin", "hunter2"]}],
+            "settings": {"password": "hunter2"},
+        },
+        "broker": {"etcd": {"endpoints": ["https://user:hunter2@192.0.2.1:2379"]}, "port": 3},
+        "gateway": {"secret_file": "/etc/sealane/secret"},
+    }
+    shown = report.public(config)
+    assert "hunter2" not in str(shown)
+    assert shown["enrolment"]["secondary"][0]["command"] == ["/bin/gpu", "(left out)"]
+    assert shown["broker"] == {
+        "etcd": {"endpoints": ["https://(left out)@192.0.2.1:2379"]},
+        "port": 3,
+    }
+    assert shown["gateway"] == config["gateway"]
+
+
+def options(file: Path, **more: Any) -> argparse.Namespace:
+    given = {"file": file, "overwrite": False, "seconds": 30.0, "interval": 1.0} | more
+    return argparse.Namespace(**given)
+
+
+def test_a_report_overwrites_nothing_unless_told_and_is_its_owner_s_alone(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    report.check(options(file))
+    report.write(file, "one", is_overwriting=False)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(UsageError) as caught:
+        report.check(options(file))
+    assert caught.value.reason == "report.exists"
+    with pytest.raises(UsageError):
+        report.write(file, "two", is_overwriting=False)
+    assert file.read_text() == "one"
+
+    file.chmod(0o666)
+    report.check(options(file, overwrite=True))
+    report.write(file, "two", is_overwriting=True)
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("two", 0o600)
+
+
+def test_a_report_that_can_not_be_written_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        report.check(options(tmp_path / "absent" / "report.html"))
+    assert caught.value.reason == "report.directory"
+
+
+@pytest.mark.parametrize(("seconds", "interval"), [(1.0, 2.0), (3601.0, 1.0)])
+def test_a_report_has_some_samples_and_not_too_many(
+    seconds: float, interval: float, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        report.check(options(tmp_path / "r.html", seconds=seconds, interval=interval))
+    assert caught.value.reason == "report.samples"
+
+
+def test_a_row_that_comes_or_goes_leaves_a_gap() -> None:
+    def sample(*rows: tuple[str, float | None]) -> dict[str, Any]:
+        found = [
+            {
+                "session": name,
+                "sent_bits_per_second": 8e6,
+                "lost": lost,
+                "round_trip_seconds": 0.1,
+            }
+            for name, lost in rows
+        ]
+        return {
+            "operations": [],
+            "volumes": [],
+            "sessions": found,
+            "processor_cores": 1.0,
+            "memory_bytes": 1 << 20,
+        }
+
+    made = {plot.title: plot for plot in report.plots([sample(("a", 0.5)), sample(("b", None))])}
+    assert made["Packets lost"].lines == {"a": [50, None], "b": [None, None]}
+    assert made["Messages sent"].lines == {"a": [8, None], "b": [None, 8]}
+    assert made["Memory"].lines == {"daemon": [1, 1]}
