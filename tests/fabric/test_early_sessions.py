@@ -99,6 +99,6 @@ async def test_a_drain_lets_messages_under_way_finish(fabrics: Any) -> None:
         await taken(sender)
         left.service.begin_drain()
         await asyncio.sleep(0)
-        assert await states(left) == [sessions_pb2.Session.ESTABLISHING]
+        assert await states(left) == [sessions_pb2.Session.DRAINING]
         await receiver.receive(offset=100, length=5)
         await sending.wait()
