@@ -43,6 +43,7 @@ from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
     NAMESPACE_ID,
+    AnaState,
     IoOpcode,
     Status,
 )
@@ -143,6 +144,10 @@ class AttachedVolume(Exported):
     def subsystem(self) -> Subsystem:
         """Return what the plain subsystem shows to hosts."""
         return self._subsystem
+
+    def set_access(self, ana_state: AnaState) -> None:
+        """Show this ANA state; the engine still carries out every command that arrives."""
+        self._subsystem = self._subsystem.with_access(ana_state)
 
     @property
     def export(self) -> Export:
@@ -285,6 +290,7 @@ class Gateway(Provider):
         self._settings = settings or GatewaySettings()
         self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self._access = AnaState.OPTIMIZED
         self.accelerator: CardKeeper | None = None
         """The card that seals for volumes, if one is configured."""
 
@@ -393,6 +399,8 @@ class Gateway(Provider):
                 else FRONT_COMMANDS,
                 fused_blocks=FRONT_FUSED_BLOCKS,
                 is_write_protected=volume.read_only,
+                is_multipath=True,
+                ana_state=self._access,
             ),
             host_nqn=host_nqn,
             secret=secret,
@@ -456,6 +464,23 @@ class Gateway(Provider):
             report=feed.publish,
         )
         return native, back_end, feed
+
+    def set_access(self, ana_state: AnaState) -> None:
+        """Tell the hosts of all volumes, also of later ones, this ANA state."""
+        self._access = ana_state
+        for attached in self._attached.values():
+            attached.set_access(ana_state)
+        self._listener.changed()
+
+    def idle_seconds(self, attached: AttachedVolume) -> float | None:
+        """Return the time since the volume's host was last heard on an I/O queue; None without."""
+        idle = [
+            milliseconds / 1000
+            for association in self._listener.associations
+            if association.exported is attached
+            and (milliseconds := attached.idle_ms(association.association_id)) is not None
+        ]
+        return min(idle, default=None)
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""

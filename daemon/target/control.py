@@ -19,6 +19,7 @@ from sealane.crypto.kem import KemKey
 from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.device.directory import Device
 from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations, peer_of
+from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
@@ -71,6 +72,8 @@ class StorageService:
         """Volumes of an earlier process that aren't open yet."""
         self._is_restoring = catalogue is not None
         self._changing = asyncio.Lock()
+        self.is_draining = False
+        """Set during a drain: no new volumes."""
         self.events = EventLog(node)
         self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
 
@@ -131,6 +134,8 @@ class StorageService:
             await self._settle()
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
+                if self.is_draining:
+                    raise refuse_new("volumes")
                 if len(self._descriptors) >= NAMESPACES_MAX:
                     raise UnavailableError(
                         "namespace.limit",

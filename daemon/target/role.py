@@ -13,6 +13,7 @@ from sealane.daemon.runtime.servers import join_address, listening, new_server, 
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.target.drain import TargetDrain
 from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
@@ -56,7 +57,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         await target.start()
     context.stack.push_async_callback(target.stop)
     context.addresses[Role.TARGET] = join_address(*target.address)
-    await _start_plain(config, target, context)
+    plain = await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,
         trust.authorize if device is None else authorize_at(trust, device),
@@ -75,6 +76,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         device=device,
         catalogue=catalogue,
     )
+    context.drained.append(TargetDrain(service, target, plain))
     context.event_logs.append(service.events)
     context.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
     authorizer = context.authorizer(identity, authorizations.admit)
@@ -112,7 +114,9 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     context.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 
 
-async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
+async def _start_plain(
+    config: TargetConfig, target: Target, context: RoleContext
+) -> PlainSubsystems:
     """Serve plain subsystems at the target's listener, and discovery if configured."""
     context.count_faults(Role.TARGET, target.listener)
     discovery = []
@@ -147,3 +151,4 @@ async def _start_plain(config: TargetConfig, target: Target, context: RoleContex
         SubsystemsServicer(plain, target.listener), context.local
     )
     context.services.append("sealane.v1.Subsystems")
+    return plain

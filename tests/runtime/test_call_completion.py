@@ -47,6 +47,8 @@ ENDS_WITH_ITS_CALLER = {
     "CallKeys/GetCallKey",
     "SessionPeer/Establish",
     "Sessions/CloseSession",
+    "Nodes/DrainNode",
+    "Nodes/UndrainNode",
     "Sessions/DrainFabric",
     "Sessions/ListenSession",
     "Sessions/OpenSession",
