@@ -102,7 +102,12 @@ class VolumeService:
             events=self.events,
             serving=self.serving,
         )
-        self.stores = VolumeStores(self._back_ends, attached=self._attached, own=self._own)
+        self.stores = VolumeStores(
+            self._back_ends,
+            attached=self._attached,
+            own=self._own,
+            tenant=lambda: identity.subject.tenant,
+        )
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -299,9 +304,14 @@ class VolumeService:
         await self._supply.follow(volume_id)
         return descriptor
 
+    @property
+    def tenant(self) -> str:
+        """This gateway's tenant. Verifies the certificate: use it once for many volumes."""
+        return self._identity.subject.tenant
+
     def is_read_only(self, descriptor: broker_pb2.VolumeDescriptor) -> bool:
         """Return whether this gateway may only read a volume."""
-        return is_read_only(descriptor, self._identity.subject.tenant)
+        return is_read_only(descriptor, self.tenant)
 
     async def _own(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the descriptor of this tenant's own volume; raise if it is only shared with it."""

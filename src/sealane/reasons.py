@@ -408,6 +408,7 @@ ReasonId = Literal[
     "model.ring.range",
     "name.ambiguous",
     "name.not_found",
+    "namespace.batch.limit",
     "namespace.device",
     "namespace.exists",
     "namespace.format",

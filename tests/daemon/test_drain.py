@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
 from sealane.client import Client, Volume, connect
+from sealane.daemon.gateway.drain import SETTLE_SECONDS
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import AnaState
@@ -242,6 +243,8 @@ async def test_undrained_in_time_nothing_was_interrupted(cluster: Cluster) -> No
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await host.ana_states() != {1: AnaState.INACCESSIBLE}:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
+        await asyncio.sleep(2 * SETTLE_SECONDS)
+        assert not writing.done()
         assert (await asyncio.to_thread(node, cluster.gateway, "undrain")).returncode == 0
         assert await host.ana_states() == {1: AnaState.OPTIMIZED}
         ended = await drain

@@ -33,6 +33,7 @@ ENDS_WITH_ITS_CALLER = {
     "Sessions/GetFabric",
     "Sessions/GetSession",
     "Sessions/ListSessions",
+    "Storage/BatchGetNamespaces",
     "Storage/GetNamespace",
     "Subsystems/GetSubsystem",
     "Subsystems/ListSubsystems",
