@@ -107,6 +107,7 @@ ReasonId = Literal[
     "attestation.snp.unsigned",
     "attestation.software.malformed",
     "attestation.software.signature",
+    "attestation.stated.malformed",
     "attestation.subject.mismatch",
     "attestation.tcb.below_minimum",
     "attestation.tcb.status_refused",
