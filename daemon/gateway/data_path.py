@@ -57,6 +57,8 @@ FRONT_COMMANDS: Final = BASIC_COMMANDS | {
     IoOpcode.VERIFY,
 }
 FRONT_FUSED_BLOCKS: Final = 1
+_ANSWER_SECONDS: Final = 0.05
+"""Time to answer hosts that wait, before their connections are closed."""
 EXPECTED_SECONDS: Final = 5.0
 """How long a connecting host waits for a volume that is being reattached."""
 
@@ -291,6 +293,7 @@ class Gateway(Provider):
         self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
         self._access = AnaState.OPTIMIZED
+        self._is_stopping = False
         self.accelerator: CardKeeper | None = None
         """The card that seals for volumes, if one is configured."""
 
@@ -315,6 +318,9 @@ class Gateway(Provider):
 
     async def stop(self) -> None:
         """Detach all volumes and close the listener."""
+        self._is_stopping = True
+        self._answer_waiting()
+        await asyncio.sleep(_ANSWER_SECONDS)
         leaving = list(self._attached.values())
         for attached in leaving:
             await attached.detach()
@@ -335,15 +341,17 @@ class Gateway(Provider):
     async def awaited(self, subsystem_nqn: str) -> Exported | None:
         """Wait up to EXPECTED_SECONDS for a volume that is being reattached, and return it.
 
-        ConnectRefusedError "Connect Controller Busy" if it is not attached by then: after this
-        status a host retries; any other refusal would end its controller.
+        ConnectRefusedError "Connect Controller Busy" if it is not attached by then, and at once
+        during a drain or a stop: after this status a host retries; any other refusal would end its
+        controller. A Linux host whose Connect gets no answer waits for a minute.
         """
         expected = self._expected.get(subsystem_nqn)
         if expected is None:
             return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXPECTED_SECONDS):
-                await expected.wait()
+        if self._access == AnaState.OPTIMIZED and not self._is_stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPECTED_SECONDS):
+                    await expected.wait()
         if subsystem_nqn in self._expected:
             raise ConnectRefusedError(
                 "connect.reattaching",
@@ -359,6 +367,12 @@ class Gateway(Provider):
     def forget(self, volume_id: str) -> None:
         """Refuse hosts of a volume that isn't exported."""
         self._arrived(export_nqn(uuid.UUID(volume_id)))
+
+    def _answer_waiting(self) -> None:
+        """Have the hosts that wait for a volume told to connect again later."""
+        for nqn, expected in self._expected.items():
+            self._expected[nqn] = asyncio.Event()
+            expected.set()
 
     def _arrived(self, nqn: str) -> None:
         expected = self._expected.pop(nqn, None)
@@ -468,6 +482,8 @@ class Gateway(Provider):
     def set_access(self, ana_state: AnaState) -> None:
         """Tell the hosts of all volumes, also of later ones, this ANA state."""
         self._access = ana_state
+        if ana_state != AnaState.OPTIMIZED:
+            self._answer_waiting()
         for attached in self._attached.values():
             attached.set_access(ana_state)
         self._listener.changed()

@@ -258,7 +258,6 @@ ReasonId = Literal[
     "connections.source.limit",
     "controller.not_ready",
     "controller.shut_down",
-    "controllers.limit",
     "counter.contended",
     "counter.exhausted",
     "counter.failed",
