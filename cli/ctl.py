@@ -29,7 +29,10 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "volume": ("sealed volumes of a gateway", ("volumes:add_verbs",)),
     "session": ("sessions between data centres", ("sessions:add_verbs",)),
     "subsystem": ("plain subsystems of a target", ("subsystems:add_verbs",)),
-    "node": ("a broker's nodes: list, revoke, restore", ("nodes:add_verbs",)),
+    "node": (
+        "this machine's daemon (drain, undrain, status) and a broker's nodes",
+        ("drain:add_verbs", "nodes:add_verbs"),
+    ),
     "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
     "key": (
         "key files (no daemon needed) and keys of volumes",
@@ -130,6 +133,8 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
             else f"EXPIRED at {text_of(expires)}"
         )
     rows["started"] = status.started
+    if status.drain not in {"", "serving"}:
+        rows["drain"] = f"{status.drain} (sealanectl node status)"
     rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}
     return rows
 

@@ -22,7 +22,7 @@ async def node_list(client: Client, options: argparse.Namespace, output: Output)
     with translated():
         listed = pages(functools.partial(_page, client))
         rows = [_row(member) async for page in listed for member in page.nodes]
-    output.show(rows, things="nodes")
+    output.show(rows, [_shown(row) for row in rows], things="nodes")
 
 
 def _page(client: Client, token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
@@ -81,11 +81,22 @@ def _row(member: trust_pb2.Member) -> Mapping[str, Any]:
         "role": member.role,
         "tenant": member.tenant,
         "state": member.state,
+        "version": member.version,
+        "clock_skew_seconds": member.clock_skew_ms / 1000
+        if member.HasField("clock_skew_ms")
+        else "",
         "attested": _time(member, "attest_time"),
         "expires": _time(member, "expire_time"),
         "revoked": _time(member, "revoke_time"),
         "reason": member.reason,
     }
+
+
+def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row for people."""
+    skew = row["clock_skew_seconds"]
+    shown = {**row, "clock_skew_seconds": "" if skew == "" else f"{skew:+.3f} s"}
+    return {"clock skew" if name == "clock_skew_seconds" else name: shown[name] for name in shown}
 
 
 def _time(member: trust_pb2.Member, name: str) -> dt.datetime | str:

@@ -46,6 +46,12 @@ JOBS_SOCKET: Final = "/run/sealane-jobs/jobs.sock"
 SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
 """Environment variable with the path of the socket."""
 _CONNECT_SECONDS: Final = 5.0
+_DRAINS: Final[Mapping[int, str]] = {
+    nodes_pb2.NodeDrain.SERVING: "serving",
+    nodes_pb2.NodeDrain.DRAINING: "draining",
+    nodes_pb2.NodeDrain.OVERDUE: "overdue",
+    nodes_pb2.NodeDrain.DRAINED: "drained",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +66,16 @@ class NodeStatus:
     certificate_expires: dt.datetime | None
     addresses: Mapping[str, str]
     started: dt.datetime
+    drain: str = ""
+    """Drain of the daemon: "serving", "draining", "overdue" or "drained"; "" if it isn't told."""
 
 
 class Client:
     """An open connection.
 
-    The asynchronous client also has gRPC stubs: `sessions` of a fabric, `subsystems` of a target,
-    and of a broker `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and
-    `audit_log`.
+    The asynchronous client also has gRPC stubs: `nodes` (the daemon), `sessions` of a fabric,
+    `subsystems` of a target, and of a broker `operator` (keys and leases), `devices`, `membership`
+    (nodes), `policies` and `audit_log`.
     """
 
     volumes: Volumes
@@ -84,7 +92,7 @@ class Client:
         self.policies = policy_pb2_grpc.PoliciesStub(channel)
         self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
         self.membership = trust_pb2_grpc.MembershipStub(channel)
-        self._nodes = nodes_pb2_grpc.NodesStub(channel)
+        self.nodes = nodes_pb2_grpc.NodesStub(channel)
 
     @any_thread
     def open(
@@ -186,7 +194,7 @@ class Client:
     async def node(self) -> nodes_pb2.Node:
         """Return the daemon's identity and state as a message, with what its roles publish."""
         with translated():
-            return await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=CALL_SECONDS)
+            return await self.nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=CALL_SECONDS)
 
     async def status(self) -> NodeStatus:
         """Return the daemon's identity, roles and state."""
@@ -203,6 +211,7 @@ class Client:
             certificate_expires=expires,
             addresses=dict(node.addresses),
             started=node.start_time.ToDatetime(tzinfo=dt.UTC),
+            drain=_DRAINS.get(node.drain.state, ""),
         )
 
 

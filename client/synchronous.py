@@ -656,9 +656,9 @@ class Group(Facade):
 class Client(Facade):
     """An open connection.
 
-    The asynchronous client also has gRPC stubs: `sessions` of a fabric, `subsystems` of a target,
-    and of a broker `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and
-    `audit_log`.
+    The asynchronous client also has gRPC stubs: `nodes` (the daemon), `sessions` of a fabric,
+    `subsystems` of a target, and of a broker `operator` (keys and leases), `devices`, `membership`
+    (nodes), `policies` and `audit_log`.
     """
 
     asynchronous: async_connection.Client

@@ -18,6 +18,7 @@ from sealane.daemon.config import Config
 from sealane.daemon.fabric.role import start_fabric
 from sealane.daemon.gateway.last_flush import FLUSH_SECONDS, LEAVE_SECONDS
 from sealane.daemon.gateway.role import start_gateway
+from sealane.daemon.node.drain import NodeDrain
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.node.servicer import NodesServicer
@@ -176,6 +177,13 @@ class Daemon:
 
     async def _start_local(self) -> None:
         context, config = self._context, self._context.config
+        drain = NodeDrain(
+            context.drained,
+            report=context.report,
+            draining=context.metrics.node_draining,
+            drained=context.metrics.node_drained,
+        )
+        context.stack.push_async_callback(drain.close)
         nodes_pb2_grpc.add_NodesServicer_to_server(
             NodesServicer(
                 node=config.node.name,
@@ -185,6 +193,7 @@ class Daemon:
                 evidence=config.enrolment.evidence if config.enrolment else "",
                 is_development=context.enrolled.is_development,
                 started=self._started,
+                drain=drain,
             ),
             context.local,
         )

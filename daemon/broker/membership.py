@@ -23,6 +23,7 @@ from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.stated import Stated
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.node.channels import UNATTESTED
 from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
@@ -130,6 +131,7 @@ class Membership:
         *,
         policy_version: int,
         hardware_sha256: bytes,
+        stated: Stated,
     ) -> None:
         """Record the leaf issued to a node; from then on only this incarnation is authorized.
 
@@ -162,6 +164,8 @@ class Membership:
                 "previous_leaf": before.leaf if is_renewal else b"",
                 "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
                 "attested_at": self._now(),
+                "version": stated.version,
+                "clock_skew_ms": stated.clock_skew_ms,
             }
             record = before.model_copy(update=update)
             nodes = self._registry.nodes

@@ -229,7 +229,7 @@ class NodeRecord(Record):
     `previous_leaf` is of the same incarnation; `superseded` are earlier incarnations, newest first.
     Certificates issued until `restored_at` are refused. `hardware_sha256` is of the hardware id
     that it last attested with; `refused_version` is that of a newer policy which has refused that
-    hardware since.
+    hardware since. `version` and `clock_skew_ms` are what it stated then.
     """
 
     node: str
@@ -243,6 +243,8 @@ class NodeRecord(Record):
     refused_version: int = 0
     superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
+    version: str = ""
+    clock_skew_ms: int | None = None
     revocation: Revocation | None = None
     restored_at: dt.datetime | None = None
 

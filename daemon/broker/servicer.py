@@ -14,6 +14,7 @@ from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.peers import address_of
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.stated import stated_in
 from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.runtime.calls import Authorizer, Context
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
@@ -74,6 +75,7 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
             session_id=request.session_id,
             runtime_data=request.runtime_data,
             evidence=request.evidence,
+            state=lambda: stated_in(request, now=utc_now()),
             address=address_of(context.peer() or ""),
         )
         expires = timestamp_pb2.Timestamp()

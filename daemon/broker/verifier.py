@@ -28,6 +28,7 @@ from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import RateLimiter, prefix_of
 from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.stated import Stated
 from sealane.daemon.runtime.calls import UNKNOWN_CALLER
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
@@ -68,6 +69,7 @@ class Books(Protocol):
         *,
         policy_version: int,
         hardware_sha256: bytes,
+        stated: Stated,
     ) -> None:
         """Record an issued leaf; VerificationError if the node must not have it."""
 
@@ -171,9 +173,15 @@ class VerifierService:
         )
 
     async def attest(
-        self, *, session_id: bytes, runtime_data: bytes, evidence: bytes, address: str
+        self,
+        *,
+        session_id: bytes,
+        runtime_data: bytes,
+        evidence: bytes,
+        address: str,
+        state: Callable[[], Stated] = Stated,
     ) -> Issued:
-        """Verify, appraise, certify and record.
+        """Verify, appraise, certify and record; `state` returns what the node states of itself.
 
         VerificationError `attestation.nonce.stale` or `attestation.refused`; UnavailableError
         `attestation.rate.limit` or `.busy`.
@@ -182,6 +190,7 @@ class VerifierService:
         try:
             self._limiter.take(address, now_ns=started)
             _check_evidence(evidence)
+            stated = state()
         except (UsageError, UnavailableError) as error:
             await self._note("attestation.attest", error, address=address)
             raise
@@ -202,6 +211,7 @@ class VerifierService:
                 issued.certificate,
                 policy_version=verified.appraisal.policy.version,
                 hardware_sha256=_hardware_sha256(verified),
+                stated=stated,
             )
         except VerificationError as error:
             if verified is not None and isinstance(error, PolicyViolationError):

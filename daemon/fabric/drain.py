@@ -25,11 +25,12 @@ class Progress:
 
 
 class Drain:
-    """The drain of a fabric; begins once, and can't be undone."""
+    """The drain of a fabric. It can be ended, but a session that was told of it still ends."""
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self._sessions = sessions
         self._deadline: float | None = None
+        self._ended = 0
 
     @property
     def progress(self) -> Progress | None:
@@ -47,28 +48,38 @@ class Drain:
                 "the fabric is stopping and takes no new sessions: use another one",
             )
 
+    def end(self) -> None:
+        """End the drain: new sessions are taken again. Idempotent."""
+        if self._deadline is None:
+            return
+        self._deadline = None
+        self._ended += 1
+        get_logger().info("fabric_undrained", sessions=len(self._sessions))
+
     async def run(self, timeout_seconds: float) -> None:
         """Begin the drain, or join it; return when all sessions have ended.
 
-        A later call can only shorten the time.
+        A later call can only shorten the time. If the drain is ended meanwhile, only the sessions
+        that were told of it end.
         """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         is_first = self._deadline is None
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+        drain, told = self._ended, list(self._sessions.values())
         if is_first:
-            sessions = list(self._sessions.values())
             get_logger().info(
-                "fabric_draining", sessions=len(sessions), timeout_seconds=timeout_seconds
+                "fabric_draining", sessions=len(told), timeout_seconds=timeout_seconds
             )
-            for session in sessions:
+            for session in told:
                 if session.state in OPEN or session.is_granted:
                     session.drain()
                 else:
                     session.close(REASON)
         try:
             async with asyncio.timeout_at(self._deadline):
-                for session in list(self._sessions.values()):
+                for session in told:
                     await session.wait_closed()
         except TimeoutError:
-            for session in list(self._sessions.values()):
+            is_present = drain == self._ended
+            for session in list(self._sessions.values()) if is_present else told:
                 session.close(REASON)

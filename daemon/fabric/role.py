@@ -9,6 +9,7 @@ from sealane.crypto.roles import Role
 from sealane.daemon.config import FabricConfig, JobsConfig
 from sealane.daemon.fabric.buffers import warn_of_small_buffers
 from sealane.daemon.fabric.job_sockets import job_sockets
+from sealane.daemon.fabric.node_drain import FabricDrain
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -95,6 +96,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     )
     warn_of_small_buffers()
     await context.stack.enter_async_context(service.running())
+    context.drained.append(FabricDrain(service))
     context.drains.append(lambda: service.drain.run(config.drain_timeout_seconds))
     snapshots = service.snapshots
     context.spawn("session-statistics", snapshots.keep())

@@ -43,6 +43,7 @@ from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
     NAMESPACE_ID,
+    AnaState,
     IoOpcode,
     Status,
 )
@@ -56,6 +57,8 @@ FRONT_COMMANDS: Final = BASIC_COMMANDS | {
     IoOpcode.VERIFY,
 }
 FRONT_FUSED_BLOCKS: Final = 1
+_ANSWER_SECONDS: Final = 0.05
+"""Time to answer hosts that wait, before their connections are closed."""
 EXPECTED_SECONDS: Final = 5.0
 """How long a connecting host waits for a volume that is being reattached."""
 
@@ -143,6 +146,10 @@ class AttachedVolume(Exported):
     def subsystem(self) -> Subsystem:
         """Return what the plain subsystem shows to hosts."""
         return self._subsystem
+
+    def set_access(self, ana_state: AnaState) -> None:
+        """Show this ANA state; the engine still carries out every command that arrives."""
+        self._subsystem = self._subsystem.with_access(ana_state)
 
     @property
     def export(self) -> Export:
@@ -285,6 +292,8 @@ class Gateway(Provider):
         self._settings = settings or GatewaySettings()
         self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self._access = AnaState.OPTIMIZED
+        self._is_stopping = False
         self.accelerator: CardKeeper | None = None
         """The card that seals for volumes, if one is configured."""
 
@@ -309,6 +318,9 @@ class Gateway(Provider):
 
     async def stop(self) -> None:
         """Detach all volumes and close the listener."""
+        self._is_stopping = True
+        self._answer_waiting()
+        await asyncio.sleep(_ANSWER_SECONDS)
         leaving = list(self._attached.values())
         for attached in leaving:
             await attached.detach()
@@ -329,15 +341,17 @@ class Gateway(Provider):
     async def awaited(self, subsystem_nqn: str) -> Exported | None:
         """Wait up to EXPECTED_SECONDS for a volume that is being reattached, and return it.
 
-        ConnectRefusedError "Connect Controller Busy" if it is not attached by then: after this
-        status a host retries; any other refusal would end its controller.
+        ConnectRefusedError "Connect Controller Busy" if it is not attached by then, and at once
+        during a drain or a stop: after this status a host retries; any other refusal would end its
+        controller. A Linux host whose Connect gets no answer waits for a minute.
         """
         expected = self._expected.get(subsystem_nqn)
         if expected is None:
             return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXPECTED_SECONDS):
-                await expected.wait()
+        if self._access == AnaState.OPTIMIZED and not self._is_stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPECTED_SECONDS):
+                    await expected.wait()
         if subsystem_nqn in self._expected:
             raise ConnectRefusedError(
                 "connect.reattaching",
@@ -353,6 +367,12 @@ class Gateway(Provider):
     def forget(self, volume_id: str) -> None:
         """Refuse hosts of a volume that isn't exported."""
         self._arrived(export_nqn(uuid.UUID(volume_id)))
+
+    def _answer_waiting(self) -> None:
+        """Have the hosts that wait for a volume told to connect again later."""
+        for nqn, expected in self._expected.items():
+            self._expected[nqn] = asyncio.Event()
+            expected.set()
 
     def _arrived(self, nqn: str) -> None:
         expected = self._expected.pop(nqn, None)
@@ -393,6 +413,8 @@ class Gateway(Provider):
                 else FRONT_COMMANDS,
                 fused_blocks=FRONT_FUSED_BLOCKS,
                 is_write_protected=volume.read_only,
+                is_multipath=True,
+                ana_state=self._access,
             ),
             host_nqn=host_nqn,
             secret=secret,
@@ -456,6 +478,25 @@ class Gateway(Provider):
             report=feed.publish,
         )
         return native, back_end, feed
+
+    def set_access(self, ana_state: AnaState) -> None:
+        """Tell the hosts of all volumes, also of later ones, this ANA state."""
+        self._access = ana_state
+        if ana_state != AnaState.OPTIMIZED:
+            self._answer_waiting()
+        for attached in self._attached.values():
+            attached.set_access(ana_state)
+        self._listener.changed()
+
+    def idle_seconds(self, attached: AttachedVolume) -> float | None:
+        """Return the time since the volume's host was last heard on an I/O queue; None without."""
+        idle = [
+            milliseconds / 1000
+            for association in self._listener.associations
+            if association.exported is attached
+            and (milliseconds := attached.idle_ms(association.association_id)) is not None
+        ]
+        return min(idle, default=None)
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""

@@ -37,12 +37,17 @@ class Reattaching:
         gateway: Gateway,
         reattach: Reattach,
         events: EventLog,
+        serving: asyncio.Event,
     ) -> None:
-        """Restore with `reattach`, which exports one volume; it is retried until a final error."""
+        """Restore with `reattach`, which exports one volume; it is retried until a final error.
+
+        No attempt begins while `serving` is clear.
+        """
         self._files = files
         self._gateway = gateway
         self._reattach = reattach
         self._events = events
+        self._serving = serving
         self._pending: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(REATTACHED_AT_ONCE_MAX)
         self._tasks = TaskOwner()
@@ -78,6 +83,7 @@ class Reattaching:
         volume_id, delay, reported = kept.volume_id, RETRY_SECONDS_MIN, ""
         while True:
             try:
+                await self._serving.wait()
                 async with self._turns:
                     await self._reattach(kept)
             except (Error, OSError, TimeoutError) as error:

@@ -12,6 +12,7 @@ from sealane.daemon.gateway.accelerator import CardKeeper
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
+from sealane.daemon.gateway.drain import GatewayDrain
 from sealane.daemon.gateway.servicer import VolumesServicer
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.gateway.third_party import ThirdPartyStores
@@ -92,6 +93,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         )
         context.spawn("gateway-accelerator", keeper.run())
     await context.stack.enter_async_context(service.running())
+    context.drained.append(GatewayDrain(service, gateway))
     context.event_logs.append(service.events)
     context.metrics.add_latencies("gateway")
     context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)

@@ -2,24 +2,23 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from google.protobuf import empty_pb2
 
 from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.back_ends import Via
+from sealane.daemon.gateway.supply import is_read_only
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.runtime.calls import Context
 from sealane.daemon.volume.events import event_message
-from sealane.errors import Error, UsageError
+from sealane.errors import UsageError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
 from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
-_STORES_ASKED_MAX: Final = 16
 # docs/operate/third-party.md explains why the other claims don't hold there, and the limits of C4.
 _CLAIMS: Final = {
     ("", False): ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
@@ -68,17 +67,9 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     ) -> volumes_pb2.Volume:
         """Return a volume."""
         volume_id = volume_id_of(request.name)
-        volume = self._volume(await self._service.get(volume_id))
-        if request.with_store:
-            await self._ask_store(volume, volume_id)
+        descriptor = await self._service.get(volume_id)
+        (volume,) = await self._volumes([descriptor], with_store=request.with_store)
         return volume
-
-    async def _ask_store(self, volume: volumes_pb2.Volume, volume_id: str) -> None:
-        try:
-            volume.store.CopyFrom(await self._service.stores.status(volume_id))
-        except Error as error:
-            # Return what the broker knows even if the store can't be asked.
-            volume.store_unknown = error.reason
 
     async def ListVolumes(
         self, request: volumes_pb2.ListVolumesRequest, context: Context
@@ -89,16 +80,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         descriptors, token = await self._service.list(
             page_size=request.page_size, page_token=request.page_token
         )
-        volumes = [self._volume(descriptor) for descriptor in descriptors]
-        if request.with_store:
-            # Bounded, so that one page of volumes doesn't flood their target.
-            turns = asyncio.Semaphore(_STORES_ASKED_MAX)
-
-            async def ask(volume: volumes_pb2.Volume) -> None:
-                async with turns:
-                    await self._ask_store(volume, volume_id_of(volume.name))
-
-            await asyncio.gather(*map(ask, volumes))
+        volumes = await self._volumes(descriptors, with_store=request.with_store)
         return volumes_pb2.ListVolumesResponse(volumes=volumes, next_page_token=token)
 
     async def DeleteVolume(
@@ -196,7 +178,26 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             async for event in events:
                 yield event_message(event)
 
-    def _volume(self, descriptor: broker_pb2.VolumeDescriptor) -> volumes_pb2.Volume:
+    async def _volumes(
+        self, descriptors: Sequence[broker_pb2.VolumeDescriptor], *, with_store: bool
+    ) -> list[volumes_pb2.Volume]:
+        """Return the volumes; what the broker knows even if their stores can't be asked."""
+        tenant = self._service.tenant
+        volumes = [self._volume(descriptor, tenant) for descriptor in descriptors]
+        if with_store:
+            statuses = await self._service.stores.statuses(descriptors)
+            for volume, descriptor in zip(volumes, descriptors, strict=True):
+                status = statuses[descriptor.volume_id]
+                if isinstance(status, storage_pb2.StoreStatus):
+                    volume.store.CopyFrom(status)
+                else:
+                    volume.store_unknown = status
+        return volumes
+
+    def _volume(
+        self, descriptor: broker_pb2.VolumeDescriptor, tenant: str | None = None
+    ) -> volumes_pb2.Volume:
+        """Return a volume as the gateway's tenant sees it, by default as of now."""
         attached = self._service.attached(descriptor.volume_id)
         is_local = descriptor.mode == VolumeMode.LOCAL
         is_anchored = is_local and bool(descriptor.device_id)
@@ -215,7 +216,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             claims=_ANCHORED_CLAIMS if is_anchored else claims,
             tenant=descriptor.tenant,
             shares=descriptor.shares,
-            read_only=self._service.is_read_only(descriptor),
+            read_only=is_read_only(descriptor, tenant or self._service.tenant),
         )
         if descriptor.filling_gateway:
             volume.state = volumes_pb2.Volume.FILLING

@@ -2,16 +2,20 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.back_ends import CALL_SECONDS, VolumeBackEnds
 from sealane.daemon.gateway.third_party import ThirdPartyVolume
 from sealane.daemon.volume.job_calls import change_job, start_job
 from sealane.daemon.volume.store_status import store_status
-from sealane.errors import UsageError
+from sealane.errors import Error, Reason, UsageError
 from sealane.protocol.kinds import THIRD_PARTY, AnchorKind
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+ASKED_AT_ONCE: Final = 1000
+"""Volumes that one call asks the target about."""
 
 
 class VolumeStores:
@@ -23,11 +27,13 @@ class VolumeStores:
         *,
         attached: Mapping[str, Attached],
         own: Callable[[str], Awaitable[broker_pb2.VolumeDescriptor]],
+        tenant: Callable[[], str],
     ) -> None:
-        """Use `own` to get volumes of the gateway's tenant; it refuses those of others."""
+        """Use `own` to get volumes of the gateway's `tenant`; it refuses those of others."""
         self._back_ends = back_ends
         self._attached = attached
         self._own = own
+        self._tenant = tenant
 
     async def start_job(self, volume_id: str, start: storage_pb2.JobStart) -> storage_pb2.VolumeJob:
         """Start a background job."""
@@ -49,22 +55,54 @@ class VolumeStores:
             request = storage_pb2.ChangeJobRequest(volume_id=volume_id, change=change)
             return await target.ChangeJob(request, timeout=CALL_SECONDS)
 
-    async def status(self, volume_id: str) -> storage_pb2.StoreStatus:
-        """Return the status of the volume's store."""
-        descriptor = await self._own(volume_id)
-        if descriptor.third_party:
+    async def statuses(
+        self, descriptors: Sequence[broker_pb2.VolumeDescriptor]
+    ) -> dict[str, storage_pb2.StoreStatus | Reason]:
+        """Return the status of each volume's store, or the reason id why it is unknown."""
+        found: dict[str, storage_pb2.StoreStatus | Reason] = {}
+        asked = []
+        tenant = self._tenant()
+        for descriptor in descriptors:
+            if descriptor.tenant != tenant:
+                found[descriptor.volume_id] = "volume.tenant.refused"
+            elif descriptor.third_party:
+                found[descriptor.volume_id] = self._status_or_reason(descriptor)
+            else:
+                asked.append(descriptor.volume_id)
+        for start in range(0, len(asked), ASKED_AT_ONCE):
+            found |= await self._ask_target(asked[start : start + ASKED_AT_ONCE])
+        return found
+
+    def _status_or_reason(
+        self, descriptor: broker_pb2.VolumeDescriptor
+    ) -> storage_pb2.StoreStatus | Reason:
+        try:
             store = self._third_party(descriptor)
-            return store_status(
-                kind=THIRD_PARTY,
-                layout=store.layout,
-                anchor=AnchorKind.BROKER if descriptor.device_id else AnchorKind.NONE,
-                statistics=store.statistics(),
-                jobs=store.jobs.list(),
-            )
-        async with self._target() as target:
-            request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
-            namespace = await target.GetNamespace(request, timeout=CALL_SECONDS)
-        return namespace.status
+        except Error as error:
+            return error.reason
+        return store_status(
+            kind=THIRD_PARTY,
+            layout=store.layout,
+            anchor=AnchorKind.BROKER if descriptor.device_id else AnchorKind.NONE,
+            statistics=store.statistics(),
+            jobs=store.jobs.list(),
+        )
+
+    async def _ask_target(
+        self, volume_ids: Sequence[str]
+    ) -> dict[str, storage_pb2.StoreStatus | Reason]:
+        request = storage_pb2.BatchGetNamespacesRequest(volume_ids=volume_ids)
+        try:
+            async with self._target() as target:
+                answer = await target.BatchGetNamespaces(request, timeout=CALL_SECONDS)
+        except Error as error:
+            return dict.fromkeys(volume_ids, error.reason)
+        found: dict[str, storage_pb2.StoreStatus | Reason] = dict.fromkeys(
+            volume_ids, "namespace.not_found"
+        )
+        # A target's answer about other volumes than those asked for is ignored.
+        found.update((n.volume_id, n.status) for n in answer.namespaces if n.volume_id in found)
+        return found
 
     @contextlib.asynccontextmanager
     async def _target(self) -> "AsyncIterator[storage_pb2_grpc.StorageAsyncStub]":

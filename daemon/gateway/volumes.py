@@ -9,7 +9,7 @@ import contextlib
 import datetime as dt
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +40,7 @@ from sealane.daemon.gateway.supply import Supply, is_read_only, released_keys
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.daemon.node.channels import until
+from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, Event, EventLog
@@ -91,10 +92,22 @@ class VolumeService:
             events=self.events,
         )
         self._attached: dict[str, Attached] = {}
+        self.serving = asyncio.Event()
+        """Clear during a drain: nothing is attached, and nothing comes back."""
+        self.serving.set()
         self._returning = Reattaching(
-            files, gateway=gateway, reattach=self._reattach, events=self.events
+            files,
+            gateway=gateway,
+            reattach=self._reattach,
+            events=self.events,
+            serving=self.serving,
         )
-        self.stores = VolumeStores(self._back_ends, attached=self._attached, own=self._own)
+        self.stores = VolumeStores(
+            self._back_ends,
+            attached=self._attached,
+            own=self._own,
+            tenant=lambda: identity.subject.tenant,
+        )
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -291,9 +304,14 @@ class VolumeService:
         await self._supply.follow(volume_id)
         return descriptor
 
+    @property
+    def tenant(self) -> str:
+        """This gateway's tenant. Verifies the certificate: use it once for many volumes."""
+        return self._identity.subject.tenant
+
     def is_read_only(self, descriptor: broker_pb2.VolumeDescriptor) -> bool:
         """Return whether this gateway may only read a volume."""
-        return is_read_only(descriptor, self._identity.subject.tenant)
+        return is_read_only(descriptor, self.tenant)
 
     async def _own(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the descriptor of this tenant's own volume; raise if it is only shared with it."""
@@ -309,8 +327,18 @@ class VolumeService:
         """Return the attachment of a volume, or None if it is not attached here."""
         return self._attached.get(volume_id)
 
+    @property
+    def attachments(self) -> Mapping[str, Attached]:
+        """The attached volumes, by id."""
+        return self._attached
+
+    @property
+    def changing(self) -> Collection[str]:
+        """The volumes that are being attached or changed."""
+        return self._changing
+
     def is_returning(self, volume_id: str) -> bool:
-        """Return whether an earlier process had it attached and it is not exported again yet."""
+        """Return whether it stays attached but is not exported: after a restart, or drained."""
         return volume_id in self._returning
 
     async def resume_fillings(self) -> None:
@@ -338,6 +366,8 @@ class VolumeService:
                 "volume.host_nqn",
                 f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {NQN_BYTES_MAX} bytes",
             )
+        if not self.serving.is_set():
+            raise refuse_new("attachments")
         # Reattaching is a change as well; the answer is the same before, during and after it.
         if self.is_returning(volume_id):
             raise UsageError(
@@ -543,6 +573,15 @@ class VolumeService:
                 self._gateway.expect(volume_id)
                 if await self._end_export(volume_id, attached, patience_seconds=LEAVE_SECONDS):
                     await attached.unflushed.clear()
+
+    async def put_aside(self, volume_id: str) -> None:
+        """End a volume's export until `serving` is set again; nothing if it is being changed."""
+        attached = self._attached.get(volume_id)
+        if attached is None or volume_id in self._changing:
+            return
+        await self._leave(volume_id)
+        self._returning.start([attached.unflushed.kept])
+        self.events.report(volume_id, "drained")
 
     async def _drop_unusable(self, volume_id: str) -> None:
         """Detach a volume that this gateway may no longer use."""

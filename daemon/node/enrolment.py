@@ -9,7 +9,9 @@ from typing import Final
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from google.protobuf import timestamp_pb2
 
+from sealane import __version__
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
 from sealane.crypto.evidence.claims import device_nonce
@@ -27,7 +29,7 @@ from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import collect_all
 from sealane.daemon.node.identity import STALE, Issued, Keys
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
-from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, VerificationError
@@ -157,10 +159,14 @@ class Enrolment:
             )
             evidence = await driver.collect(runtime_data, activation=challenge.activation)
             items[PRIMARY] = Item(driver.media_type, evidence)
+            sent = timestamp_pb2.Timestamp()
+            sent.FromDatetime(utc_now())
             request = attestation_pb2.AttestRequest(
                 session_id=challenge.session_id,
                 runtime_data=runtime_data.encode(),
                 evidence=encode_collection(items),
+                version=__version__,
+                send_time=sent,
             )
             try:
                 result = await stub.Attest(request, timeout=_CALL_SECONDS)

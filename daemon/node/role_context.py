@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from sealane.daemon.config import Config
+from sealane.daemon.node.drain import DrainedRole
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.nvme.listener import Listener
@@ -45,6 +46,9 @@ class RoleContext:
     """Each applies to its role what has changed in the files when they are read again."""
     drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Each waits, at shutdown, until its role has finished what is in progress."""
+
+    drained: list[DrainedRole] = field(default_factory=list)
+    """What `sealanectl node drain` drains."""
 
     @property
     def state(self) -> Path:

@@ -4,14 +4,25 @@
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
+from sealane.daemon.node.drain import DrainState, NodeDrain
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
+from sealane.errors import VerificationError
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
+
+_USES_MAX: Final = 100
+_DRAIN_STATES: Final = {
+    DrainState.SERVING: nodes_pb2.NodeDrain.SERVING,
+    DrainState.DRAINING: nodes_pb2.NodeDrain.DRAINING,
+    DrainState.OVERDUE: nodes_pb2.NodeDrain.OVERDUE,
+    DrainState.DRAINED: nodes_pb2.NodeDrain.DRAINED,
+}
 
 
 class NodesServicer(nodes_pb2_grpc.NodesServicer):
@@ -27,7 +38,9 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         evidence: str,
         is_development: bool,
         started: dt.datetime,
+        drain: NodeDrain | None = None,
     ) -> None:
+        """Show the node. `drain`: for operators, who may drain it."""
         self._node = node
         self._roles = roles
         self._identities = identities
@@ -35,6 +48,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         self._evidence = evidence
         self._is_development = is_development
         self._started = started
+        self._drain = drain
 
     async def GetNode(self, request: nodes_pb2.GetNodeRequest, context: Context) -> nodes_pb2.Node:
         """Return the node."""
@@ -53,7 +67,48 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
             earliest = min(i.certificate.not_valid_after_utc for i in certified)
             answer.certificate_expire_time.CopyFrom(_timestamp(earliest))
         answer.identities.extend(map(_shown, certified))
+        if self._drain is not None:
+            answer.drain.CopyFrom(_drain_message(self._drain))
         return answer
+
+    async def DrainNode(
+        self, request: nodes_pb2.DrainNodeRequest, context: Context
+    ) -> nodes_pb2.NodeDrain:
+        """Begin to drain; `GetNode` shows the progress."""
+        drain = self._operators()
+        await drain.begin(request.timeout_seconds)
+        return _drain_message(drain)
+
+    async def UndrainNode(
+        self, request: nodes_pb2.UndrainNodeRequest, context: Context
+    ) -> nodes_pb2.NodeDrain:
+        """End the drain."""
+        drain = self._operators()
+        await drain.end()
+        return _drain_message(drain)
+
+    def _operators(self) -> NodeDrain:
+        if self._drain is None:
+            raise VerificationError(
+                "call.operator.refused", "jobs may not drain a node: use the daemon's own socket"
+            )
+        return self._drain
+
+
+def _drain_message(drain: NodeDrain) -> nodes_pb2.NodeDrain:
+    uses = drain.uses()
+    answer = nodes_pb2.NodeDrain(
+        state=_DRAIN_STATES[drain.state],
+        seconds_left=drain.seconds_left(),
+        uses=[
+            nodes_pb2.DrainUse(role=use.role, name=use.name, detail=use.detail)
+            for use in uses[:_USES_MAX]
+        ],
+        uses_total=len(uses),
+    )
+    if drain.started is not None:
+        answer.start_time.CopyFrom(_timestamp(drain.started))
+    return answer
 
 
 def _shown(identity: Identity) -> nodes_pb2.RoleIdentity:

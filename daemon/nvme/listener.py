@@ -6,6 +6,7 @@ beyond the Connect command (or the host's authentication) is read.
 
 import asyncio
 import itertools
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -332,13 +333,7 @@ class Listener:
     def _make_association(
         self, stream: PduStream, exported: Exported, connect: Connect
     ) -> tuple[Association, bool]:
-        controller_id = next(
-            (cid for cid in range(1, _CONTROLLERS_MAX) if cid not in self._associations), None
-        )
-        if controller_id is None:
-            raise ConnectRefusedError(
-                "controllers.limit", "no controller id is free", status=Status.CONNECT_BUSY
-            )
+        controller_id = self._free_controller_id()
         machine = make_authentication(exported, connect)
         reached = stream.socket.getsockname()
         association = Association(
@@ -363,6 +358,17 @@ class Listener:
         if exported is self._discovery:
             association.admin.set_discovery_log(self._discovery.log_of(association))
         return association, machine is not None
+
+    def _free_controller_id(self) -> int:
+        """Return a controller id at random: listeners that serve one subsystem don't coordinate.
+
+        Hosts refuse a second controller of a subsystem with the same id. There are far more ids
+        than CONNECTIONS_MAX.
+        """
+        while True:
+            controller_id = 1 + secrets.randbelow(_CONTROLLERS_MAX - 1)
+            if controller_id not in self._associations:
+                return controller_id
 
     async def _serve_admin(
         self,

@@ -207,6 +207,16 @@ class Metrics:
             ["directory"],
             registry=r,
         )
+        self.node_draining = Gauge(
+            "sealane_node_draining",
+            "1 from `sealanectl node drain` to `node undrain`, also when it is drained.",
+            registry=r,
+        )
+        self.node_drained = Gauge(
+            "sealane_node_drained",
+            "1 while the drained daemon has nothing in use and may be stopped.",
+            registry=r,
+        )
         self.broker_away = Gauge(
             "sealane_broker_away",
             "1 while the broker doesn't answer whether this role's peers may act.",

@@ -19,6 +19,7 @@ from sealane.crypto.kem import KemKey
 from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.device.directory import Device
 from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations, peer_of
+from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
@@ -33,6 +34,10 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2
 
 NAMESPACES_MAX: Final = 4096
+NAMESPACES_ASKED_MAX: Final = 1000
+"""Namespaces that one call may ask about."""
+_DESCRIBED_AT_ONCE: Final = 50
+"""Namespaces described before other calls have their turn."""
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
 
 
@@ -71,6 +76,8 @@ class StorageService:
         """Volumes of an earlier process that aren't open yet."""
         self._is_restoring = catalogue is not None
         self._changing = asyncio.Lock()
+        self.is_draining = False
+        """Set during a drain: no new volumes."""
         self.events = EventLog(node)
         self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
 
@@ -131,6 +138,8 @@ class StorageService:
             await self._settle()
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
+                if self.is_draining:
+                    raise refuse_new("volumes")
                 if len(self._descriptors) >= NAMESPACES_MAX:
                     raise UnavailableError(
                         "namespace.limit",
@@ -352,15 +361,49 @@ class StorageService:
         """
         opening = self._opening.get(volume_id)
         if opening is not None and opening.tenant == caller.tenant:
-            done, expected = self._target.opening_progress(uuid.UUID(volume_id))
-            return storage_pb2.Namespace(
-                volume_id=volume_id,
-                sector_count=opening.sector_count,
-                store=self._store,
-                status=opening_status(self._store, done=done, expected=expected),
-            )
+            return self._described_opening(opening)
         descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
-        name = uuid.UUID(volume_id)
+        return self._described(caller, descriptor)
+
+    async def namespaces(
+        self, caller: Subject, volume_ids: Sequence[str]
+    ) -> list[storage_pb2.Namespace]:
+        """Return those of these namespaces that are the caller's tenant's; others are left out.
+
+        UsageError `namespace.batch.limit`; UnavailableError `namespace.opening`.
+        """
+        if len(volume_ids) > NAMESPACES_ASKED_MAX:
+            raise UsageError(
+                "namespace.batch.limit",
+                f"{len(volume_ids)} namespaces; allowed: {NAMESPACES_ASKED_MAX} at a time",
+            )
+        self._check_held()
+        found = []
+        for number, volume_id in enumerate(volume_ids):
+            if number % _DESCRIBED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            opening, descriptor = self._opening.get(volume_id), self._descriptors.get(volume_id)
+            if opening is not None and opening.tenant == caller.tenant:
+                found.append(self._described_opening(opening))
+            elif descriptor is not None and descriptor.tenant == caller.tenant:
+                found.append(self._described(caller, descriptor))
+            elif self._is_restoring:
+                raise self._not_found(volume_id)
+        return found
+
+    def _described_opening(self, opening: broker_pb2.VolumeDescriptor) -> storage_pb2.Namespace:
+        done, expected = self._target.opening_progress(uuid.UUID(opening.volume_id))
+        return storage_pb2.Namespace(
+            volume_id=opening.volume_id,
+            sector_count=opening.sector_count,
+            store=self._store,
+            status=opening_status(self._store, done=done, expected=expected),
+        )
+
+    def _described(
+        self, caller: Subject, descriptor: broker_pb2.VolumeDescriptor
+    ) -> storage_pb2.Namespace:
+        name = uuid.UUID(descriptor.volume_id)
         statistics, layout = self._target.statistics(name), self._target.layout(name)
         status = store_status(
             kind=self._store,
@@ -371,7 +414,7 @@ class StorageService:
         )
         freshness = Freshness.TREE if layout else Freshness.OWN_MEMORY
         return storage_pb2.Namespace(
-            volume_id=volume_id,
+            volume_id=descriptor.volume_id,
             sector_count=descriptor.sector_count,
             sectors_written=statistics.get("sectors_written", 0),
             reads=statistics.get("host_reads", 0),
@@ -379,9 +422,7 @@ class StorageService:
             refusals=statistics.get("refusals", 0),
             freshness=Freshness.NONE if descriptor.mode == VolumeMode.OFF else freshness,
             store=self._store,
-            association_epoch=self._target.newest_epoch(
-                uuid.UUID(volume_id), gateway_nqn(caller.node)
-            ),
+            association_epoch=self._target.newest_epoch(name, gateway_nqn(caller.node)),
             # Tenants that it is shared with don't see its store's status.
             status=status if descriptor.tenant == caller.tenant else None,
         )

@@ -405,6 +405,19 @@ class Target(Provider):
         """Return the gateways that have a queue or a ticket here."""
         return {gateway for volume in self._volumes.values() for gateway in volume.gateways()}
 
+    def users(self) -> set[tuple[uuid.UUID, str]]:
+        """Return the volumes that have queues, running or about to start, and whose they are."""
+        return {
+            (volume.volume_id, host_nqn)
+            for volume in self._volumes.values()
+            for host_nqn in volume.users()
+        }
+
+    async def flush(self) -> None:
+        """Make all volumes' stores durable; OSError if one of them fails."""
+        for volume in [*self._volumes.values()]:
+            await asyncio.to_thread(volume.native.sync)
+
     async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
         """End a gateway's tickets and queues; return once none of their commands is in flight."""
         fences = [v.fence_gateway(gateway, reason, self._listener) for v in self._volumes.values()]

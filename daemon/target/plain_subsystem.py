@@ -13,7 +13,11 @@ from sealane.daemon.nvme.exported import (
     ConnectRefusedError,
     Exported,
 )
-from sealane.daemon.nvme.subsystem_config import NamespaceConfig, SubsystemConfig
+from sealane.daemon.nvme.subsystem_config import (
+    AnaStateName,
+    NamespaceConfig,
+    SubsystemConfig,
+)
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.protocol.nvme.authentication import HostSecret
@@ -143,6 +147,7 @@ class PlainSubsystem(Exported):
         self._wake = wake
         self._controllers: dict[int, tuple[_native.Controller, EventFeed]] = {}
         self._associations: dict[int, Association] = {}
+        self._is_draining = False
         self._loop = asyncio.get_running_loop()
         for each in namespaces:
             self._listen(each)
@@ -180,10 +185,25 @@ class PlainSubsystem(Exported):
             each.configure(wanted[nsid])
         for each in opened:
             self._listen(each)
-        for association_id, (controller, _) in self._controllers.items():
-            self._assign(controller, self._associations[association_id])
+        self._assign_all()
         for each in gone:
             await self._close(each)
+
+    def set_draining(self, *, is_draining: bool) -> None:
+        """Refuse I/O by the ANA state "inaccessible", or not any longer.
+
+        The caller notifies the listener afterwards.
+        """
+        self._is_draining = is_draining
+        self._assign_all()
+
+    def busy(self, settle_seconds: float) -> list[str]:
+        """Return the host NQNs of associations that were heard on I/O queues within this time."""
+        return [
+            association.host_nqn
+            for association_id, association in self._associations.items()
+            if (idle := self.idle_ms(association_id)) is not None and idle < settle_seconds * 1000
+        ]
 
     async def close(self) -> None:
         """Close the stores; all associations must be closed."""
@@ -272,7 +292,7 @@ class PlainSubsystem(Exported):
                     block_count=config.block_count,
                     metadata_bytes=config.metadata_bytes,
                     eui64=bytes.fromhex(config.eui64 or ""),
-                    ana_state=_ANA_STATES[config.ana_state],
+                    ana_state=_ANA_STATES[self._access(config)],
                 )
                 for config in shown
             ),
@@ -282,10 +302,19 @@ class PlainSubsystem(Exported):
             is_multipath=True,
         )
 
+    def _access(self, config: NamespaceConfig) -> AnaStateName:
+        """Return the ANA state of a namespace."""
+        is_lost = config.ana_state == "persistent-loss"
+        return "inaccessible" if self._is_draining and not is_lost else config.ana_state
+
+    def _assign_all(self) -> None:
+        for association_id, (controller, _) in self._controllers.items():
+            self._assign(controller, self._associations[association_id])
+
     def _assign(self, controller: _native.Controller, association: Association) -> None:
         controller.set_namespaces(
             [
-                (nsid, each.native, each.config.ana_state)
+                (nsid, each.native, self._access(each.config))
                 for nsid, each in self._namespaces.items()
                 if each.config.shows_to(association.host_nqn)
             ]

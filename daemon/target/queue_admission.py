@@ -9,6 +9,7 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.crypto.queue import TICKET_BYTES, QueueOffer
 from sealane.daemon.node.authorizations import Authorizations
+from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.queue_exchange import exchange
@@ -35,6 +36,8 @@ class QueueAdmission:
         self._node = node
         self._kem = kem
         self._authorizations = authorizations
+        self.known: set[tuple[uuid.UUID, str]] | None = None
+        """During a drain, the volumes and gateways that may still open queues; else None."""
         self.begin_incarnation()
 
     def begin_incarnation(self) -> None:
@@ -60,9 +63,11 @@ class QueueAdmission:
 
         The caller must be allowed to use the volume, by the authorization of `gateway`. UsageError
         `queue.id`; VerificationError `queue.host_nqn`, `queue.association.stale`,
-        `volume.rolled_back`; UnavailableError `queue.incarnation`, `queue.gateways`.
+        `volume.rolled_back`; UnavailableError `queue.incarnation`, `queue.gateways`,
+        `node.draining`.
         """
         host_nqn = gateway_nqn(caller.node)
+        self._check_known(volume_id, host_nqn)
         self._check(request, volume_id, host_nqn)
         incarnation = self.incarnation
         # The store's milestone enters the secret, so only the attested target can vouch for it.
@@ -95,6 +100,7 @@ class QueueAdmission:
         # The authorization may have expired while we waited. From here on, nothing awaits until the
         # ticket is registered: losing the authorization voids it from then on.
         await self._authorizations.require(gateway)
+        self._check_known(volume_id, host_nqn)
         if incarnation != self.incarnation:
             raise UnavailableError(
                 "queue.incarnation", "the volume's store was reopened meanwhile; try again"
@@ -124,6 +130,10 @@ class QueueAdmission:
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
             milestone=milestone,
         )
+
+    def _check_known(self, volume_id: uuid.UUID, host_nqn: str) -> None:
+        if self.known is not None and (volume_id, host_nqn) not in self.known:
+            raise refuse_new("gateways")
 
     def _check(
         self, request: storage_pb2.OpenQueueRequest, volume_id: uuid.UUID, host_nqn: str

@@ -13,6 +13,7 @@ from sealane.daemon.runtime.servers import join_address, listening, new_server, 
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.target.drain import TargetDrain
 from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
@@ -59,7 +60,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     context.metrics.add_latencies("target")
     if directory is not None and not config.namespaces:
         context.metrics.add_store_directory(directory)
-    await _start_plain(config, target, context)
+    plain = await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,
         trust.authorize if device is None else authorize_at(trust, device),
@@ -78,6 +79,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         device=device,
         catalogue=catalogue,
     )
+    context.drained.append(TargetDrain(service, target, plain))
     context.event_logs.append(service.events)
     context.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
     authorizer = context.authorizer(identity, authorizations.admit)
@@ -115,7 +117,9 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     context.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 
 
-async def _start_plain(config: TargetConfig, target: Target, context: RoleContext) -> None:
+async def _start_plain(
+    config: TargetConfig, target: Target, context: RoleContext
+) -> PlainSubsystems:
     """Serve plain subsystems at the target's listener, and discovery if configured."""
     context.count_faults(Role.TARGET, target.listener)
     discovery = []
@@ -150,3 +154,4 @@ async def _start_plain(config: TargetConfig, target: Target, context: RoleContex
         SubsystemsServicer(plain, target.listener), context.local
     )
     context.services.append("sealane.v1.Subsystems")
+    return plain

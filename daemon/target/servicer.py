@@ -53,6 +53,14 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         """Describe a namespace."""
         return await self._service.namespace(self._caller(context), request.volume_id)
 
+    async def BatchGetNamespaces(
+        self, request: storage_pb2.BatchGetNamespacesRequest, context: Context
+    ) -> storage_pb2.BatchGetNamespacesResponse:
+        """Describe several namespaces."""
+        caller = self._caller(context)
+        found = await self._service.namespaces(caller, request.volume_ids)
+        return storage_pb2.BatchGetNamespacesResponse(namespaces=found)
+
     async def StartJob(
         self, request: storage_pb2.StartJobRequest, context: Context
     ) -> storage_pb2.VolumeJob:

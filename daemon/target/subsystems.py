@@ -70,6 +70,7 @@ class PlainSubsystems(Provider):
         self._listeners = (listener, *discovery)
         self._subsystems: dict[str, PlainSubsystem] = {}
         self._turn = asyncio.Lock()
+        self._is_draining = False
         for each in self._listeners:
             each.add_provider(self)
 
@@ -105,6 +106,28 @@ class PlainSubsystems(Provider):
                 each.changed()
         get_logger().info("subsystems", names=order)
 
+    def set_draining(self, *, is_draining: bool) -> None:
+        """Show every namespace, also later ones, as inaccessible, or as configured again."""
+        self._is_draining = is_draining
+        for subsystem in self.subsystems:
+            subsystem.set_draining(is_draining=is_draining)
+        for each in self._listeners:
+            each.changed()
+
+    def busy(self, settle_seconds: float) -> list[tuple[str, str]]:
+        """Return subsystems and hosts that did I/O within this time, by NQN."""
+        return [
+            (subsystem.config.nqn, host_nqn)
+            for subsystem in self.subsystems
+            for host_nqn in subsystem.busy(settle_seconds)
+        ]
+
+    async def flush(self) -> None:
+        """Make all stores durable; OSError if one of them fails."""
+        for subsystem in self.subsystems:
+            for namespace in [*subsystem.namespaces.values()]:
+                await asyncio.to_thread(namespace.native.sync)
+
     async def close(self) -> None:
         """Close every subsystem and its stores."""
         async with self._turn:
@@ -132,6 +155,7 @@ class PlainSubsystems(Provider):
             on_closed=self._listener.queue_closed,
             wake=self._listener.wake,
         )
+        self._subsystems[config.nqn].set_draining(is_draining=self._is_draining)
 
     async def _remove(self, nqn: str) -> None:
         subsystem = self._subsystems.pop(nqn)

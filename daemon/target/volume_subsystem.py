@@ -253,6 +253,14 @@ class TargetSubsystem(Exported):
         owners += [served.gateway for served in self.served.values()]
         yield from (owner for owner in owners if owner is not None)
 
+    def users(self) -> set[str]:
+        """Return the host NQNs of gateways whose queues run or may start."""
+        now = monotonic_ns()
+        tickets = [ticket for ticket in self.tickets.values() if ticket.expires > now]
+        fences = [ticket.fence for ticket in (*tickets, *self.starting)]
+        fences += [served.fence for served in self.served.values()]
+        return {fence.host_nqn for fence in fences}
+
     async def fence_gateway(
         self, gateway: PeerIncarnation, reason: str, listener: Listener
     ) -> None:

@@ -5,8 +5,8 @@ the events (`AdminController.update`).
 """
 
 import uuid
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, Self
 
 from sealane.protocol.nvme.constants import NAMESPACE_ID, AnaState, IoOpcode
 
@@ -64,6 +64,11 @@ class Subsystem:
         """Return the active namespace with this id, or None."""
         return next((each for each in self.namespaces if each.nsid == nsid), None)
 
+    def with_access(self, ana_state: AnaState) -> Self:
+        """Return the subsystem with every namespace in this ANA state."""
+        namespaces = tuple(replace(each, ana_state=ana_state) for each in self.namespaces)
+        return replace(self, namespaces=namespaces)
+
 
 def volume_subsystem(
     *,
@@ -76,6 +81,8 @@ def volume_subsystem(
     commands: frozenset[IoOpcode] = BASIC_COMMANDS,
     fused_blocks: int = 0,
     is_write_protected: bool = False,
+    is_multipath: bool = False,
+    ana_state: AnaState = AnaState.OPTIMIZED,
 ) -> Subsystem:
     """Return the subsystem of one volume: a single namespace whose UUID is the volume's."""
     namespace = Namespace(
@@ -83,6 +90,7 @@ def volume_subsystem(
         namespace_uuid=volume_id,
         block_count=block_count,
         metadata_bytes=metadata_bytes,
+        ana_state=ana_state,
         is_write_protected=is_write_protected,
     )
     return Subsystem(
@@ -92,6 +100,7 @@ def volume_subsystem(
         namespaces=(namespace,),
         commands=commands,
         fused_blocks=fused_blocks,
+        is_multipath=is_multipath,
     )
 
 

@@ -109,21 +109,33 @@ class AttestRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     RUNTIME_DATA_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    SEND_TIME_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     runtime_data: builtins.bytes
     """canonical JSON (RFC 8785)"""
     evidence: builtins.bytes
     """CMW collection (RFC 9999), CBOR, at most 256 KiB"""
+    version: builtins.str
+    """For operators; proved by nothing.
+    of the node's software, at most 64 characters of ASCII
+    """
+    @builtins.property
+    def send_time(self) -> timestamp_pb2.Timestamp:
+        """by the node's clock"""
+
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         runtime_data: builtins.bytes = ...,
         evidence: builtins.bytes = ...,
+        version: builtins.str = ...,
+        send_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["send_time", b"send_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["evidence", b"evidence", "runtime_data", b"runtime_data", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["evidence", b"evidence", "runtime_data", b"runtime_data", "send_time", b"send_time", "session_id", b"session_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 import builtins as builtins
 import sys
 import typing as typing
@@ -29,6 +30,126 @@ class GetNodeRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainNodeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    timeout_seconds: builtins.float
+    """from now on; 0: 30 seconds"""
+    def __init__(
+        self,
+        *,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UndrainNodeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NodeDrain(message.Message):
+    """State of a daemon's drain (docs/operate/draining.md)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    class _State:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[NodeDrain._State.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: NodeDrain._State.ValueType  # 0
+        SERVING: NodeDrain._State.ValueType  # 1
+        """not drained"""
+        DRAINING: NodeDrain._State.ValueType  # 2
+        """takes nothing new, waits for what is in use"""
+        OVERDUE: NodeDrain._State.ValueType  # 3
+        """the time is over, something is still in use, and it still waits"""
+        DRAINED: NodeDrain._State.ValueType  # 4
+        """nothing is in use: it may be stopped"""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: NodeDrain.State.ValueType  # 0
+    SERVING: NodeDrain.State.ValueType  # 1
+    """not drained"""
+    DRAINING: NodeDrain.State.ValueType  # 2
+    """takes nothing new, waits for what is in use"""
+    OVERDUE: NodeDrain.State.ValueType  # 3
+    """the time is over, something is still in use, and it still waits"""
+    DRAINED: NodeDrain.State.ValueType  # 4
+    """nothing is in use: it may be stopped"""
+
+    STATE_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    USES_FIELD_NUMBER: builtins.int
+    USES_TOTAL_FIELD_NUMBER: builtins.int
+    state: NodeDrain.State.ValueType
+    seconds_left: builtins.float
+    uses_total: builtins.int
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def uses(self) -> containers.RepeatedCompositeFieldContainer[DrainUse]:
+        """the first 100"""
+
+    def __init__(
+        self,
+        *,
+        state: NodeDrain.State.ValueType = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        seconds_left: builtins.float = ...,
+        uses: abc.Iterable[DrainUse] | None = ...,
+        uses_total: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["seconds_left", b"seconds_left", "start_time", b"start_time", "state", b"state", "uses", b"uses", "uses_total", b"uses_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainUse(message.Message):
+    """Something of a draining daemon that is still in use."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    name: builtins.str
+    """a volume, a namespace or sessions"""
+    detail: builtins.str
+    """by whom, for people"""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        name: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["detail", b"detail", "name", b"name", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -65,6 +186,7 @@ class Node(message.Message):
     ADDRESSES_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
     IDENTITIES_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     node: builtins.str
     version: builtins.str
     evidence_driver: builtins.str
@@ -84,6 +206,8 @@ class Node(message.Message):
     def identities(self) -> containers.RepeatedCompositeFieldContainer[RoleIdentity]:
         """of each role that has a certificate now"""
 
+    @builtins.property
+    def drain(self) -> NodeDrain: ...
     def __init__(
         self,
         *,
@@ -96,10 +220,11 @@ class Node(message.Message):
         addresses: abc.Mapping[builtins.str, builtins.str] | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
         identities: abc.Iterable[RoleIdentity] | None = ...,
+        drain: NodeDrain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["certificate_expire_time", b"certificate_expire_time", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["certificate_expire_time", b"certificate_expire_time", "drain", b"drain", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "drain", b"drain", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

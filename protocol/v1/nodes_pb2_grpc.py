@@ -40,6 +40,16 @@ class NodesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.Node.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/sealane.v1.Nodes/DrainNode',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.FromString,
+                _registered_method=True)
+        self.UndrainNode = channel.unary_unary(
+                '/sealane.v1.Nodes/UndrainNode',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.UndrainNodeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.FromString,
+                _registered_method=True)
 
 
 class NodesServicer:
@@ -53,6 +63,21 @@ class NodesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Prepares this daemon for a stop, and answers at once: GetNode shows the progress. Idempotent;
+        a later call only sets the time again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainNode(self, request, context):
+        """Ends a drain. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +85,16 @@ def add_NodesServicer_to_server(servicer, server):
                     servicer.GetNode,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.GetNodeRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.DrainNodeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.SerializeToString,
+            ),
+            'UndrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainNode,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.UndrainNodeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +125,60 @@ class Nodes:
             '/sealane.v1.Nodes/GetNode',
             sealane_dot_protocol_dot_v1_dot_nodes__pb2.GetNodeRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Nodes/DrainNode',
+            sealane_dot_protocol_dot_v1_dot_nodes__pb2.DrainNodeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Nodes/UndrainNode',
+            sealane_dot_protocol_dot_v1_dot_nodes__pb2.UndrainNodeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_nodes__pb2.NodeDrain.FromString,
             options,
             channel_credentials,
             insecure,

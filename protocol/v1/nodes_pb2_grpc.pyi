@@ -35,6 +35,12 @@ class NodesStub:
     def __new__(cls, channel: _aio.Channel) -> NodesAsyncStub: ...
     GetNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.Node]
     """Returns the node's name, roles, certificates and addresses."""
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.DrainNodeRequest, _nodes_pb2.NodeDrain]
+    """Prepares this daemon for a stop, and answers at once: GetNode shows the progress. Idempotent;
+    a later call only sets the time again.
+    """
+    UndrainNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.UndrainNodeRequest, _nodes_pb2.NodeDrain]
+    """Ends a drain. Idempotent."""
 
 @_typing.type_check_only
 class NodesAsyncStub(NodesStub):
@@ -43,6 +49,12 @@ class NodesAsyncStub(NodesStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.Node]  # type: ignore[assignment]
     """Returns the node's name, roles, certificates and addresses."""
+    DrainNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.DrainNodeRequest, _nodes_pb2.NodeDrain]  # type: ignore[assignment]
+    """Prepares this daemon for a stop, and answers at once: GetNode shows the progress. Idempotent;
+    a later call only sets the time again.
+    """
+    UndrainNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.UndrainNodeRequest, _nodes_pb2.NodeDrain]  # type: ignore[assignment]
+    """Ends a drain. Idempotent."""
 
 class NodesServicer(metaclass=_abc_1.ABCMeta):
     """Identity and state of this daemon; served on its Unix socket."""
@@ -54,5 +66,23 @@ class NodesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
         """Returns the node's name, roles, certificates and addresses."""
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _nodes_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.NodeDrain, _abc.Awaitable[_nodes_pb2.NodeDrain]]:
+        """Prepares this daemon for a stop, and answers at once: GetNode shows the progress. Idempotent;
+        a later call only sets the time again.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainNode(
+        self,
+        request: _nodes_pb2.UndrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.NodeDrain, _abc.Awaitable[_nodes_pb2.NodeDrain]]:
+        """Ends a drain. Idempotent."""
 
 def add_NodesServicer_to_server(servicer: NodesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

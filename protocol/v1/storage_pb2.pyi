@@ -91,6 +91,42 @@ class GetNamespaceRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class BatchGetNamespacesRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_IDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def volume_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        volume_ids: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["volume_ids", b"volume_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BatchGetNamespacesResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAMESPACES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def namespaces(self) -> containers.RepeatedCompositeFieldContainer[Namespace]: ...
+    def __init__(
+        self,
+        *,
+        namespaces: abc.Iterable[Namespace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["namespaces", b"namespaces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class WatchEventsRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

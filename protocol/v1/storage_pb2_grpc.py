@@ -61,6 +61,11 @@ class StorageStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetNamespaceRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.Namespace.FromString,
                 _registered_method=True)
+        self.BatchGetNamespaces = channel.unary_unary(
+                '/sealane.v1.Storage/BatchGetNamespaces',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/sealane.v1.Storage/WatchEvents',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.WatchEventsRequest.SerializeToString,
@@ -118,6 +123,14 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BatchGetNamespaces(self, request, context):
+        """Returns several namespaces at once, of the caller's tenant only: others are left out, whether
+        they are here or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Streams the volume's events from now on.
         """
@@ -166,6 +179,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.GetNamespace,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetNamespaceRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.Namespace.SerializeToString,
+            ),
+            'BatchGetNamespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchGetNamespaces,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -319,6 +337,33 @@ class Storage:
             '/sealane.v1.Storage/GetNamespace',
             sealane_dot_protocol_dot_v1_dot_storage__pb2.GetNamespaceRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_storage__pb2.Namespace.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchGetNamespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/BatchGetNamespaces',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.BatchGetNamespacesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class StorageStub:
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
     """Returns a namespace with its counters."""
+    BatchGetNamespaces: _grpc.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]
+    """Returns several namespaces at once, of the caller's tenant only: others are left out, whether
+    they are here or not.
+    """
     WatchEvents: _grpc.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]
     """Streams the volume's events from now on."""
     StartJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]
@@ -70,6 +74,10 @@ class StorageAsyncStub(StorageStub):
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
     """Returns a namespace with its counters."""
+    BatchGetNamespaces: _aio.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]  # type: ignore[assignment]
+    """Returns several namespaces at once, of the caller's tenant only: others are left out, whether
+    they are here or not.
+    """
     WatchEvents: _aio.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
     """Streams the volume's events from now on."""
     StartJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
@@ -121,6 +129,16 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.Namespace, _abc.Awaitable[_storage_pb2.Namespace]]:
         """Returns a namespace with its counters."""
+
+    @_abc_1.abstractmethod
+    def BatchGetNamespaces(
+        self,
+        request: _storage_pb2.BatchGetNamespacesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.BatchGetNamespacesResponse, _abc.Awaitable[_storage_pb2.BatchGetNamespacesResponse]]:
+        """Returns several namespaces at once, of the caller's tenant only: others are left out, whether
+        they are here or not.
+        """
 
     @_abc_1.abstractmethod
     def WatchEvents(

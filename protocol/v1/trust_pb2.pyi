@@ -273,6 +273,8 @@ class Member(message.Message):
     STATE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     REVOKE_TIME_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    CLOCK_SKEW_MS_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
     tenant: builtins.str
@@ -281,6 +283,12 @@ class Member(message.Message):
     """"active", "expired", "revoked" """
     reason: builtins.str
     """that the operator gave when revoking it"""
+    version: builtins.str
+    """What the node stated when it attested; proved by nothing.
+    empty: nothing
+    """
+    clock_skew_ms: builtins.int
+    """its clock less the broker's, less the time of its call"""
     @builtins.property
     def attest_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
@@ -299,12 +307,16 @@ class Member(message.Message):
         state: builtins.str = ...,
         reason: builtins.str = ...,
         revoke_time: timestamp_pb2.Timestamp | None = ...,
+        version: builtins.str = ...,
+        clock_skew_ms: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attest_time", b"attest_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "attest_time", b"attest_time", "clock_skew_ms", b"clock_skew_ms", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attest_time", b"attest_time", "expire_time", b"expire_time", "incarnation", b"incarnation", "node", b"node", "reason", b"reason", "revoke_time", b"revoke_time", "role", b"role", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "attest_time", b"attest_time", "clock_skew_ms", b"clock_skew_ms", "expire_time", b"expire_time", "incarnation", b"incarnation", "node", b"node", "reason", b"reason", "revoke_time", b"revoke_time", "role", b"role", "state", b"state", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock_skew_ms: _TypeAlias = typing.Literal["clock_skew_ms"]  # noqa: Y015
+    _WhichOneofArgType__clock_skew_ms: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_skew_ms) -> _WhichOneofReturnType__clock_skew_ms | None: ...
 
 @typing.final
 class RevokeNodeRequest(message.Message):

@@ -156,3 +156,44 @@ async def test_time_for_a_drain_is_checked(fabrics: tuple[Fabric, Fabric]) -> No
     with pytest.raises(Exception, match="negative drain time"):
         await drain(fabrics[0], seconds=-1)
     assert fabrics[0].service.drain.progress is None
+
+
+async def test_an_ended_drain_takes_sessions_again_and_ends_the_ones_it_told(
+    make_fabric: MakeFabric,
+) -> None:
+    async with (
+        make_fabric("a") as left,
+        make_fabric("b") as right,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        async with connected(left, right) as (near, _):
+            ours = left.service.get(near.session.name)
+            await drain(left)
+            left.service.drain.end()
+            assert left.service.drain.progress is None
+            await ours.wait_closed()
+            assert ours.close_reason in {"session.closed.draining", "session.peer_closed.draining"}
+        async with connected(left, right) as (near, far):
+            receive = await far.post_receive(offset=0, length=8)
+            await (await near.post_send(offset=0, length=8)).wait()
+            await receive.wait()
+
+
+async def test_the_time_of_an_ended_drain_ends_no_later_session(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("a", drain_timeout_seconds=0.5) as left,
+        make_fabric("b") as right,
+        asyncio.timeout(PATIENCE_SECONDS),
+        connected(left, right) as (near, _),
+    ):
+        stuck = left.service.get(near.session.name)
+        # The peer posts no receive.
+        await near.post_send(offset=0, length=8)
+        await taken(near)
+        await drain(left)
+        left.service.drain.end()
+        async with connected(left, right, name="later") as (later, _):
+            await stuck.wait_closed()
+            assert stuck.close_reason == "session.closed.draining"
+            await asyncio.sleep(0.2)
+            assert left.service.get(later.session.name).state is State.ESTABLISHED

@@ -188,6 +188,8 @@ async with connect(arguments[0]) as client:
         "drain": client.sessions.DrainFabric(sessions_pb2.DrainFabricRequest()),
         "volumes": client.volumes.create(size_bytes=4096, display_name="x"),
         "delete": client.volumes.delete("volumes/x"),
+        "drain node": client.nodes.DrainNode(nodes_pb2.DrainNodeRequest()),
+        "undrain node": client.nodes.UndrainNode(nodes_pb2.UndrainNodeRequest()),
     }
     async with grpc.aio.insecure_channel(f"unix:{arguments[0]}") as channel:
         reflect = channel.stream_stream(

@@ -1,5 +1,8 @@
 """Calls about background jobs and stores from gateway to target, and their permissions."""
 
+import uuid
+from typing import Any
+
 import pytest
 
 from patience import PATIENCE_SECONDS
@@ -31,7 +34,7 @@ async def test_jobs_are_started_and_told_at_the_target(world: World) -> None:
     await world.volumes.stores.change_job(volume_id, change)
     job = await world.volumes.stores.change_job(volume_id, storage_pb2.JobChange(kind="scrub"))
     assert job.bytes_per_second == 9
-    status = await world.volumes.stores.status(volume_id)
+    status = await status_of(world, volume_id)
     assert (status.kind, status.layout, status.pending) == ("memory", "out of place", 7)
     assert [job.kind for job in status.jobs] == ["scrub"]
     assert not status.HasField("anchor_age_ms")
@@ -78,6 +81,13 @@ async def refusal(world: World, caller: str, request: Request) -> str:
     with pytest.raises(Error) as caught:
         await ask()
     return caught.value.reason
+
+
+async def status_of(world: World, volume_id: str) -> storage_pb2.StoreStatus:
+    descriptor = await world.volumes.get(volume_id)
+    status = (await world.volumes.stores.statuses([descriptor]))[volume_id]
+    assert isinstance(status, storage_pb2.StoreStatus)
+    return status
 
 
 def requests(volume_id: str) -> list[Request]:
@@ -145,10 +155,43 @@ async def test_volume_that_is_being_opened_is_shown_and_not_attached(
     volume_id = await create(world)
     descriptors = getattr(world.storage, "_descriptors")  # noqa: B009 - as a restart leaves it
     monkeypatch.setattr(world.storage, "_opening", {volume_id: descriptors.pop(volume_id)})
-    status = await world.volumes.stores.status(volume_id)
+    status = await status_of(world, volume_id)
     assert (status.health, status.opening_done, status.opening_expected) == ("opening", 1, 4)
     with pytest.raises(UnavailableError) as caught:
         await world.volumes.attach(
             volume_id, host_nqn="nqn.2014-08.org.example:h", via=Via(traddr="", trsvcid=0)
         )
     assert caught.value.reason == "namespace.opening"
+
+
+async def test_one_call_asks_about_all_volumes_of_the_callers_tenant(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_ids = [await create(world) for _ in range(3)]
+    calls = 0
+    describe = world.storage.namespaces
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await describe(*arguments)
+
+    monkeypatch.setattr(world.storage, "namespaces", counted)
+    servicer = VolumesServicer(world.volumes)
+    request = volumes_pb2.ListVolumesRequest(with_store=True)
+    answer = await servicer.ListVolumes(request, None)  # type: ignore[arg-type]
+    assert [volume.store.epoch for volume in answer.volumes] == [3, 3, 3]
+    assert calls == 1
+    gateway, stranger = (world.identities[role].subject for role in ("gateway", "stranger"))
+    missing = str(uuid.uuid4())
+    shown = await world.storage.namespaces(gateway, [missing, *volume_ids])
+    assert [namespace.volume_id for namespace in shown] == volume_ids
+    assert await world.storage.namespaces(stranger, volume_ids) == []
+
+
+async def test_no_call_asks_about_too_many_volumes(world: World) -> None:
+    caller = world.identities["gateway"].subject
+    assert await world.storage.namespaces(caller, ["x"] * 1000) == []
+    with pytest.raises(UsageError) as caught:
+        await world.storage.namespaces(caller, ["x"] * 1001)
+    assert caught.value.reason == "namespace.batch.limit"

@@ -78,6 +78,8 @@ class Cluster:
     broker: Daemon
     target: Node
     gateway: Node
+    start_gateway: Callable[[str], Node]
+    """Starts another gateway, h, of the same target."""
     _shown: dict[Path, int] = field(default_factory=dict)
 
     def new_log_lines(self) -> list[str]:
@@ -100,11 +102,11 @@ class Cluster:
 
         return asyncio.run(create())
 
-    def attach(self, name: str) -> Disk:
-        """Export a volume to the lab's guest."""
+    def attach(self, name: str, *, at: Node | None = None) -> Disk:
+        """Export a volume to the lab's guest, by default at the gateway."""
 
         async def attach() -> Attachment:
-            async with connect(self.gateway.daemon.socket) as client:
+            async with connect((at or self.gateway).daemon.socket) as client:
                 volume = await client.volumes.attach(name, host_nqn=HOST_NQN)
             assert volume.attachment is not None
             return volume.attachment
@@ -129,12 +131,21 @@ class Cluster:
 
         return asyncio.run(get())
 
+    def detach(self, name: str, *, at: Node | None = None) -> None:
+        """Detach a volume, by default from the gateway."""
+
+        async def detach() -> None:
+            async with connect((at or self.gateway).daemon.socket) as client:
+                await client.volumes.detach(name)
+
+        asyncio.run(detach())
+
     def remove_volume(self, name: str) -> None:
         """Detach a volume and delete it."""
+        self.detach(name)
 
         async def remove() -> None:
             async with connect(self.gateway.daemon.socket) as client:
-                await client.volumes.detach(name)
                 await client.volumes.delete(name)
 
         asyncio.run(remove())
@@ -149,7 +160,7 @@ def cluster(*, store: str, subsystems: Callable[[Path], str] = lambda _: "") -> 
     """
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
-        site.write_policy({"s": ["target"], "g": ["gateway"]})
+        site.write_policy({"s": ["target"], "g": ["gateway"], "h": ["gateway"]})
         broker = stack.enter_context(daemon(site.broker_config()))
 
         plain = subsystems(root)
@@ -166,14 +177,18 @@ def cluster(*, store: str, subsystems: Callable[[Path], str] = lambda _: "") -> 
         target = Node(configure_target)
         stack.callback(target.close)
 
-        def configure_gateway(known: dict[str, str]) -> Path:
-            return site.write_config(
-                "g",
-                site.enrolment("g", broker)
-                + f'[gateway]\nlisten = "{known.get("gateway", ANY_PORT)}"\ntarget_node = "s"\n'
-                + f'target_address = "{target.addresses["target_control"]}"\n',
-            )
+        def start_gateway(name: str) -> Node:
+            def configure(known: dict[str, str]) -> Path:
+                listen = known.get("gateway", ANY_PORT)
+                return site.write_config(
+                    name,
+                    site.enrolment(name, broker)
+                    + f'[gateway]\nlisten = "{listen}"\ntarget_node = "s"\n'
+                    + f'target_address = "{target.addresses["target_control"]}"\n',
+                )
 
-        gateway = Node(configure_gateway)
-        stack.callback(gateway.close)
-        yield Cluster(site, broker, target, gateway)
+            made = Node(configure)
+            stack.callback(made.close)
+            return made
+
+        yield Cluster(site, broker, target, start_gateway("g"), start_gateway)

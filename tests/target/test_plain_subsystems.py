@@ -176,6 +176,29 @@ async def test_an_inaccessible_namespace_executes_nothing(world: World) -> None:
         await queue.close()
 
 
+async def test_a_drain_holds_for_what_a_reload_adds(world: World) -> None:
+    other = f"{NQN}:other"
+    await world.plain.apply([config(memory(1), memory(2, ana_state="persistent-loss"))])
+    world.plain.set_draining(is_draining=True)
+    await world.plain.apply(
+        [
+            config(memory(1), memory(2, ana_state="persistent-loss"), memory(3)),
+            config(memory(1), nqn=other),
+        ]
+    )
+    async with world.host() as host, world.host(subsystem_nqn=other) as new:
+
+        async def states(of: HostController) -> list[int]:
+            return [int(state) for _, state in sorted((await of.ana_states()).items())]
+
+        assert (await states(host), await states(new)) == ([3, 4, 3], [3])
+        world.plain.set_draining(is_draining=False)
+        assert (await states(host), await states(new)) == ([1, 4, 1], [1])
+        queue = await new.open_queue(1)
+        await queue.write(0, bytes(4096))
+        await queue.close()
+
+
 async def test_a_removed_host_is_cut_and_the_other_stays(world: World) -> None:
     hosts = [{"nqn": HOST}, {"nqn": OTHER}]
     await world.plain.apply([config(memory(), hosts=hosts)])

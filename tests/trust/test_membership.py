@@ -23,6 +23,7 @@ from sealane.crypto.certificates import (
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
 from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.stated import Stated
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_from, peer_of
 from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
@@ -99,7 +100,11 @@ class World:
     async def attest(self, subject: Subject) -> x509.Certificate:
         leaf = self.leaf(subject)
         await self.membership().attested(
-            subject, leaf, policy_version=self.policy_version, hardware_sha256=HARDWARE
+            subject,
+            leaf,
+            policy_version=self.policy_version,
+            hardware_sha256=HARDWARE,
+            stated=Stated(version="1.2.3", clock_skew_ms=-4),
         )
         return leaf
 
@@ -342,6 +347,9 @@ async def test_list_has_every_node_with_its_state(world: World) -> None:
         ("x", "fabric"): "revoked",
     }
     assert end == ""
+    # A node that was revoked before it attested has stated nothing.
+    stated = {m.state: (m.record.version, m.record.clock_skew_ms) for m in [*members, *more]}
+    assert stated == {"active": ("1.2.3", -4), "revoked": ("", None)}
 
 
 @pytest.mark.parametrize(("nonce", "count"), [(b"", 1), (bytes(31), 1), (NONCE, 1025)])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from sealane import __version__
 from sealane.client import Volume, connect
 from sealane.daemon.node import channels
 from sealane.errors import Error
@@ -163,6 +164,8 @@ async def test_revoked_gateway_is_cut_off_within_the_bound(cluster: Cluster) -> 
     rows = await asyncio.to_thread(cluster.nodes)
     assert (rows["g"]["state"], rows["g"]["reason"]) == ("revoked", "stolen")
     assert rows["s"]["state"] == "active"
+    assert rows["s"]["version"] == __version__
+    assert abs(rows["s"]["clock_skew_seconds"]) < 60
     text = await asyncio.to_thread(cluster.metrics, cluster.target)
     assert 'sealane_authorizations_lost_total{reason="node.revoked",role="target"} 1.0' in text
     log = (cluster.site.root / "broker" / "audit.jsonl").read_text()
