@@ -49,6 +49,22 @@ _CONNECT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceStatus:
+    """Space of the file system that holds one of a daemon's directories, in bytes.
+
+    `place` is "state" or "volumes"; `state` is "good", "low" or "full".
+    """
+
+    place: str
+    directory: str
+    capacity_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+    promised_bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """Identity, roles and state of a daemon."""
 
@@ -60,6 +76,7 @@ class NodeStatus:
     certificate_expires: dt.datetime | None
     addresses: Mapping[str, str]
     started: dt.datetime
+    spaces: tuple[SpaceStatus, ...] = ()
 
 
 class Client:
@@ -197,6 +214,18 @@ class Client:
             certificate_expires=expires,
             addresses=dict(node.addresses),
             started=node.start_time.ToDatetime(tzinfo=dt.UTC),
+            spaces=tuple(
+                SpaceStatus(
+                    place=space.place,
+                    directory=space.directory,
+                    capacity_bytes=space.capacity_bytes,
+                    free_bytes=space.free_bytes,
+                    reserve_bytes=space.reserve_bytes,
+                    promised_bytes=space.promised_bytes,
+                    state=space.state,
+                )
+                for space in node.spaces
+            ),
         )
 
 

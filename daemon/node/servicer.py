@@ -2,8 +2,9 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
+import asyncio
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import timestamp_pb2
@@ -11,6 +12,7 @@ from google.protobuf import timestamp_pb2
 from sealane import __version__
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
+from sealane.daemon.runtime.space import Space
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
 
 
@@ -27,6 +29,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         evidence: str,
         is_development: bool,
         started: dt.datetime,
+        spaces: Callable[[], Sequence[Space]],
     ) -> None:
         self._node = node
         self._roles = roles
@@ -35,6 +38,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         self._evidence = evidence
         self._is_development = is_development
         self._started = started
+        self._spaces = spaces
 
     async def GetNode(self, request: nodes_pb2.GetNodeRequest, context: Context) -> nodes_pb2.Node:
         """Return the node."""
@@ -53,6 +57,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
             earliest = min(i.certificate.not_valid_after_utc for i in certified)
             answer.certificate_expire_time.CopyFrom(_timestamp(earliest))
         answer.identities.extend(map(_shown, certified))
+        answer.spaces.extend(map(_space, await asyncio.to_thread(self._spaces)))
         return answer
 
 
@@ -64,6 +69,18 @@ def _shown(identity: Identity) -> nodes_pb2.RoleIdentity:
         token=str(metadata.get(RESULT_KEY, "")),
         verifier_certificate=bytes(metadata.get(VERIFIER_KEY, b"")),  # type: ignore[arg-type]
         trust_anchor=identity.anchor.public_bytes(Encoding.DER),
+    )
+
+
+def _space(space: Space) -> nodes_pb2.Space:
+    return nodes_pb2.Space(
+        place=space.place,
+        directory=str(space.directory),
+        capacity_bytes=space.capacity,
+        free_bytes=space.free,
+        reserve_bytes=space.reserve,
+        promised_bytes=space.promised,
+        state=space.state,
     )
 
 

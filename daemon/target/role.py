@@ -1,5 +1,6 @@
 """The target role of a daemon: its device, its data path, and the servers in front of them."""
 
+from functools import partial
 from pathlib import Path
 
 from sealane.crypto.roles import Role
@@ -14,6 +15,7 @@ from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.target.health import DEVICE_SERVICES, STORE_SERVICES, end_with_stores
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
@@ -99,8 +101,13 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
                 trust=trust,
                 authorizations=authorizations,
                 service=service,
+                report=partial(context.report, DEVICE_SERVICES),
             ),
         )
+    context.spawn(
+        "target-stores",
+        end_with_stores(service.failed_stores, partial(context.report, STORE_SERVICES)),
+    )
     context.spawn("target-events", service.poll_events())
     reports = None
     if device is not None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/nodes.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n\x0eGetNodeRequest\"\xe3\x02\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x17\n\x0f\x65vidence_driver\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65velopment\x18\x05 \x01(\x08\x12;\n\x17\x63\x65rtificate_expire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\taddresses\x18\x07 \x03(\x0b\x32\x1f.sealane.v1.Node.AddressesEntry\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\nidentities\x18\t \x03(\x0b\x32\x18.sealane.v1.RoleIdentity\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"t\n\x0cRoleIdentity\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x04 \x01(\x0c\x12\x14\n\x0ctrust_anchor\x18\x05 \x01(\x0c\x32@\n\x05Nodes\x12\x37\n\x07GetNode\x12\x1a.sealane.v1.GetNodeRequest\x1a\x10.sealane.v1.Nodeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/nodes.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n\x0eGetNodeRequest\"\x86\x03\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x17\n\x0f\x65vidence_driver\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65velopment\x18\x05 \x01(\x08\x12;\n\x17\x63\x65rtificate_expire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\taddresses\x18\x07 \x03(\x0b\x32\x1f.sealane.v1.Node.AddressesEntry\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\nidentities\x18\t \x03(\x0b\x32\x18.sealane.v1.RoleIdentity\x12!\n\x06spaces\x18\n \x03(\x0b\x32\x11.sealane.v1.Space\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x05Space\x12\r\n\x05place\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03\x12\x12\n\nfree_bytes\x18\x04 \x01(\x03\x12\x15\n\rreserve_bytes\x18\x05 \x01(\x03\x12\x16\n\x0epromised_bytes\x18\x06 \x01(\x03\x12\r\n\x05state\x18\x07 \x01(\t\"t\n\x0cRoleIdentity\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x04 \x01(\x0c\x12\x14\n\x0ctrust_anchor\x18\x05 \x01(\x0c\x32@\n\x05Nodes\x12\x37\n\x07GetNode\x12\x1a.sealane.v1.GetNodeRequest\x1a\x10.sealane.v1.Nodeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,11 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETNODEREQUEST']._serialized_start=80
   _globals['_GETNODEREQUEST']._serialized_end=96
   _globals['_NODE']._serialized_start=99
-  _globals['_NODE']._serialized_end=454
-  _globals['_NODE_ADDRESSESENTRY']._serialized_start=406
-  _globals['_NODE_ADDRESSESENTRY']._serialized_end=454
-  _globals['_ROLEIDENTITY']._serialized_start=456
-  _globals['_ROLEIDENTITY']._serialized_end=572
-  _globals['_NODES']._serialized_start=574
-  _globals['_NODES']._serialized_end=638
+  _globals['_NODE']._serialized_end=489
+  _globals['_NODE_ADDRESSESENTRY']._serialized_start=441
+  _globals['_NODE_ADDRESSESENTRY']._serialized_end=489
+  _globals['_SPACE']._serialized_start=492
+  _globals['_SPACE']._serialized_end=639
+  _globals['_ROLEIDENTITY']._serialized_start=641
+  _globals['_ROLEIDENTITY']._serialized_end=757
+  _globals['_NODES']._serialized_start=759
+  _globals['_NODES']._serialized_end=823
 # @@protoc_insertion_point(module_scope)
