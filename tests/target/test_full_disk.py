@@ -160,7 +160,9 @@ async def test_gateway_on_a_full_disk_attaches_and_keeps_attachments_over_a_rest
             again = await asyncio.to_thread(cluster.gateway, "g1")
             async with connect(again.socket) as client:
                 async with asyncio.timeout(PATIENCE_SECONDS):
-                    while {v.state for v in await client.volumes.list()} != {"attached"}:
+                    while True:
+                        if {v.state for v in await client.volumes.list()} == {"attached"}:
+                            break
                         await asyncio.sleep(0.1)
                 await client.volumes.detach(other.name)
 

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, fstatvfs, seek};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, fstatvfs, seek,
+};
 use rustix::io::Errno;
 use sealane_proto::link::Nanos;
 use sealane_proto::sector::METADATA_BYTES;
