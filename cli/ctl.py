@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sealane import __version__
-from sealane.cli.output import FORMS, Command, Output, text_of
+from sealane.cli.output import FORMS, Command, Output, size_text, text_of
 from sealane.cli.verbs import sentence, watched
 from sealane.client import (
     Client,
     NodeStatus,
+    SpaceStatus,
     connect,
 )
 from sealane.client.connection import DEFAULT_SOCKET
@@ -135,8 +136,20 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     rows["started"] = status.started
     if status.drain not in {"", "serving"}:
         rows["drain"] = f"{status.drain} (sealanectl node status)"
+    rows |= {f"space of {space.place}": _space_text(space) for space in status.spaces}
     rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}
     return rows
+
+
+def _space_text(space: SpaceStatus) -> str:
+    text = (
+        f"{size_text(space.free_bytes)} of {size_text(space.capacity_bytes)} free, "
+        f"{size_text(space.reserve_bytes)} in reserve"
+    )
+    if space.promised_bytes:
+        text += f", {size_text(space.promised_bytes)} promised to thin volumes"
+    warning = {"low": "LOW: ", "full": "FULL: "}.get(space.state, "")
+    return f"{warning}{text}, {space.directory}"
 
 
 def command_line() -> OneLineParser:

@@ -4,10 +4,11 @@ import argparse
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from sealane.cli.names import find_device, list_devices
+from sealane.cli.names import find_device, list_devices, list_members
 from sealane.cli.output import CALL_SECONDS, Output
 from sealane.cli.verbs import CALLED, confirm, destructive, finds, verb, watched
 from sealane.client import Client, translated
+from sealane.crypto.roles import Role
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2
 
@@ -39,7 +40,8 @@ def _details(client: Client, device_id: str) -> Awaitable[devices_pb2.DeviceDeta
 
 
 def _named(details: devices_pb2.DeviceDetails) -> str:
-    return f"Device {details.device.device_id}, with {len(details.volumes)} volumes"
+    count = len(details.volumes)
+    return f"Device {details.device.device_id}, with {count} volume{'' if count == 1 else 's'},"
 
 
 async def device_init(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
@@ -54,9 +56,18 @@ async def device_init(client: Client, options: argparse.Namespace, output: Outpu
             known = await _details(client, options.device)
             confirm(
                 options,
-                f"{_named(known)}: its anchor will be dropped and the contents found next "
+                f"{_named(known)} will lose its anchor, and the contents found next will be "
                 "accepted, even if they are an old copy.",
             )
+        elif options.device is not None:
+            # A device that no target has asked for is refused by the broker.
+            for device in await list_devices(client):
+                if (device.device_id, device.state) == (options.device, "asking"):
+                    confirm(
+                        options,
+                        f"Device {device.device_id}, which {device.owner} presents, will be "
+                        "accepted with the contents found, even if they are an old copy.",
+                    )
         await client.devices.InitializeDevice(request, timeout=CALL_SECONDS)
 
 
@@ -67,12 +78,21 @@ async def device_move(client: Client, options: argparse.Namespace, output: Outpu
     )
     with translated():
         known = await _details(client, options.device)
-        confirm(
-            options,
-            f"{_named(known)} will move from {known.device.owner} to {options.to}: its volumes "
-            f"are offline until {options.to} serves them.",
-        )
+        is_known = options.unseen or await _has_attested(client, options.to, known.device)
+        # To its owner, it only completes a move; to an unknown node, the broker refuses it.
+        if is_known and options.to != known.device.owner:
+            confirm(
+                options,
+                f"{_named(known)} will move from {known.device.owner} to {options.to}: its "
+                f"volumes are offline until {options.to} serves them.",
+            )
         await client.devices.MoveDevice(request, timeout=CALL_SECONDS)
+
+
+async def _has_attested(client: Client, node: str, device: devices_pb2.Device) -> bool:
+    """Return whether a node has attested in the role that opens the device."""
+    role = Role.GATEWAY if device.is_volume else Role.TARGET
+    return any((member.node, member.role) == (node, role) for member in await list_members(client))
 
 
 async def device_forget(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
@@ -80,7 +100,11 @@ async def device_forget(client: Client, options: argparse.Namespace, output: Out
     request = devices_pb2.ForgetDeviceRequest(device_id=options.device)
     with translated():
         known = await _details(client, options.device)
-        confirm(options, f"{_named(known)} will be refused permanently, and its secret destroyed.")
+        # With volumes, the broker refuses it.
+        if not known.volumes:
+            confirm(
+                options, f"{_named(known)} will be refused permanently, and its secret destroyed."
+            )
         await client.devices.ForgetDevice(request, timeout=CALL_SECONDS)
 
 

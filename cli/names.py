@@ -8,7 +8,7 @@ from typing import Final
 from sealane.cli.output import CALL_SECONDS, pages
 from sealane.client import Client, translated
 from sealane.errors import UnavailableError, UsageError
-from sealane.protocol.v1 import devices_pb2, sessions_pb2
+from sealane.protocol.v1 import devices_pb2, sessions_pb2, trust_pb2
 
 PREFIX_MIN: Final = 4
 """Shortest beginning of an id that stands for it."""
@@ -107,6 +107,17 @@ async def list_devices(client: Client) -> list[devices_pb2.Device]:
 
     with translated():
         return [device async for page in pages(call) for device in page.devices]
+
+
+async def list_members(client: Client) -> list[trust_pb2.Member]:
+    """Return every node and role that attested at the broker or was revoked."""
+
+    def call(token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
+        request = trust_pb2.ListNodesRequest(page_token=token)
+        return client.membership.ListNodes(request, timeout=CALL_SECONDS)
+
+    with translated():
+        return [member async for page in pages(call) for member in page.nodes]
 
 
 def _is_uuid(text: str) -> bool:

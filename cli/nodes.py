@@ -2,13 +2,13 @@
 
 import argparse
 import datetime as dt
-import functools
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf import timestamp_pb2
 
-from sealane.cli.output import CALL_SECONDS, Output, pages
+from sealane.cli.names import list_members
+from sealane.cli.output import CALL_SECONDS, Output
 from sealane.cli.verbs import confirm, destructive, verb, watched
 from sealane.client import Client, translated
 from sealane.crypto.roles import NODE_ROLES
@@ -19,15 +19,8 @@ _ROLES: Final = tuple(map(str, NODE_ROLES))
 
 async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Print every node that attested or was revoked."""
-    with translated():
-        listed = pages(functools.partial(_page, client))
-        rows = [_row(member) async for page in listed for member in page.nodes]
+    rows = [_row(member) for member in await list_members(client)]
     output.show(rows, [_shown(row) for row in rows], things="nodes")
-
-
-def _page(client: Client, token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
-    request = trust_pb2.ListNodesRequest(page_token=token)
-    return client.membership.ListNodes(request, timeout=CALL_SECONDS)
 
 
 async def node_revoke(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
@@ -38,8 +31,7 @@ async def node_revoke(client: Client, options: argparse.Namespace, output: Outpu
     with translated():
         roles = [
             member.role
-            async for page in pages(functools.partial(_page, client))
-            for member in page.nodes
+            for member in await list_members(client)
             if member.node == options.node and options.role in {"", member.role}
         ]
         if roles or options.unseen:

@@ -16,8 +16,6 @@ from sealane.protocol.sector import SECTOR_BYTES
 
 CERTIFICATE_SECONDS_MIN: Final = 120
 """With less left, the renewal of a certificate has failed for minutes."""
-FREE_SHARE_MIN: Final = 0.05
-"""As the alert SealaneTargetFull."""
 ID_CHARACTERS: Final = 8
 HISTOGRAMS: Final = {
     "gateway": "sealane_gateway_io_seconds",
@@ -35,6 +33,8 @@ VOLUME_FIGURES: Final = {
 _WRONG_NOW: Final = {
     "sealane_broker_away": "no broker answers",
     "sealane_broker_audit_log_low": "the audit log has no space left",
+    "sealane_space_is_full": "the disk is full",
+    "sealane_space_is_low": "the disk is nearly full",
     "sealane_target_volume_failed": "the store accepts no writes",
     "sealane_target_volume_orphaned_sets": "leaf pages are wrong",
     "sealane_target_volume_scrub_found": "a scrub found faulty sectors",
@@ -114,10 +114,6 @@ def health(interval: Interval, now: float) -> Iterator[dict[str, str]]:
         if expires - now < CERTIFICATE_SECONDS_MIN:
             text = f"the certificate expires in {max(0, int(expires - now))} s"
             yield {"wrong": text, "where": _where(labels)}
-    for labels, size in after.each("sealane_target_size_bytes"):
-        free = after.sum("sealane_target_free_bytes", **labels)
-        if free < FREE_SHARE_MIN * size:
-            yield {"wrong": f"only {size_text(int(free))} are free", "where": _where(labels)}
     for name, text in _WRONG_NOW.items():
         for labels, value in after.each(name):
             if value > 0:

@@ -2,7 +2,7 @@
 
 from sealane._native import ChunkBitmap
 from sealane.client.calls import translated
-from sealane.client.connection import Client, NodeStatus, connect
+from sealane.client.connection import Client, NodeStatus, SpaceStatus, connect
 from sealane.client.disk import Disk, DiskHandle
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, listen_sessions, open_session
@@ -41,6 +41,7 @@ __all__ = [
     "SendOperation",
     "Sent",
     "Session",
+    "SpaceStatus",
     "StreamOperation",
     "Unreliable",
     "Volume",

@@ -55,6 +55,22 @@ _DRAINS: Final[Mapping[int, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceStatus:
+    """Space of the file system that holds one of a daemon's directories, in bytes.
+
+    `place` is "state" or "volumes"; `state` is "good", "low" or "full".
+    """
+
+    place: str
+    directory: str
+    capacity_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+    promised_bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """Identity, roles and state of a daemon."""
 
@@ -68,6 +84,7 @@ class NodeStatus:
     started: dt.datetime
     drain: str = ""
     """Drain of the daemon: "serving", "draining", "overdue" or "drained"; "" if it isn't told."""
+    spaces: tuple[SpaceStatus, ...] = ()
 
 
 class Client:
@@ -212,6 +229,18 @@ class Client:
             addresses=dict(node.addresses),
             started=node.start_time.ToDatetime(tzinfo=dt.UTC),
             drain=_DRAINS.get(node.drain.state, ""),
+            spaces=tuple(
+                SpaceStatus(
+                    place=space.place,
+                    directory=space.directory,
+                    capacity_bytes=space.capacity_bytes,
+                    free_bytes=space.free_bytes,
+                    reserve_bytes=space.reserve_bytes,
+                    promised_bytes=space.promised_bytes,
+                    state=space.state,
+                )
+                for space in node.spaces
+            ),
         )
 
 

@@ -29,6 +29,7 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
 from sealane.daemon.runtime.servers import local_door, new_server, running
+from sealane.daemon.runtime.space import SPACE_SERVICES, SpaceWatch
 from sealane.daemon.target.role import start_target
 from sealane.errors import Error
 from sealane.protocol.v1 import nodes_pb2_grpc
@@ -88,6 +89,11 @@ class Daemon:
         self._stack = stack
         self._started = utc_now()
         self._health = Health()
+        self._space = SpaceWatch(
+            config.places,
+            warning_percent=config.node.space_warning_percent,
+            report=partial(self._health.report, SPACE_SERVICES),
+        )
         self._context = RoleContext(
             config=config,
             run_directory=run_directory,
@@ -128,6 +134,9 @@ class Daemon:
     async def start(self) -> None:
         """Start every role of the configuration."""
         context, config = self._context, self._context.config
+        # Before the first file of a role, which may need the reserve.
+        await asyncio.to_thread(self._space.look)
+        context.metrics.add_statistics("space", ("place",), self._space.statistics)
         if config.metrics is not None:
             server = MetricsServer(context.metrics, config.metrics.listen)
             self._stack.callback(server.close)
@@ -140,6 +149,7 @@ class Daemon:
             await start_gateway(config.gateway, context)
         if config.fabric is not None:
             await start_fabric(config.fabric, context)
+        self.spawn("space", self._space.keep())
         await self._start_local()
 
     async def keep_reloaded(
@@ -194,6 +204,7 @@ class Daemon:
                 is_development=context.enrolled.is_development,
                 started=self._started,
                 drain=drain,
+                spaces=self._space.look,
             ),
             context.local,
         )

@@ -75,6 +75,7 @@ class NodeConfig(Section):
     run_dir: RunDir = "/run/sealane"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     lock_memory: LockMemory = "prefer"
+    space_warning_percent: Annotated[int, Field(ge=1, le=100)] = 90
 
 
 class HsmConfig(Section):
@@ -528,6 +529,14 @@ class Config(Section):
         """The directory of the target's sector stores."""
         chosen = self.target.directory if self.target is not None else None
         return chosen or str(Path(self.node.state_dir) / "volumes")
+
+    @property
+    def places(self) -> Mapping[str, Path]:
+        """The directories whose space is watched, by name."""
+        places = {"state": Path(self.node.state_dir)}
+        if self.target is not None and STORE_KINDS[self.target.store].is_kept:
+            places["volumes"] = Path(self.target_directory)
+        return places
 
     def to_json(self) -> str:
         """Return every setting with its effective value."""

@@ -33,7 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
         error = first_error(group)
     if isinstance(error, OSError):
         return system_refused("sealaned", error)
-    print(f"{priority('error')}sealaned: {error}", file=sys.stderr)
+    try:
+        print(f"{priority('error')}sealaned: {error}", file=sys.stderr, flush=True)
+    except OSError:
+        # The exit code tells systemd what to do; the interpreter's end mustn't change it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return error.exit_code
 
 

@@ -13,7 +13,8 @@ from sealane.daemon.device.anchors.broker import NoAnchor
 from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.device.anchors.lock import OwnerLock
 from sealane.daemon.node.peers import ServedDevice
-from sealane.daemon.runtime.files import RESERVE_NAME, read_bounded, write_durably
+from sealane.daemon.runtime.files import read_bounded, write_durably
+from sealane.daemon.runtime.reserve_file import RESERVE_NAME
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 DEVICE_NAME: Final = "device"

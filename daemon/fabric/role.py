@@ -148,6 +148,7 @@ async def _serve_jobs(
         evidence=context.config.enrolment.evidence if context.config.enrolment else "",
         is_development=context.enrolled.is_development,
         started=utc_now(),
+        spaces=tuple,
     )
     directory = await context.stack.enter_async_context(
         job_sockets(

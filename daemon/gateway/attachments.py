@@ -241,11 +241,25 @@ class AttachmentFiles:
             }
         ).encode()
         try:
+            before = self._known_digest(kept.volume_id)
             # Digest first: a file without a digest counts as rolled back.
-            (self._digests / kept.volume_id).write_text(hashlib.sha256(content).hexdigest())
-            write_durably(self._files / kept.volume_id, content)
+            self._write_digest(kept.volume_id, hashlib.sha256(content).hexdigest())
+            try:
+                write_durably(self._files / kept.volume_id, content)
+            except OSError:
+                if before:
+                    # The old file is still there.
+                    self._write_digest(kept.volume_id, before)
+                else:
+                    (self._digests / kept.volume_id).unlink()
+                raise
         except OSError as error:
             raise self._failed(error) from error
+
+    def _write_digest(self, name: str, digest: str) -> None:
+        draft = self._digests / f"{name}.new"
+        draft.write_text(digest)
+        draft.replace(self._digests / name)
 
     def _remove(self, volume_id: str) -> None:
         try:

@@ -2,8 +2,9 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
+import asyncio
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -13,6 +14,7 @@ from sealane import __version__
 from sealane.daemon.node.drain import DrainState, NodeDrain
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
+from sealane.daemon.runtime.space import Space
 from sealane.errors import VerificationError
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
 
@@ -38,6 +40,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         evidence: str,
         is_development: bool,
         started: dt.datetime,
+        spaces: Callable[[], Sequence[Space]],
         drain: NodeDrain | None = None,
     ) -> None:
         """Show the node. `drain`: for operators, who may drain it."""
@@ -49,6 +52,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         self._is_development = is_development
         self._started = started
         self._drain = drain
+        self._spaces = spaces
 
     async def GetNode(self, request: nodes_pb2.GetNodeRequest, context: Context) -> nodes_pb2.Node:
         """Return the node."""
@@ -69,6 +73,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         answer.identities.extend(map(_shown, certified))
         if self._drain is not None:
             answer.drain.CopyFrom(_drain_message(self._drain))
+        answer.spaces.extend(map(_space, await asyncio.to_thread(self._spaces)))
         return answer
 
     async def DrainNode(
@@ -119,6 +124,18 @@ def _shown(identity: Identity) -> nodes_pb2.RoleIdentity:
         token=str(metadata.get(RESULT_KEY, "")),
         verifier_certificate=bytes(metadata.get(VERIFIER_KEY, b"")),  # type: ignore[arg-type]
         trust_anchor=identity.anchor.public_bytes(Encoding.DER),
+    )
+
+
+def _space(space: Space) -> nodes_pb2.Space:
+    return nodes_pb2.Space(
+        place=space.place,
+        directory=str(space.directory),
+        capacity_bytes=space.capacity,
+        free_bytes=space.free,
+        reserve_bytes=space.reserve,
+        promised_bytes=space.promised,
+        state=space.state,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sealane.daemon.runtime.reserve_file import with_reserve
 from sealane.errors import UnavailableError, UsageError
 
 SOCKET_NAME: Final = "sealaned.sock"
@@ -275,11 +276,18 @@ def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically; UsageError `directory.unusable` if it can't be written."""
+    """Replace a file atomically, if need be with space of the reserve.
+
+    UsageError `directory.unusable` if it can't be written.
+    """
     draft = _draft_of(path)
-    try:
+
+    def write() -> None:
         draft.write_bytes(content)
         draft.replace(path)
+
+    try:
+        with_reserve(path, len(content), write)
     except OSError as error:
         raise UsageError("directory.unusable", f"{path}: {error.strerror}") from error
 

@@ -1,9 +1,9 @@
 """Files: bounded reads, secrets closed to other users, durable writes."""
 
 import contextlib
-import errno
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +13,10 @@ from sealane.daemon.runtime.credentials import (
     is_encrypted,
     store_access,
 )
+from sealane.daemon.runtime.reserve_file import with_reserve
 from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
-RESERVE_NAME: Final = "reserve"
-"""A file that reserves space for its directory's small files, until the file system is full."""
-RESERVE_BYTES: Final = 1 << 20
-_RESERVE_BYTES_MIN: Final = 1 << 16
 
 
 def read_bounded(path: Path) -> bytes:
@@ -73,48 +70,14 @@ def read_secret(path: str, *, key: str) -> bytes:
     return _sized(content, path, key)
 
 
-def keep_reserve(directory: Path) -> bool:
-    """Reserve space in a directory for small files; return False if there is no space now."""
-    path = directory / RESERVE_NAME
-    if path.exists():
-        return True
-    size = RESERVE_BYTES
-    while size >= _RESERVE_BYTES_MIN:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, size)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            size //= 2
-        else:
-            return True
-    return False
-
-
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file so that a power cut leaves either the old or the new content.
 
     On return, the new content is durable. Only the owner can read the file. On a full file system
-    it uses the space in the directory's reserve. OSError if the file can't be written.
+    it uses the reserve of the directory or the one above. OSError if the file can't be written:
+    ENOSPC or EDQUOT say that the old content is still there.
     """
-    try:
-        _write_durably(path, content)
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not _spend_reserve(path.parent):
-            raise
-        _write_durably(path, content)
-
-
-def _spend_reserve(directory: Path) -> bool:
-    try:
-        (directory / RESERVE_NAME).unlink()
-    except OSError:
-        return False
-    return True
+    with_reserve(path, len(content), partial(_write_durably, path, content))
 
 
 def _write_durably(path: Path, content: bytes) -> None:

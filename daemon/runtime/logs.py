@@ -4,11 +4,13 @@ Events never contain secrets. `correlation_id` comes from a call's metadata or i
 start, and is passed on to the next daemon (sealane.daemon.runtime.calls).
 """
 
+import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TextIO
 
 import structlog
 
@@ -54,8 +56,41 @@ def _in_order(event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     return {name: event[name] for name in _FIRST if name in event} | dict(event)
 
 
+class _Lines:
+    """Writes lines to a file, and fails no caller: lines that it can't write are lost, and counted.
+
+    A full disk, or a reader that is gone, must not end the work that a line is about.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._writing = threading.Lock()
+        self._lost = 0
+
+    def msg(self, text: str) -> None:
+        """Write a line; after lines that were lost, also their number."""
+        with self._writing:
+            try:
+                self._write(text)
+                if self._lost:
+                    notice = {"event": "log_lines_lost", "lines": self._lost, "level": "warning"}
+                    self._write(f"{priority('warning')}{json.dumps(notice)}")
+                    self._lost = 0
+            except OSError:
+                self._lost += 1
+
+    debug = info = warning = error = critical = msg
+
+    def _write(self, text: str) -> None:
+        # Not through a buffer, which would fail later, for another line or at the exit.
+        left = f"{text}\n".encode()
+        while left:
+            left = left[os.write(self._file.fileno(), left) :]
+
+
 def set_up_logs(level: str, *, node: str) -> None:
     """Make every logger of this process write events of at least `level` as JSON lines."""
+    lines = _Lines(sys.stderr)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -67,7 +102,7 @@ def set_up_logs(level: str, *, node: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(node=node)

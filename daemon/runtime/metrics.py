@@ -1,12 +1,10 @@
 """Prometheus metrics, in a registry of our own; metrics.md has the stable names and meanings."""
 
-import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -195,18 +193,6 @@ class Metrics:
             ["label"],
             registry=r,
         )
-        self._store_size = Gauge(
-            "sealane_target_size_bytes",
-            "Size of the file system with the target's volumes.",
-            ["directory"],
-            registry=r,
-        )
-        self._store_free = Gauge(
-            "sealane_target_free_bytes",
-            "What is free of it; volumes have their space already, unless they are thin.",
-            ["directory"],
-            registry=r,
-        )
         self.node_draining = Gauge(
             "sealane_node_draining",
             "1 from `sealanectl node drain` to `node undrain`, also when it is drained.",
@@ -230,12 +216,6 @@ class Metrics:
         `read` returns statistics by name, for each tuple of label values; `CATALOGUE` has them all.
         """
         self.registry.register(_StatisticsCollector(prefix, labels, read))
-
-    def add_store_directory(self, directory: Path) -> None:
-        """Export size and free space of a target's file system, as they are at each scrape."""
-        name = str(directory)
-        self._store_size.labels(name).set_function(lambda: shutil.disk_usage(directory).total)
-        self._store_free.labels(name).set_function(lambda: shutil.disk_usage(directory).free)
 
     def add_latencies(self, role: str, read: ReadLatencies = latencies) -> None:
         """Export the histogram of `role`, one of `LATENCIES`, from `read`."""

@@ -262,6 +262,14 @@ CATALOGUE: Final[Mapping[str, Mapping[str, Statistic]]] = {
         "done": _gauge("Pages and records processed by an opening of the store."),
         "expected": _gauge("Their number, as far as it is known."),
     },
+    "space": {
+        "capacity_bytes": _gauge("Capacity of the file system that holds the directory."),
+        "free_bytes": _gauge("What of it the daemon may still take."),
+        "reserve_bytes": _gauge("Kept of it for what must go on while it is full."),
+        "promised_bytes": _gauge("What thin volumes there may still take."),
+        "is_low": _gauge("1 while more than node.space_warning_percent of it is used."),
+        "is_full": _gauge("1 while less than 1 MiB of it is free, or in the reserve."),
+    },
     "session": _SESSION,
     "session_path": {
         **_PATH,

@@ -436,6 +436,14 @@ class StorageService:
         """Return the volumes being served."""
         return [uuid.UUID(volume_id) for volume_id in self._descriptors]
 
+    def failed_stores(self) -> Sequence[uuid.UUID]:
+        """Return the volumes whose stores failed and must be opened again."""
+        return [
+            volume_id
+            for volume_id in self.volume_ids()
+            if self._target.statistics(volume_id).get("failed")
+        ]
+
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return the engine's statistics by volume and mode, for the metrics."""
         # Called from the metrics thread: uses a copy, since a volume may be deleted meanwhile.

@@ -26,8 +26,7 @@ from sealane.daemon.nvme.exported import (
 )
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.clock import monotonic_ns
-from sealane.daemon.runtime.files import keep_reserve
-from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.reserve_file import RESERVE_NAME, keep_reserve
 from sealane.daemon.target.drives import Drives
 from sealane.daemon.target.openings import Openings
 from sealane.daemon.target.volume_subsystem import (
@@ -65,11 +64,15 @@ def _missing_room(path: Path | None) -> str | None:
     """Return how much space a newly created file lacks; None if it has enough or is no file."""
     if path is None or not path.is_file() or path.is_symlink():
         return None
-    status, free = path.stat(), shutil.disk_usage(path.parent).free
-    needed = status.st_size - status.st_blocks * 512
-    if needed <= free:
+    status, disk = path.stat(), shutil.disk_usage(path.parent)
+    if status.st_size - status.st_blocks * 512 <= disk.free:
         return None
-    return f"it needs {status.st_size} bytes, {path.parent} lacks {needed - free} of them"
+    reserve = path.with_name(RESERVE_NAME)
+    kept = reserve.stat().st_size if reserve.exists() else 0
+    return (
+        f"it needs {status.st_size} bytes; {path.parent} has {disk.free} free of {disk.total}, and "
+        f"{kept} in reserve"
+    )
 
 
 class Target(Provider):
@@ -134,7 +137,7 @@ class Target(Provider):
         """Start listening; UsageError `listener.address`, or if the directory is unusable."""
         if self._directory is not None:
             make_directory(self._directory)
-            await self._keep_reserve(self._directory)
+            await asyncio.to_thread(keep_reserve, self._directory)
         await self._listener.start()
 
     async def stop(self) -> None:
@@ -326,14 +329,9 @@ class Target(Provider):
                     "store.remove", f"can't remove the files of volume {volume_id}: {error}"
                 ) from error
         if self._directory is not None:
-            await self._keep_reserve(self._directory)
+            await asyncio.to_thread(keep_reserve, self._directory)
         if self._device is not None:
             await self._device.anchors.forget(volume_record(volume_id))
-
-    async def _keep_reserve(self, directory: Path) -> None:
-        """Reserve space for the small writes of restarts and deletions; warn if there is none."""
-        if not await asyncio.to_thread(keep_reserve, directory):
-            get_logger().warning("reserve_missing", directory=str(directory))
 
     def _path(self, volume_id: uuid.UUID, suffix: str = STORE_SUFFIX) -> Path | None:
         return self._directory / f"{volume_id}{suffix}" if self._directory else None

@@ -132,22 +132,30 @@ async def keep_served(
     trust: TrustClient,
     authorizations: Authorizations,
     service: StorageService,
+    report: Callable[[bool], Awaitable[None]],
 ) -> None:
     """Each time the device is lost: fence its gateways, close its volumes, and tell the broker.
 
-    A device that an operator moved away is reopened when it is moved back. After any other loss it
-    stays closed, so that two processes don't keep taking a device from each other.
+    `report` gets whether the device is served. A device that an operator moved away is reopened
+    when it is moved back. After an UnavailableError it is raised: a new process may open the device
+    again. After any other loss it stays closed, so that two processes don't keep taking a device
+    from each other.
     """
+    await report(True)
     while True:
         loss = await device.wait_lost()
         get_logger().error("device_lost", reason=loss.reason, message=str(loss.args[0]))
+        await report(False)
         authorizations.lose_all(loss.reason)
         await service.abandon(loss)
         await device.close()
         await _tell_closed(client, device)
+        if isinstance(loss, UnavailableError):
+            raise loss
         if loss.reason not in GIVEN_AWAY or not await _is_back(device, trust, reopen):
             return
         await service.resume()
+        await report(True)
 
 
 def report_of(client: DeviceClient, device: Device) -> Report:

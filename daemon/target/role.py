@@ -1,5 +1,6 @@
 """The target role of a daemon: its device, its data path, and the servers in front of them."""
 
+from functools import partial
 from pathlib import Path
 
 from sealane.crypto.roles import Role
@@ -15,6 +16,7 @@ from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.target.drain import TargetDrain
 from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.target.health import DEVICE_SERVICES, STORE_SERVICES, end_with_stores
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
@@ -58,8 +60,6 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     context.stack.push_async_callback(target.stop)
     context.addresses[Role.TARGET] = join_address(*target.address)
     context.metrics.add_latencies("target")
-    if directory is not None and not config.namespaces:
-        context.metrics.add_store_directory(directory)
     plain = await _start_plain(config, target, context)
     authorizations = context.enrolled.authorize_peers(
         identity,
@@ -104,8 +104,13 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
                 trust=trust,
                 authorizations=authorizations,
                 service=service,
+                report=partial(context.report, DEVICE_SERVICES),
             ),
         )
+    context.spawn(
+        "target-stores",
+        end_with_stores(service.failed_stores, partial(context.report, STORE_SERVICES)),
+    )
     context.spawn("target-events", service.poll_events())
     reports = None
     if device is not None:

@@ -187,6 +187,7 @@ class Node(message.Message):
     START_TIME_FIELD_NUMBER: builtins.int
     IDENTITIES_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    SPACES_FIELD_NUMBER: builtins.int
     node: builtins.str
     version: builtins.str
     evidence_driver: builtins.str
@@ -208,6 +209,8 @@ class Node(message.Message):
 
     @builtins.property
     def drain(self) -> NodeDrain: ...
+    @builtins.property
+    def spaces(self) -> containers.RepeatedCompositeFieldContainer[Space]: ...
     def __init__(
         self,
         *,
@@ -221,10 +224,53 @@ class Node(message.Message):
         start_time: timestamp_pb2.Timestamp | None = ...,
         identities: abc.Iterable[RoleIdentity] | None = ...,
         drain: NodeDrain | None = ...,
+        spaces: abc.Iterable[Space] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["certificate_expire_time", b"certificate_expire_time", "drain", b"drain", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "drain", b"drain", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "drain", b"drain", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "spaces", b"spaces", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Space(message.Message):
+    """Space of the file system that holds one of the daemon's directories."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: builtins.int
+    DIRECTORY_FIELD_NUMBER: builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    RESERVE_BYTES_FIELD_NUMBER: builtins.int
+    PROMISED_BYTES_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    place: builtins.str
+    """state, volumes"""
+    directory: builtins.str
+    capacity_bytes: builtins.int
+    free_bytes: builtins.int
+    """what the daemon may still take"""
+    reserve_bytes: builtins.int
+    """kept for what a full disk must not stop"""
+    promised_bytes: builtins.int
+    """what thin volumes may still take"""
+    state: builtins.str
+    """good, low, full"""
+    def __init__(
+        self,
+        *,
+        place: builtins.str = ...,
+        directory: builtins.str = ...,
+        capacity_bytes: builtins.int = ...,
+        free_bytes: builtins.int = ...,
+        reserve_bytes: builtins.int = ...,
+        promised_bytes: builtins.int = ...,
+        state: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity_bytes", b"capacity_bytes", "directory", b"directory", "free_bytes", b"free_bytes", "place", b"place", "promised_bytes", b"promised_bytes", "reserve_bytes", b"reserve_bytes", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ ReasonId = Literal[
     "anchor.range",
     "anchor.record",
     "anchor.rolled_back",
+    "anchor.space",
     "anchor.timeout",
     "anchor.unreachable",
     "association.fenced",

@@ -111,13 +111,7 @@ def test_a_session_says_what_limits_it_and_what_it_loses() -> None:
 @pytest.mark.parametrize(
     ("page", "wrong"),
     [
-        (
-            (
-                'sealane_target_size_bytes{directory="/v"} 1048576\n'
-                'sealane_target_free_bytes{directory="/v"} 40960\n'
-            ),
-            "only 40 KiB are free",
-        ),
+        ('sealane_space_is_low{place="volumes"} 1\n', "the disk is nearly full"),
         ('sealane_broker_away{role="gateway"} 1\n', "no broker answers"),
         ('sealane_target_volume_failed{mode="remote",volume="v"} 1\n', "accepts no writes"),
         (
@@ -129,13 +123,12 @@ def test_a_session_says_what_limits_it_and_what_it_loses() -> None:
 def test_health_names_what_is_wrong_now(page: str, wrong: str) -> None:
     (found,) = figures(page, page)["health"]
     assert wrong in found["wrong"]
-    assert found["where"].rpartition(", ")[2] in {"role gateway", "volume v", "directory /v"}
+    assert found["where"].rpartition(", ")[2] in {"role gateway", "volume v", "place volumes"}
 
 
 def test_health_is_of_the_interval_and_not_of_long_ago() -> None:
     old = volume("v", reads=100, seconds=1.0, sectors=50)
-    old += 'sealane_target_size_bytes{directory="/v"} 100\n'
-    old += 'sealane_target_free_bytes{directory="/v"} 50\n'
+    old += 'sealane_space_is_low{place="volumes"} 0\n'
     away = 'sealane_broker_away{role="gateway"} 0\n'
     expiry = f'sealane_certificate_expiry_timestamp_seconds{{role="gateway"}} {NOW + 600}\n'
     assert figures(old + away + expiry, old + away + expiry)["health"] == []

@@ -73,7 +73,8 @@ MISTAKES = {
     "unknown key without likeness": (
         NODE + "zzz = 1\n" + BROKER,
         (
-            "node.zzz: unknown key; allowed: lock_memory, log_level, name, run_dir, state_dir "
+            "node.zzz: unknown key; allowed: lock_memory, log_level, name, run_dir, "
+            "space_warning_percent, state_dir "
             "[config.key.unknown]"
         ),
     ),

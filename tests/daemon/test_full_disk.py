@@ -78,7 +78,7 @@ def _is_low(broker: Daemon) -> bool:
 
 
 def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         block = bytes(1 << 16)
         while True:
             try:
@@ -87,6 +87,20 @@ def _fill(path: Path) -> None:
                 if len(block) == 1:
                     return
                 block = block[: len(block) // 2]
+
+
+def test_killed_broker_restarts_and_serves_on_a_full_disk(site: Site) -> None:
+    site.write_policy({"g": ["gateway"]})
+    config = site.broker_config()
+    with daemon(config) as broker:
+        _apply_policy(site, broker)
+        broker.kill()
+    for _ in range(2):
+        # What the last process gave back is taken, too.
+        _fill(site.root / "broker" / "fill")
+        with daemon(config) as broker:
+            _apply_policy(site, broker)
+            broker.kill()
 
 
 def test_full_disk_is_an_alarm_and_stops_nothing_but_the_record_of_strangers(site: Site) -> None:

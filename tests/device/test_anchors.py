@@ -1,7 +1,10 @@
 """Anchors: states accepted after crashes, and manipulated states refused."""
 
+import asyncio
 import contextlib
+import errno
 import hmac
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.encoding import fields
 from sealane.daemon.device.anchors.anchor import (
     CATALOGUE,
@@ -19,8 +23,10 @@ from sealane.daemon.device.anchors.anchor import (
     Change,
     volume_record,
 )
+from sealane.daemon.device.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.device.anchors.file_anchor import FileAnchor
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from small_disk import fill, small_disk
 from software_tpm import SoftwareTpm, software_tpm
 
 DEVICE = UUID(int=7)
@@ -236,6 +242,31 @@ async def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> No
             FileAnchor.open(path, device_id=DEVICE)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_anchor_without_space_is_not_lost_and_goes_on_when_there_is_some(
+    host: Host, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", size_bytes=1 << 20) as disk:
+        host.path = disk / "anchor"
+        anchor = await host.initialise()
+        fill(disk / "others")
+        with pytest.raises(UnavailableError) as caught:
+            await anchor.advance([later(anchor)])
+        assert caught.value.reason == "anchor.space"
+        assert anchor.records == {NAME: FIRST}
+        lost: list[Error] = []
+        anchors = DeviceAnchors(anchor, timeout_seconds=PATIENCE_SECONDS, lost=lost.append)
+        waiting = asyncio.ensure_future(anchors.advance(NAME, 5, b"new"))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        (disk / "others").unlink()
+        await waiting
+        await anchors.close()
+        assert not lost
+        assert host.open().records == {NAME: Anchored(number=5, blob=b"new")}
+        host.close()
+
+
 async def test_anchor_has_one_owner(host: Host) -> None:
     anchor = await host.initialise()
     with pytest.raises(UnavailableError, match=r"anchor\.in_use"):
@@ -249,11 +280,11 @@ async def test_anchor_that_failed_is_opened_again_before_use(
     anchor = await host.initialise()
     change = later(anchor)
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealane.daemon.device.anchors.record_file.write_durably", full)
+        patch.setattr("sealane.daemon.device.anchors.record_file.write_durably", fail)
         with pytest.raises(UnavailableError, match=r"anchor\.failed"):
             await anchor.advance([change])
     with pytest.raises(UnavailableError, match=r"anchor\.failed"):

@@ -1,6 +1,7 @@
 """Saved attachments of a gateway: sealed, one file each, and refused if modified."""
 
 import dataclasses
+import os
 import secrets
 import shutil
 import uuid
@@ -19,6 +20,7 @@ from sealane.daemon.gateway.attachments import (
 )
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
+from small_disk import fill, small_disk
 
 KEY = bytes(range(32))
 VOLUME = str(uuid.UUID(int=7))
@@ -99,6 +101,26 @@ async def test_what_was_put_is_loaded_until_it_is_removed(directories: tuple[Pat
     await again.remove(VOLUME)
     assert await AttachmentFiles(*directories).load() == []
     assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_file_that_found_no_space_leaves_the_old_one_valid(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with small_disk(tmp_path / "state", size_bytes=1 << 20) as state:
+        files = AttachmentFiles(state, tmp_path / "run")
+        await files.load()
+        kept = sealed()
+        await files.put(kept)
+        fill(state / "others")
+        other = dataclasses.replace(kept, volume_id=str(uuid.UUID(int=9)))
+        for refused in (dataclasses.replace(kept, target_incarnation=9), other):
+            with pytest.raises(UnavailableError) as caught:
+                await files.put(refused)
+            assert caught.value.reason == "attachment.file"
+        again = AttachmentFiles(state, tmp_path / "run")
+        assert await again.load() == [kept]
+        assert not again.refused
+        assert [path.name for path in (tmp_path / "run" / FILE_NAME).iterdir()] == [VOLUME]
 
 
 async def refusals(directories: tuple[Path, Path]) -> list[str]:

@@ -1,22 +1,15 @@
 """Files that operators name: key files closed to others, bounded reads, one line each."""
 
-import contextlib
-import errno
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from sealane.daemon.runtime.files import (
     FILE_BYTES_MAX,
-    RESERVE_BYTES,
-    RESERVE_NAME,
-    keep_reserve,
     read_file,
     read_secret,
-    write_durably,
     write_new,
 )
 from sealane.errors import UsageError
@@ -83,42 +76,6 @@ def test_endless_and_missing_files_are_one_line(tmp_path: Path) -> None:
         assert caught.value.reason == "config.unreadable"
         with pytest.raises(UsageError):
             read(str(tmp_path), key="a.b")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_a_full_file_system_still_takes_small_files_from_its_reserve(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
-    mounted = subprocess.run(mount, check=False, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"can't mount: {mounted.stderr.strip()}")
-    try:
-        assert keep_reserve(tmp_path)
-        _fill(tmp_path / "others")
-        path = tmp_path / "state"
-        write_durably(path, b"first" * 1000)
-        assert path.read_bytes() == b"first" * 1000
-        _fill(tmp_path / "others")
-        assert not keep_reserve(tmp_path)
-        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-            write_durably(path, b"second" * 1000)
-        assert path.read_bytes() == b"first" * 1000
-        assert sorted(found.name for found in tmp_path.iterdir()) == ["others", "state"]
-        (tmp_path / "others").unlink()
-        assert keep_reserve(tmp_path)
-        assert (tmp_path / RESERVE_NAME).stat().st_blocks * 512 == RESERVE_BYTES
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def _fill(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        for size in (1 << 16, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    os.write(descriptor, bytes(size))
-    finally:
-        os.close(descriptor)
 
 
 def test_a_new_file_never_replaces_another_and_leaves_no_draft(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -95,19 +94,6 @@ def test_an_idle_volume_has_few_series(prefix: str) -> None:
     figures = dict.fromkeys(CATALOGUE[prefix], 1)
     assert exported(figures, prefix=prefix).count("{") == len(figures)
     assert exported(figures | {"queues_running": 0}, prefix=prefix).count("{") <= IDLE_SERIES_MAX
-
-
-def test_a_target_s_file_system_has_its_size_and_what_is_free_of_it(tmp_path: Path) -> None:
-    made = Metrics(is_broker=False)
-    made.add_store_directory(tmp_path)
-    read = made.registry.get_sample_value
-    size, free = (
-        read(f"sealane_target_{name}_bytes", {"directory": str(tmp_path)})
-        for name in ("size", "free")
-    )
-    assert size == shutil.disk_usage(tmp_path).total
-    assert free is not None
-    assert 0 < free < size
 
 
 def test_a_histogram_is_cumulative_and_in_seconds() -> None:

@@ -15,7 +15,7 @@ from patience import PATIENCE_SECONDS
 from sealane.cli.demo.adversary import block_start
 from sealane.daemon.config import ScrubConfig
 from sealane.daemon.device.catalogue import Catalogue
-from sealane.daemon.runtime.files import RESERVE_NAME
+from sealane.daemon.runtime.reserve_file import RESERVE_NAME
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.openings import Openings
 from sealane.daemon.target.scrub_schedule import due_volume, keep_jobs

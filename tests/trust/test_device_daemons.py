@@ -130,7 +130,10 @@ async def test_new_device_needs_an_operator_where_the_broker_says_so(world: Worl
     assert f"sealanectl device init {asking['device']}" in said
     [refusal] = world.audited("device.open")
     assert (refusal["outcome"], refusal["reason"]) == ("refused", "device.init.refused")
-    world.ctl("init", asking["device"])
+    ended = sealanectl("--socket", world.broker.socket, "device", "init", asking["device"])
+    assert (ended.returncode, "[confirmation.missing]" in ended.stderr) == (2, True)
+    assert f"{asking['device']}, which s presents" in ended.stderr
+    world.ctl("init", asking["device"], "--yes")
     with daemon(config) as target, world.gateway(target) as gateway:
         volume = await _create(gateway)
         shown = world.ctl("show", asking["device"])
@@ -301,8 +304,11 @@ async def test_what_takes_a_device_away_needs_a_word_and_a_node_that_exists(
         assert (ended.returncode, "[confirmation.missing]" in ended.stderr) == (2, True)
         assert device["device"] in ended.stderr
         if verb == "move":
-            typed = (verb, device["device"], "--to", "nosuch", "--yes")
-            world.ctl(*typed, fails_with="[node.not_found]")
+            # What can't be done is refused before anybody is asked.
+            for more in ((), ("--yes",)):
+                typed = (verb, device["device"], "--to", "nosuch", *more)
+                ended = sealanectl("--socket", world.broker.socket, "device", *typed)
+                assert (ended.returncode, "[node.not_found]" in ended.stderr) == (4, True)
         assert world.devices() == [device]
 
 

@@ -27,6 +27,7 @@ class Target:
     did: list[str] = field(default_factory=list)
     served: ServedDevice = SERVED
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    reports: list[bool] = field(default_factory=list)
 
     async def wait_lost(self) -> Error:
         if not self.losses:
@@ -63,7 +64,18 @@ class Target:
 
     async def kept(self) -> None:
         me: Any = self
-        await keep_served(me, self.reopen, client=me, trust=me, authorizations=me, service=me)
+        await keep_served(
+            me,
+            self.reopen,
+            client=me,
+            trust=me,
+            authorizations=me,
+            service=me,
+            report=self.report,
+        )
+
+    async def report(self, is_good: bool) -> None:
+        self.reports.append(is_good)
 
 
 def refusal(reason: str) -> VerificationError:
@@ -81,6 +93,17 @@ async def test_device_that_was_opened_elsewhere_stays_lost(reason: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await target.kept()
     assert target.did == [reason, "abandon", "close", "close"]
+    assert target.reports == [True, False]
+
+
+async def test_device_that_can_not_be_anchored_ends_the_process_which_opens_it_again() -> None:
+    target = Target([UnavailableError("anchor.failed", "an error of the disk")])
+    with pytest.raises(UnavailableError) as ended:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await target.kept()
+    assert ended.value.exit_code == 4
+    assert target.did == ["anchor.failed", "abandon", "close", "close"]
+    assert target.reports == [True, False]
 
 
 async def test_device_that_was_given_away_is_asked_for_until_it_is_back() -> None:
@@ -97,7 +120,9 @@ async def test_device_that_was_given_away_is_asked_for_until_it_is_back() -> Non
     )
     keeping = asyncio.ensure_future(target.kept())
     await asyncio.wait_for(target.resumed.wait(), PATIENCE_SECONDS)
+    await asyncio.sleep(0)
     keeping.cancel()
+    assert target.reports == [True, False, True]
     assert target.did[4:] == ["asked"] * 4 + ["opened", "asked", "opened", "resume"]
 
 

@@ -54,6 +54,9 @@ class Target:
     def lose_all(self, reason: str) -> None:
         self.told.append(("gateways", reason))
 
+    async def report(self, is_good: bool) -> None:
+        pass
+
     async def abandon(self, loss: Error) -> None:
         self.told.append(("volumes", loss.reason))
 
@@ -86,6 +89,7 @@ class World:
             trust=broker,
             authorizations=target,
             service=target,
+            report=target.report,
         )
         await asyncio.wait_for(serving, PATIENCE_SECONDS)
 
@@ -139,8 +143,10 @@ async def test_other_refusals_do_not_lose_the_device(world: World, error: Error)
 
 
 async def test_anchor_that_fails_for_good_loses_the_device(world: World) -> None:
-    world.anchor.errors = [UnavailableError("anchor.failed", "disk full")]
+    world.anchor.errors = [UnavailableError("anchor.failed", "disk broken")]
     with pytest.raises(UnavailableError, match=r"anchor\.failed"):
         await world.device.anchors.advance(CATALOGUE, 1, b"x")
-    await world.abandoned()
+    # The process ends, and the next one opens the device again.
+    with pytest.raises(UnavailableError, match=r"anchor\.failed"):
+        await world.abandoned()
     assert world.target.told[0] == ("gateways", "anchor.failed")

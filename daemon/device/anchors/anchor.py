@@ -27,6 +27,8 @@ CHANGES_MAX: Final = 32
 """Records that one call changes; a commit in a broker's store takes 64 changes and compares."""
 
 FAILED: Final = "anchor.failed"
+NO_SPACE: Final = "anchor.space"
+"""Nothing was changed for want of space: the same call may succeed later."""
 _NAME: Final = re.compile(
     r"catalogue|volume/[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 )

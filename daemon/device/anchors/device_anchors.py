@@ -13,7 +13,7 @@ from typing import Final
 
 from sealane.daemon.device.anchors.anchor import CHANGES_MAX, FAILED, Anchor, Anchored, Change
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error, Reason, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
 ANCHOR_SECONDS: Final = 6.0
@@ -202,13 +202,18 @@ class DeviceAnchors:
 
     async def _repeat(self, changes: Sequence[Change]) -> None:
         """Request exactly these changes until their outcome is known."""
+        reported: Reason | None = None
         while True:
             try:
                 await self._anchor.advance(changes)
             except UnavailableError as error:
                 if error.reason == FAILED:
                     raise
-                get_logger().warning("anchor_unanswered", reason=error.reason, message=str(error))
+                if error.reason != reported:
+                    reported = error.reason
+                    get_logger().warning(
+                        "anchor_unanswered", reason=error.reason, message=str(error)
+                    )
             else:
                 return
             await asyncio.sleep(_RETRY_SECONDS)

@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
-from sealane.daemon.device.anchors.anchor import Anchored, Change, changed, failed, missing
+from sealane.daemon.device.anchors.anchor import (
+    NO_SPACE,
+    Anchored,
+    Change,
+    changed,
+    failed,
+    missing,
+)
 from sealane.daemon.device.anchors.lock import OwnerLock
 from sealane.daemon.device.anchors.record_file import Content, RecordFile
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 
 # Not secret: it detects a torn or foreign file, not a forged one.
 _KEY = b"sealane file anchor"
@@ -88,6 +95,11 @@ class FileAnchor:
         return self._content
 
     def _write(self, content: Content) -> None:
-        self._content = None
-        self._file.write(content)
+        before, self._content = self._content, None
+        try:
+            self._file.write(content)
+        except UnavailableError as error:
+            if error.reason == NO_SPACE:
+                self._content = before
+            raise
         self._content = content

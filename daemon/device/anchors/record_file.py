@@ -8,8 +8,9 @@ from typing import Final
 from uuid import UUID
 
 from sealane.crypto.encoding import fields, parse_fields
-from sealane.daemon.device.anchors.anchor import FAILED, RECORDS_MAX, U64_MAX, Anchored
+from sealane.daemon.device.anchors.anchor import FAILED, NO_SPACE, RECORDS_MAX, U64_MAX, Anchored
 from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, write_durably
+from sealane.daemon.runtime.reserve_file import FULL
 from sealane.errors import UnavailableError, VerificationError
 
 _LABEL: Final = "sealane anchor v3"
@@ -41,11 +42,13 @@ class RecordFile:
         self._key = key
 
     def write(self, content: Content) -> None:
-        """Replace the file; UnavailableError `anchor.failed`."""
+        """Replace the file; UnavailableError `anchor.failed`; `anchor.space`: nothing changed."""
         encoded = encode_content(content, device_id=self._device_id)
         try:
             write_durably(self.path, encoded + self._mac(encoded))
         except OSError as error:
+            if error.errno in FULL:
+                raise UnavailableError(NO_SPACE, f"{self.path}: {error.strerror}") from error
             raise self._failed(error) from error
 
     def read(self) -> Content | None:

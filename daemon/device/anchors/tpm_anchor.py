@@ -24,12 +24,19 @@ from tpm2_pytss.constants import ESYS_TR, TPM2_ALG, TPMA_OBJECT
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
-from sealane.daemon.device.anchors.anchor import Anchored, Change, changed, failed, missing
+from sealane.daemon.device.anchors.anchor import (
+    NO_SPACE,
+    Anchored,
+    Change,
+    changed,
+    failed,
+    missing,
+)
 from sealane.daemon.device.anchors.lock import OwnerLock
 from sealane.daemon.device.anchors.record_file import Content, RecordFile
 from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 from sealane.daemon.node.tpm import Tpm
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 
 _KEY_LABEL: Final = "sealane anchor key v1"
 _KEY_ATTRIBUTES: Final = (
@@ -137,9 +144,14 @@ class TpmAnchor:
 
     def _commit(self, records: Mapping[str, Anchored], *, count: int, floor: int) -> None:
         # Until the counter is known to have reached it, the anchor's state is unknown.
-        self._content = None
+        before, self._content = self._content, None
         content = Content(count=count, records=records, floor=floor)
-        self._file.write(content)
+        try:
+            self._file.write(content)
+        except UnavailableError as error:
+            if error.reason == NO_SPACE:
+                self._content = before
+            raise
         self._increment_to(count)
         self._content = content
 

@@ -1,6 +1,7 @@
 //! Growth of stores of every kind.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreRequest};
@@ -8,6 +9,7 @@ use super::conformance;
 use super::fresh_store::Trust;
 use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::memory::MemoryStore;
+use super::pages::{BlockFile, DeviceFile, PAGE_BYTES};
 use super::scratch::Scratch;
 use super::selection::{self, StoreOptions};
 
@@ -165,6 +167,20 @@ fn a_store_grows_as_far_as_a_device_that_does_not() {
     let mut channel = store.open().expect("channel");
     assert!(holds(&mut *channel, 7, 1, 1));
     write(&mut *channel, 699, 1, 1);
+}
+
+#[test]
+fn a_file_for_which_there_is_no_room_stays_as_it_is() {
+    let scratch = Scratch::new();
+    let path = scratch.file();
+    let file = DeviceFile::create(&path, 10).expect("create");
+    // 4 PiB.
+    let error = file.reserve(0..1 << 40).expect_err("there is no such disk");
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    let found = path.metadata().expect("metadata");
+    assert_eq!((found.len(), found.blocks()), (10 * PAGE_BYTES as u64, 0));
+    file.reserve(0..10).expect("reserve");
+    assert_eq!(path.metadata().expect("metadata").blocks(), 10 * PAGE_BYTES as u64 / 512);
 }
 
 #[test]

@@ -183,8 +183,9 @@ impl<P: Place> BlockStore for FreshStore<P> {
             return shared.map.finish();
         }
         let geometry = shared.map.grown_to(block_count)?;
-        shared.place.extend(&geometry)?;
+        // First, so that a file without room for it stays as it is.
         shared.place.file()?.reserve(room(&geometry, self.reserves))?;
+        shared.place.extend(&geometry)?;
         // Dropping the journal flushes, and leaves this thread as the only user of the map.
         self.journal = None;
         let grown = Arc::get_mut(&mut shared.map).ok_or_else(in_use)?.grow(geometry);

@@ -5,12 +5,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, fstatvfs, seek,
+};
 use rustix::io::Errno;
 use sealane_proto::link::Nanos;
 use sealane_proto::sector::METADATA_BYTES;
@@ -211,10 +213,19 @@ impl BlockFile for DeviceFile {
 }
 
 /// Reserves room for these bytes of a file. Does nothing for a device, or if the file system
-/// doesn't support it.
+/// doesn't support it. `StorageFull` without a change if there can't be enough room: a call that
+/// fails halfway would keep what it got.
 pub fn reserve(file: &File, bytes: Range<u64>) -> io::Result<()> {
-    if bytes.is_empty() || !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if bytes.is_empty() || !metadata.is_file() {
         return Ok(());
+    }
+    let needed = bytes.end.saturating_sub(metadata.blocks() * 512).min(bytes.end - bytes.start);
+    let system = fstatvfs(file)?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if needed > free {
+        let detail = format!("no space: {needed} bytes more are needed, {free} are free");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
     }
     match fallocate(file, FallocateFlags::empty(), bytes.start, bytes.end - bytes.start) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
