@@ -22,9 +22,16 @@ export PYTHONHASHSEED = 0
 # together. ARGS="-n 0" runs in one process.
 PARALLEL := -n $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 ))) --dist worksteal
 
+# Builds and tests for Arm on other processors: Debian's cross compiler, and QEMU's emulation of a
+# process.
+ifneq ($(shell uname -m),aarch64)
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER := aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := qemu-aarch64 -L /usr/aarch64-linux-gnu
+endif
+
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: tools
 tools:
@@ -64,7 +71,7 @@ test: build ## unit, property, simulation and end-to-end tests
 check: lint test test-order demo test-wheel ## everything CI runs
 
 .PHONY: packages
-packages: ## install the Debian packages for lab, fuzzing and the tests of TPM, HSM and etcd (root)
+packages: ## install the Debian packages for lab, fuzzing, aarch64 and the tests of TPM, HSM and etcd (root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$(grep -v '^#' tools/apt-packages)
 	rm -f $(STAMP)/tpm # the next build finds the TPM's library
@@ -223,6 +230,19 @@ wheel: build ## one abi3 wheel in dist/
 test-wheel: wheel ## install the wheel alone and run a small demo from an empty directory
 	$(SHELL) tools/try-wheel $(PYTHON) dist/sealane-*.whl
 
+ARCH ?= aarch64
+
+.PHONY: cross
+cross: $(STAMP)/venv ## the wheel for another processor in dist/ARCH/: ARCH=aarch64
+	$(SHELL) tools/require-cross $(ARCH)
+	rm -rf build/lib build/lib.* dist/$(ARCH)
+	_PYTHON_HOST_PLATFORM=linux-$(ARCH) CARGO_BUILD_TARGET=$(ARCH)-unknown-linux-gnu \
+	  $(BIN)/python -m build --wheel --no-isolation --outdir dist/$(ARCH) .
+
+.PHONY: test-aarch64
+test-aarch64: build cross ## what of the tests an emulated Arm process can run, Rust and Python (4 minutes, without builds)
+	$(SHELL) tools/test-aarch64 $(BIN)/pip dist/aarch64/sealane-*.whl $(STAMP)/aarch64
+
 # Its Python is Debian's, which need not be the one of the build.
 $(STAMP)/tpm2_pytss: requirements-tpm.lock $(STAMP)/venv
 	rm -rf $@ && $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $< -w $@
@@ -300,12 +320,14 @@ mutants: build ## remove each security check in turn and see its tests fail; ARG
 	$(BIN)/python tools/mutants $(ARGS)
 
 .PHONY: lint
-lint: build ## formatting, types, layers, clippy
+lint: build ## formatting, types, layers, clippy, for aarch64 as well if its tools are installed
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	for workspace in native native/fuzz; do (cd $$workspace && cargo fmt --check && \
 	  CARGO_TARGET_DIR=$(CURDIR)/native/target cargo clippy --locked --all-targets -- -D warnings) || exit 1; done
+	! $(SHELL) tools/require-cross aarch64 || \
+	  (cd native && cargo clippy --locked --all-targets --target aarch64-unknown-linux-gnu -- -D warnings)
 
 .PHONY: format
 format: build ## format Python and Rust

@@ -36,6 +36,11 @@ def parser() -> argparse.ArgumentParser:
         help="cases to run (default: all)",
     )
     add("--rounds", type=int, default=21, help="rounds; tables show medians (default 21)")
+    add(
+        "--target",
+        help="Rust target to build for instead of this machine's; Cargo's runner for it runs the"
+        " program: aarch64-unknown-linux-gnu under QEMU, where only ratios mean anything",
+    )
     add("--core", type=int, default=None, help="core to run on (default: any)")
     add("--output", type=Path, default=Path("sealane-kernels"), help="directory for results")
     return found
@@ -44,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> list[Sample]:
     """Build the program in release mode, run it and return its samples."""
     command = ["cargo", "run", "--release", "--quiet", "--locked"]
-    command += ["--manifest-path", str(FOLDER / "Cargo.toml"), "--"]
+    command += ["--manifest-path", str(FOLDER / "Cargo.toml")]
+    command += ["--target", arguments.target] if arguments.target else []
+    command += ["--"]
     command += [str(arguments.rounds), *arguments.what]
     if arguments.core is not None:
         os.sched_setaffinity(0, {arguments.core})
@@ -71,6 +78,7 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     document = {
         "processor": processor(),
+        "target": arguments.target,
         "rounds": arguments.rounds,
         "load_average": os.getloadavg(),
         "samples": [asdict(sample) for sample in samples],

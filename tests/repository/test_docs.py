@@ -132,8 +132,8 @@ def test_commands_of_operators_exist() -> None:
 
 
 def test_targets_of_make_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for words in shown(r"\bmake ((?:[a-z-]+ ?)+)") for name in words.split()}
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for words in shown(r"\bmake ((?:[a-z0-9-]+ ?)+)") for name in words.split()}
     assert named <= targets, named - targets
 
 

@@ -13,6 +13,7 @@ static EXPONENTS: [u8; 765] = TABLES.0;
 static LOGARITHMS: [u8; 256] = TABLES.1;
 
 /// By factor: the 8 × 8 bit matrix of the multiplication, in the format of GF2P8AFFINEQB.
+#[cfg(any(target_arch = "x86_64", test))]
 pub static AFFINE: [u64; 256] = affine_matrices();
 /// By factor: its products with 0 … 15, then with 0, 16, … 240, in the format of PSHUFB.
 pub static NIBBLES: [[u8; 32]; 256] = nibble_products();
@@ -44,6 +45,7 @@ const fn product(a: u8, b: u8) -> u8 {
     TABLES.0[TABLES.1[a as usize] as usize + TABLES.1[b as usize] as usize]
 }
 
+#[cfg(any(target_arch = "x86_64", test))]
 const fn affine_matrices() -> [u64; 256] {
     let mut matrices = [0; 256];
     let mut factor = 0;

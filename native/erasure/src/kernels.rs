@@ -2,12 +2,18 @@
 //! unsafe code of the crate: calls of functions that need a processor feature, and loads and stores
 //! whose bounds are ensured by the assertions in [`multiply`].
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::{
+    uint8x16_t, vandq_u8, vdupq_n_u8, veorq_u8, vld1q_u8, vqtbl1q_u8, vshrq_n_u8, vst1q_u8,
+};
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::wildcard_imports)] // intrinsics have a prefix of their own
 use std::arch::x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
-use crate::field::{AFFINE, NIBBLES};
+use crate::field::AFFINE;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::field::NIBBLES;
 use crate::portable;
 
 /// Most outputs computed in one pass over the sources.
@@ -20,13 +26,15 @@ pub enum Kernel {
     Gfni,
     /// AVX2 with two 16-entry tables for each coefficient.
     Avx2,
+    /// Arm's Advanced SIMD with the same tables.
+    Neon,
     /// Shifts and XORs of 64-bit words.
     Portable,
 }
 
 impl Kernel {
     /// All kernels, fastest first.
-    pub const ALL: [Self; 3] = [Self::Gfni, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Gfni, Self::Avx2, Self::Neon, Self::Portable];
 
     /// Whether this processor can run it.
     pub fn is_available(self) -> bool {
@@ -39,9 +47,11 @@ impl Kernel {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2"),
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Gfni | Self::Avx2 => false,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Self::Portable => true,
+            #[allow(unreachable_patterns)] // the other processors' kernels
+            _ => false,
         }
     }
 
@@ -112,6 +122,9 @@ pub fn multiply(kernel: Kernel, matrix: &Matrix, sources: &[&[u8]], outputs: &mu
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the processor has the features, lengths and shape were asserted above.
             Kernel::Avx2 => unsafe { avx2_pass(pass, sources, outputs) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: the processor has the feature, lengths and shape were asserted above.
+            Kernel::Neon => unsafe { neon_pass(pass, sources, outputs) },
             _ => portable::multiply(&pass.coefficients, sources, outputs, 0),
         }
     }
@@ -290,6 +303,72 @@ unsafe fn avx2_rows<const ROWS: usize>(pass: &Pass, sources: &[&[u8]], outputs: 
         for (sum, output) in sums.iter().zip(outputs.iter_mut()) {
             // SAFETY: at + 32 ≤ length.
             unsafe { _mm256_storeu_si256(output.as_mut_ptr().add(at).cast(), *sum) };
+        }
+    }
+    portable::multiply(&pass.coefficients, sources, outputs, whole);
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    // SAFETY: as for this function; the number of rows is outputs.len().
+    unsafe {
+        match (pass.rows, pass.first_is_sum) {
+            (8, false) => neon_rows::<8, 2, false>(pass, sources, outputs),
+            (8, true) => neon_rows::<8, 2, true>(pass, sources, outputs),
+            (4, false) => neon_rows::<4, 4, false>(pass, sources, outputs),
+            (4, true) => neon_rows::<4, 4, true>(pass, sources, outputs),
+            (2, false) => neon_rows::<2, 4, false>(pass, sources, outputs),
+            (2, true) => neon_rows::<2, 4, true>(pass, sources, outputs),
+            (_, false) => neon_rows::<1, 4, false>(pass, sources, outputs),
+            (_, true) => neon_rows::<1, 4, true>(pass, sources, outputs),
+        }
+    }
+}
+
+/// Computes `ROWS` outputs with `WIDTH` vectors of 16 bytes per step, which share the loads of the
+/// tables; the portable kernel processes the remaining bytes.
+///
+/// # Safety
+/// The processor has Advanced SIMD; sources and outputs have equal lengths; there are `ROWS` outputs.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon_rows<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
+    pass: &Pass,
+    sources: &[&[u8]],
+    outputs: &mut [&mut [u8]],
+) {
+    let length = outputs[0].len();
+    let whole = length - length % (WIDTH * 16);
+    let nibble = vdupq_n_u8(0x0f);
+    for at in (0..whole).step_by(WIDTH * 16) {
+        let mut sums = [[vdupq_n_u8(0); WIDTH]; ROWS];
+        for (source, factors) in sources.iter().zip(pass.coefficients.chunks_exact(ROWS)) {
+            // SAFETY: at + WIDTH · 16 ≤ length.
+            let vectors: [uint8x16_t; WIDTH] =
+                std::array::from_fn(|i| unsafe { vld1q_u8(source.as_ptr().add(at + i * 16)) });
+            for row in 0..ROWS {
+                if SUM && row == 0 {
+                    for i in 0..WIDTH {
+                        sums[row][i] = veorq_u8(sums[row][i], vectors[i]);
+                    }
+                    continue;
+                }
+                let tables = NIBBLES[usize::from(factors[row])].as_ptr();
+                // SAFETY: both tables of 16 bytes lie within the 32 bytes.
+                let (below, above) = unsafe { (vld1q_u8(tables), vld1q_u8(tables.add(16))) };
+                for i in 0..WIDTH {
+                    let low = vqtbl1q_u8(below, vandq_u8(vectors[i], nibble));
+                    let high = vqtbl1q_u8(above, vshrq_n_u8::<4>(vectors[i]));
+                    sums[row][i] = veorq_u8(sums[row][i], veorq_u8(low, high));
+                }
+            }
+        }
+        for (sums, output) in sums.iter().zip(outputs.iter_mut()) {
+            for (i, sum) in sums.iter().enumerate() {
+                // SAFETY: at + WIDTH · 16 ≤ length.
+                unsafe { vst1q_u8(output.as_mut_ptr().add(at + i * 16), *sum) };
+            }
         }
     }
     portable::multiply(&pass.coefficients, sources, outputs, whole);

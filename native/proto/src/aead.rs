@@ -151,17 +151,20 @@ impl Cipher {
         tag: &[u8; TAG_BYTES],
         sample: Sample,
     ) -> Result<(), NotAuthentic> {
-        let (Self::Kernel(key), Sample::Block(place)) = (self, sample) else {
+        let block = |bytes: &[u8], place: u32| {
+            let (blocks, _) = bytes.as_chunks::<{ gcm::BLOCK_BYTES }>();
+            blocks.get(place as usize).copied().map(u128::from_ne_bytes).ok_or(NotAuthentic)
+        };
+        let sampled = match sample {
+            Sample::Block(place) => {
+                Some((place, block(plaintext, place)?, block(ciphertext, place)?))
+            }
+            Sample::Whole => None,
+        };
+        let (Self::Kernel(key), Some((place, plain, sealed))) = (self, sampled) else {
             let mut opened = zeroize::Zeroizing::new(vec![0; ciphertext.len()]);
             self.open(nonce, aad, ciphertext, tag, &mut opened)?;
             return if *opened == plaintext { Ok(()) } else { Err(NotAuthentic) };
-        };
-        let block = |bytes: &[u8]| {
-            let (blocks, _) = bytes.as_chunks::<{ gcm::BLOCK_BYTES }>();
-            blocks.get(place as usize).copied().map(u128::from_ne_bytes)
-        };
-        let (Some(plain), Some(sealed)) = (block(plaintext), block(ciphertext)) else {
-            return Err(NotAuthentic);
         };
         let keystream = u128::from_ne_bytes(key.keystream(&nonce, place));
         let is_right = key.tag(&nonce, aad, ciphertext) == *tag && plain ^ keystream == sealed;
@@ -362,6 +365,29 @@ mod tests {
             assert_eq!(to.open_in_place([1; 12], b"aad", &mut sealed), Err(NotAuthentic));
             let too_short = &mut [0; TAG_BYTES - 1];
             assert_eq!(to.open_in_place([1; 12], b"aad", too_short), Err(NotAuthentic));
+        }
+    }
+
+    #[test]
+    fn every_cipher_checks_what_was_sealed_elsewhere() {
+        let plain = *b"thirty-two bytes are two blocks.";
+        for aead in ciphers() {
+            let mut sealed = plain;
+            let tag = aead.seal([1; 12], b"aad", &mut sealed);
+            let check = |nonce, sealed: &[u8], sample| {
+                aead.check_sealed([nonce; 12], b"aad", (&plain, sealed), &tag, sample)
+            };
+            for sample in [Sample::Block(0), Sample::Block(1), Sample::Whole] {
+                assert_eq!(check(1, &sealed, sample), Ok(()), "{aead:?}, {sample:?}");
+                assert_eq!(check(2, &sealed, sample), Err(NotAuthentic), "{aead:?}, {sample:?}");
+            }
+            assert_eq!(
+                check(1, &sealed, Sample::Block(2)),
+                Err(NotAuthentic),
+                "{aead:?}: no block"
+            );
+            sealed[31] ^= 1;
+            assert_eq!(check(1, &sealed, Sample::Block(1)), Err(NotAuthentic), "{aead:?}");
         }
     }
 

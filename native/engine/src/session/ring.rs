@@ -165,8 +165,14 @@ impl DaemonRing {
 
     /// Whether chunks have landed since the last call and the job wants to be woken for them.
     pub fn take_chunk_wake(&mut self) -> bool {
-        std::mem::take(&mut self.has_landed)
-            && self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
+        if !std::mem::take(&mut self.has_landed) {
+            return false;
+        }
+        // Here and in `wake_for_chunks`: each side writes its own word and then reads the other's.
+        // Without both fences each could read the old value: the job would sleep, and nobody would
+        // wake it.
+        fence(Ordering::SeqCst);
+        self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
     }
 
     /// Clears the first `chunk_count` bitmap bytes of a slot.
@@ -300,9 +306,11 @@ impl JobRing {
             .collect()
     }
 
-    /// Enables or disables the doorbell for landed chunks.
+    /// Enables or disables the doorbell for landed chunks. A chunk that a bitmap read after enabling
+    /// it does not show will ring it.
     pub fn wake_for_chunks(&self, wanted: bool) {
         self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 
     /// The live bitmap of a receive of `chunk_count` chunks. `None` while no slot belongs to the

@@ -4,7 +4,7 @@
 //! `RING_ROUNDS` sets the number of messages (`make ring-stress`: 10^7).
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::layout::Layout;
 use super::ring::{Completion, DaemonRing, JobRing, Operation, Submission};
@@ -109,6 +109,61 @@ fn fill(ring: &mut JobRing, rounds: u64) {
     }
 }
 
+/// Both ends meet at the beginning of a round.
+#[derive(Default)]
+struct Meeting([AtomicU64; 2]);
+
+impl Meeting {
+    fn meet(&self, end: usize, round: u64) {
+        self.0[end].store(round, Ordering::Release);
+        let mut spins = 0_u64;
+        while self.0[1 - end].load(Ordering::Acquire) < round {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins.is_multiple_of(1000) {
+                // On a busy core the other end may wait for this one's.
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// In each round a chunk lands while the job asks to be woken for it. Returns how often the job
+/// neither saw the chunk nor was to be woken, and how often each end was the later one.
+fn land_and_want(rounds: u64) -> (u64, [u64; 2]) {
+    let (mut daemon, job) = ends(View::Attached);
+    let (begin, end, is_woken) = (Meeting::default(), Meeting::default(), AtomicBool::new(false));
+    // Changes which end is the earlier one.
+    let dawdle = |turns: u64| (0..turns).for_each(|_| std::hint::spin_loop());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=rounds {
+                daemon.slot_posted(0, 0, 1);
+                begin.meet(0, round);
+                dawdle(round % 8);
+                daemon.chunk_landed(0, 0);
+                is_woken.store(daemon.take_chunk_wake(), Ordering::Relaxed);
+                end.meet(0, round);
+            }
+        });
+        let (mut missed, mut found) = (0, [0; 2]);
+        for round in 1..=rounds {
+            job.wake_for_chunks(false);
+            begin.meet(1, round);
+            let bitmap = job.bitmap(0, 1).expect("its slot is posted");
+            dawdle(round / 8 % 8);
+            job.wake_for_chunks(true);
+            let has_seen = bitmap.read().expect("no later receive") == [1];
+            end.meet(1, round);
+            let is_woken = is_woken.load(Ordering::Relaxed);
+            missed += u64::from(!has_seen && !is_woken);
+            found[0] += u64::from(is_woken);
+            found[1] += u64::from(has_seen);
+        }
+        (missed, found)
+    })
+}
+
 /// How the job sees the memories: through its own mappings, like a real job, or through the
 /// daemon's, so that ThreadSanitizer recognises them as the same memory.
 #[derive(Clone, Copy)]
@@ -190,4 +245,13 @@ fn every_operation_completes_once_over_many_wraps() {
 #[test]
 fn every_operation_completes_once_through_one_mapping() {
     fill_and_reorder(View::Aliased, rounds(1000));
+}
+
+/// Processors reorder a store and a later load of another word, x86 as well.
+#[test]
+fn a_chunk_that_the_job_does_not_see_wakes_it() {
+    let rounds = rounds(50_000);
+    let (missed, found) = land_and_want(rounds);
+    assert!(found[0] > 0 && found[1] > 0, "one end was always the earlier one: {found:?}");
+    assert_eq!(missed, 0, "of {rounds}, the job would have slept");
 }

@@ -16,16 +16,16 @@ impl Opening {
         self.total.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Adds to the number of processed items.
+    /// Adds to the number of processed items, which the caller has expected before.
     pub fn pass(&self, count: u64) {
-        self.done.fetch_add(count, Ordering::Relaxed);
+        self.done.fetch_add(count, Ordering::Release);
     }
 
     /// Returns the number of processed items and of all items.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
-        // Reading them in this order never yields more than the total.
-        let done = self.done.load(Ordering::Relaxed);
+        // Read in this order, and in no other, they never yield more than the total.
+        let done = self.done.load(Ordering::Acquire);
         (done, self.total.load(Ordering::Relaxed))
     }
 }
