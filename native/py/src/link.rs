@@ -110,11 +110,16 @@ fn emulator_error(error: EmulatorError) -> PyErr {
     }
 }
 
+/// Path, start and end of an outage in nanoseconds.
+type Outage = (usize, u64, u64);
+/// The same of a detour, and how many nanoseconds longer it is.
+type Detour = (usize, u64, u64, u64);
+
 fn emulator_config(
     forward: Vec<LinkSettings>,
     backward: Vec<LinkSettings>,
     seed: u64,
-    (outages, detours): (Vec<(usize, u64, u64)>, Vec<(usize, u64, u64, u64)>),
+    (outages, detours): (Vec<Outage>, Vec<Detour>),
     strips_ce: (bool, bool),
 ) -> EmulatorConfig {
     let configs = |settings: Vec<LinkSettings>| settings.iter().map(|link| link.config).collect();
@@ -148,8 +153,8 @@ impl Emulator {
         backward: Vec<LinkSettings>,
         seed: u64,
         forward_to: &str,
-        outages: Vec<(usize, u64, u64)>,
-        detours: Vec<(usize, u64, u64, u64)>,
+        outages: Vec<Outage>,
+        detours: Vec<Detour>,
         strips_ce: (bool, bool),
     ) -> PyResult<Self> {
         let config = emulator_config(forward, backward, seed, (outages, detours), strips_ce);
@@ -178,8 +183,8 @@ impl Emulator {
         seed: u64,
         ports: Vec<(String, bool, Vec<IpAddr>)>,
         mtu: u16,
-        outages: Vec<(usize, u64, u64)>,
-        detours: Vec<(usize, u64, u64, u64)>,
+        outages: Vec<Outage>,
+        detours: Vec<Detour>,
         corruption_passes_checksum: bool,
         access: Option<LinkSettings>,
         strips_ce: (bool, bool),
