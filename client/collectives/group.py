@@ -23,6 +23,8 @@ SIZE_MAX: Final = 64
 SLOT_BYTES: Final = 256 << 10
 SLOTS: Final = 16
 _TAG_MASK: Final = (1 << 32) - 1
+_SHORT: Final = 1 << 15
+"""Marks messages of a short all-reduce: another rank's array may be long enough for segments."""
 
 
 class Group:
@@ -69,8 +71,28 @@ class Group:
         """
         elements, name = flat(array, dtype)
         merge = Merge(operator, elements, name, self.size)
+        if elements.nbytes * self.size <= self._terms.slot_bytes:
+            await self._reduce_all(elements, merge, timeout_seconds)
+            return
         plan = schedule.all_reduce(self.rank, self.size, elements.size, self._piece(elements))
         await self._run(plan, elements, timeout_seconds, merge)
+
+    async def _reduce_all(
+        self, elements: Elements, merge: Merge, timeout_seconds: float | None
+    ) -> None:
+        """Collect the short arrays of all ranks, and combine them here in the order of ranks.
+
+        That is size - 1 steps around the ring, half as many as with segments.
+        """
+        length = elements.size
+        all_ranks = np.empty((self.size, length), elements.dtype)
+        all_ranks[self.rank] = elements
+        plan = schedule.all_gather(self.rank, self.size, length, self._piece(elements))
+        await self._run(plan, all_ranks.reshape(-1), timeout_seconds, mark=_SHORT)
+        result, *others = all_ranks
+        for number, theirs in enumerate(others, start=2):
+            merge(result, theirs, is_last=number == self.size)
+        elements[:] = result
 
     async def reduce_scatter(
         self,
@@ -254,13 +276,18 @@ class Group:
         elements: Elements,
         timeout_seconds: float | None,
         merge: Merge | None = None,
+        *,
+        mark: int = 0,
     ) -> None:
-        """Run a schedule, sending and receiving at the same time."""
+        """Run a schedule, sending and receiving at the same time.
+
+        `mark` tells messages from those of other kinds of schedules for the same operation.
+        """
         if self._sessions.neighbours is None:
             return  # alone
         outbox, inbox = self._sessions.neighbours
         async with self._turn, self._sessions.guarded(self._seconds(timeout_seconds)):
-            first = next(self._sequence) << 16
+            first = next(self._sequence) << 16 | mark
             arrived = Counter()
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(outbox.watch())

@@ -57,6 +57,17 @@ async def test_all_reduce_does_what_numpy_does(ring: Ring, operator: Operator) -
                 assert np.array_equal(mine[place], arrays[0][place]), "bit by bit"
 
 
+async def test_a_short_array_meets_no_segment_of_a_long_one(ring: Ring) -> None:
+    async def act(group: Group) -> None:
+        # As long as a segment of the others' arrays, which don't fit a message four times.
+        await group.all_reduce(np.ones(33 if group.rank == 0 else 4 * 33))
+
+    results = await ring.run(act, slot_bytes=4096, slots=4)
+    reasons = {getattr(one, "reason", "") for one in results}
+    assert "group.order" in reasons
+    assert reasons <= {"group.order", "group.aborted"}
+
+
 @pytest.mark.parametrize("size", [2, 3])
 async def test_bfloat16_is_added_in_single_precision(ring: Ring, size: int) -> None:
     chance = np.random.default_rng(8)
