@@ -221,6 +221,15 @@ bench-sessions-fairness: build ## how jobs, sessions and priorities share a fabr
 bench-sessions-threads: build ## rate of a session by path threads, message size and chunk (Cargo; 10 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions threads $(ARGS)
 
+.PHONY: image
+image: deb ## OCI image of the Debian package in dist/ (root; 2 minutes)
+	rm -f dist/sealane_*.oci.tar
+	tools/image dist/sealane_*.deb "$$(echo dist/sealane_*.deb | sed 's/\.deb$$/.oci.tar/')"
+
+.PHONY: lab-image
+lab-image: image ## containers of that image (root; a minute)
+	SEALANE_IMAGE="$$(echo dist/sealane_*.oci.tar)" $(BIN)/pytest -n 0 tests/image_lab -m lab_image $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	rm -rf build/lib build/lib.* # setuptools would pack modules of earlier builds that are gone

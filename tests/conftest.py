@@ -14,7 +14,7 @@ settings.register_profile(
 settings.load_profile("gate")
 
 
-LABS = ("lab", "lab_systemd", "lab_verbs")
+LABS = ("lab", "lab_image", "lab_systemd", "lab_verbs")
 """Markers of tests that boot machines: run only if selected with `-m`."""
 
 

@@ -594,11 +594,14 @@ impl Session {
     }
 
     /// Before a path is validated, a few units may leave with the challenges, so that a short
-    /// message needn't wait for the answer.
+    /// message needn't wait for the answer. A longer one would have to, in its middle.
     fn may_send_units(&self) -> bool {
         match self.state {
             State::Established => !self.is_stalled,
-            State::Connecting => self.units.is_decided(),
+            State::Connecting => {
+                let units = self.paths.early_units().into();
+                self.units.is_decided() && self.sender.ends_within(units)
+            }
             State::Closing | State::Closed => false,
         }
     }

@@ -225,8 +225,14 @@ impl Paths {
     #[must_use]
     pub fn early(&self) -> Option<PathId> {
         let path = &self[self.heard];
-        let is_early = path.is_challenged() && path.is_as_stated && self.budget.has_units();
+        let is_early = path.is_challenged() && path.is_as_stated && self.early_units() > 0;
         is_early.then_some(self.heard)
+    }
+
+    /// Units that may still leave before any path is validated.
+    #[must_use]
+    pub fn early_units(&self) -> u8 {
+        self.budget.units_left()
     }
 
     /// As [`Self::open`], before any path is validated.

@@ -311,6 +311,17 @@ impl Sender {
         })
     }
 
+    /// Whether the message that would leave first has begun, or is no stream and has no more than so
+    /// many units; true if there is none.
+    #[must_use]
+    pub fn ends_within(&self, units: u32) -> bool {
+        let first = self.ready.first().and_then(|(_, number)| self.window.get(*number));
+        first.is_none_or(|message| {
+            let is_short = message.stream().is_none() && message.layout.coded_units() <= units;
+            is_short || message.started.is_some()
+        })
+    }
+
     /// Chooses the unit to send now: by priority, then lost units before new ones, then by message
     /// number.
     pub fn pick(

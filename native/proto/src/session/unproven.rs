@@ -80,10 +80,10 @@ impl Budget {
         (self.full_at + self.refill).saturating_sub(self.depth)
     }
 
-    /// Whether a unit may be sent on a path that is not validated.
+    /// Units that may still be sent on paths that are not validated.
     #[must_use]
-    pub fn has_units(&self) -> bool {
-        self.units_left > 0
+    pub fn units_left(&self) -> u8 {
+        self.units_left
     }
 
     /// Ends that: the address may be anyone's.

@@ -55,13 +55,21 @@ fn nothing_leaves_before_the_peer_was_heard() {
 }
 
 #[test]
-fn ten_units_leave_at_most_and_the_others_once_the_path_has_answered() {
-    for paths in [1, 3] {
-        let mut pair = with_message(20, paths);
-        let (units, _) = sent_to_a_silent_address(&mut pair, 300 * MILLISECOND);
-        assert_eq!(units, EARLY_UNITS, "{paths} paths");
-        pair.run(1000 * MILLISECOND);
-        assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+fn ten_units_leave_at_most_those_of_whole_messages_and_others_once_the_path_has_answered() {
+    for (messages, expected) in [(&[10, 1][..], 10), (&[6, 6], 6), (&[6, 4, 1], 10), (&[11], 0)] {
+        for paths in [1, 3] {
+            let config = |index| SessionConfig { paths, slots: 4, ..config(index) };
+            let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+            for (number, units) in messages.iter().enumerate() {
+                let offset = number as u64 * 8192;
+                pair.ends[1].post_receive(receive(offset, units * UNIT), 0).unwrap();
+                pair.ends[0].post_send(send(offset, units * UNIT), 0).unwrap();
+            }
+            let (units, _) = sent_to_a_silent_address(&mut pair, 300 * MILLISECOND);
+            assert_eq!(units, expected, "{messages:?}, {paths} paths");
+            pair.run(1000 * MILLISECOND);
+            assert_eq!(statuses(&pair.events[0]).len(), messages.len());
+        }
     }
 }
 
