@@ -599,7 +599,7 @@ impl Session {
         match self.state {
             State::Established => !self.is_stalled,
             State::Connecting => {
-                let units = self.paths.early_units().into();
+                let units = u32::from(self.paths.early_units());
                 self.units.is_decided() && self.sender.ends_within(units)
             }
             State::Closing | State::Closed => false,
