@@ -15,7 +15,6 @@ from sealane.protocol.v1 import nodes_pb2
 
 _POLL_SECONDS: Final = 0.5
 _USES_SHOWN: Final = 3
-_ENDING_ROLES: Final = {"gateway", "fabric"}
 _ENDING_SECONDS: Final = 60.0
 _STATES: Final = nodes_pb2.NodeDrain
 
@@ -62,7 +61,7 @@ async def _node_drain(client: Client, options: argparse.Namespace, output: Outpu
         if drain.state == _STATES.OVERDUE:
             # What ends by itself then needs a moment: a gateway flushes, a fabric closes.
             patience -= _POLL_SECONDS
-            if patience < 0 or not all(use.role in _ENDING_ROLES for use in drain.uses):
+            if patience < 0 or not all(use.ends for use in drain.uses):
                 raise UnavailableError("node.drain.overdue", _overdue(drain))
         if drain.state == _STATES.SERVING:
             raise UnavailableError(
@@ -118,7 +117,10 @@ def _row(drain: nodes_pb2.NodeDrain) -> dict[str, Any]:
         "state": _STATES.State.Name(drain.state).lower(),
         "seconds_left": round(drain.seconds_left, 1),
         "in_use": drain.uses_total,
-        "uses": [{"role": use.role, "name": use.name, "detail": use.detail} for use in drain.uses],
+        "uses": [
+            {"role": use.role, "name": use.name, "detail": use.detail, "ends": use.ends}
+            for use in drain.uses
+        ],
     }
 
 

@@ -348,7 +348,7 @@ async def test_list_has_every_node_with_its_state(world: World) -> None:
     }
     assert end == ""
     # A node that was revoked before it attested has stated nothing.
-    stated = {m.state: (m.record.version, m.record.clock_skew_ms) for m in [*members, *more]}
+    stated = {m.state: (m.stated.version, m.stated.clock_skew_ms) for m in [*members, *more]}
     assert stated == {"active": ("1.2.3", -4), "revoked": ("", None)}
 
 
