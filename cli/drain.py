@@ -10,7 +10,7 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, Output
 from sealane.cli.verbs import confirm, destructive, verb, watched
 from sealane.client import Client, translated
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import nodes_pb2
 
 _POLL_SECONDS: Final = 0.5
@@ -31,7 +31,6 @@ def add_verbs(verbs: Any) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        default=0.0,
         help="time for hosts and gateways to leave by themselves (default: 30)",
     )
     destructive(drain)
@@ -42,6 +41,10 @@ def add_verbs(verbs: Any) -> None:
 
 
 async def _node_drain(client: Client, options: argparse.Namespace, output: Output) -> None:
+    if options.timeout == 0:
+        raise UsageError(
+            "node.drain.range", "drain time 0 s; allowed: above 0 (stop the daemon to end it now)"
+        )
     node = await client.node()
     if node.drain.state == _STATES.SERVING:
         confirm(
@@ -49,7 +52,7 @@ async def _node_drain(client: Client, options: argparse.Namespace, output: Outpu
             f"Node {node.node} ({', '.join(node.roles)}) takes nothing new until it is restarted "
             "or undrained, and its hosts move to other paths: hosts without one wait.",
         )
-    request = nodes_pb2.DrainNodeRequest(timeout_seconds=options.timeout)
+    request = nodes_pb2.DrainNodeRequest(timeout_seconds=options.timeout or 0)
     with translated():
         drain = await client.nodes.DrainNode(request, timeout=CALL_SECONDS)
     shown, patience = None, _ENDING_SECONDS
