@@ -212,6 +212,7 @@ class RecordedAttachment:
     is_suspended: bool = False
     suspending: asyncio.Event = field(default_factory=asyncio.Event)
     """Clear: a suspension waits for it, as for a target that doesn't answer."""
+    detaching: asyncio.Event = field(default_factory=asyncio.Event)
     unflushed: str = ""
     idle_seconds: float | None = None
     unanswered: int = 0
@@ -251,6 +252,7 @@ class RecordedAttachment:
 
     def __post_init__(self) -> None:
         self.suspending.set()
+        self.detaching.set()
 
     async def suspend(self) -> str:
         self.is_suspended = True
@@ -262,6 +264,7 @@ class RecordedAttachment:
 
     async def detach(self, *, patience_seconds: float = 0) -> bool:
         self.detached.set()
+        await self.detaching.wait()
         return self.is_durable
 
     async def wipe(self) -> None:

@@ -606,7 +606,6 @@ class VolumeService:
 
     async def _drop_unusable(self, volume_id: str) -> None:
         """Detach a volume that this gateway may no longer use."""
-        await self.put_aside.ended()
         try:
             await self.detach(volume_id)
         except Error as error:

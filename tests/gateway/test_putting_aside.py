@@ -82,16 +82,18 @@ async def test_a_stop_completes_it_too(world: World) -> None:
     await until(lambda: world.volumes.attached(volume_id))
 
 
-async def test_a_barred_gateway_detaches_it_too(world: World) -> None:
+@pytest.mark.parametrize("is_flushed", [False, True])
+async def test_a_barred_gateway_detaches_it_too(world: World, *, is_flushed: bool) -> None:
     volume_id, port = await attached(world)
-    port.suspending.clear()
+    waiting = port.detaching if is_flushed else port.suspending
+    waiting.clear()
     draining = Draining(world)
-    await until(lambda: port.is_suspended)
+    await until(lambda: port.detached.is_set() if is_flushed else port.is_suspended)
     world.volumes.bar("revoked")
-    assert port.failed
+    assert bool(port.failed) != is_flushed
     await asyncio.sleep(1.2)
     assert not port.is_wiped
-    port.suspending.set()
+    waiting.set()
     await until(lambda: port.is_wiped)
     await until(lambda: not world.volumes.is_returning(volume_id))
     assert world.volumes.attached(volume_id) is None

@@ -44,6 +44,12 @@ async def answers_held(world: World) -> AsyncIterator[asyncio.Event]:
         passes.set()
 
 
+async def unanswered(world: World, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while world.gateway.unanswered(world.attached) != count:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+
+
 async def test_a_command_at_the_target_is_answered_before_the_host_is_cut_off() -> None:
     async with (
         make_world(None) as world,
@@ -53,12 +59,10 @@ async def test_a_command_at_the_target_is_answered_before_the_host_is_cut_off() 
     ):
         queue = await host.open_queue(1)
         await queue.write(0, OLD)
-        assert world.gateway.unanswered(world.attached) == 0
+        await unanswered(world, 0)
         passes.clear()
         writing = tasks.create_task(queue.write(0, NEW))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while world.gateway.unanswered(world.attached) != 1:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await unanswered(world, 1)
         suspending = tasks.create_task(world.attached.suspend())
         await asyncio.sleep(0.5)
         assert (writing.done(), suspending.done()) == (False, False)
