@@ -10,12 +10,11 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, Output
 from sealane.cli.verbs import confirm, destructive, verb, watched
 from sealane.client import Client, translated
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import nodes_pb2
 
 _POLL_SECONDS: Final = 0.5
 _USES_SHOWN: Final = 3
-_ENDING_ROLES: Final = {"gateway", "fabric"}
 _ENDING_SECONDS: Final = 60.0
 _STATES: Final = nodes_pb2.NodeDrain
 
@@ -32,7 +31,6 @@ def add_verbs(verbs: Any) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        default=0.0,
         help="time for hosts and gateways to leave by themselves (default: 30)",
     )
     destructive(drain)
@@ -43,6 +41,10 @@ def add_verbs(verbs: Any) -> None:
 
 
 async def _node_drain(client: Client, options: argparse.Namespace, output: Output) -> None:
+    if options.timeout == 0:
+        raise UsageError(
+            "node.drain.range", "drain time 0 s; allowed: above 0 (stop the daemon to end it now)"
+        )
     node = await client.node()
     if node.drain.state == _STATES.SERVING:
         confirm(
@@ -50,7 +52,7 @@ async def _node_drain(client: Client, options: argparse.Namespace, output: Outpu
             f"Node {node.node} ({', '.join(node.roles)}) takes nothing new until it is restarted "
             "or undrained, and its hosts move to other paths: hosts without one wait.",
         )
-    request = nodes_pb2.DrainNodeRequest(timeout_seconds=options.timeout)
+    request = nodes_pb2.DrainNodeRequest(timeout_seconds=options.timeout or 0)
     with translated():
         drain = await client.nodes.DrainNode(request, timeout=CALL_SECONDS)
     shown, patience = None, _ENDING_SECONDS
@@ -62,7 +64,7 @@ async def _node_drain(client: Client, options: argparse.Namespace, output: Outpu
         if drain.state == _STATES.OVERDUE:
             # What ends by itself then needs a moment: a gateway flushes, a fabric closes.
             patience -= _POLL_SECONDS
-            if patience < 0 or not all(use.role in _ENDING_ROLES for use in drain.uses):
+            if patience < 0 or not all(use.ends for use in drain.uses):
                 raise UnavailableError("node.drain.overdue", _overdue(drain))
         if drain.state == _STATES.SERVING:
             raise UnavailableError(
@@ -118,7 +120,10 @@ def _row(drain: nodes_pb2.NodeDrain) -> dict[str, Any]:
         "state": _STATES.State.Name(drain.state).lower(),
         "seconds_left": round(drain.seconds_left, 1),
         "in_use": drain.uses_total,
-        "uses": [{"role": use.role, "name": use.name, "detail": use.detail} for use in drain.uses],
+        "uses": [
+            {"role": use.role, "name": use.name, "detail": use.detail, "ends": use.ends}
+            for use in drain.uses
+        ],
     }
 
 

@@ -120,7 +120,7 @@ class Daemon:
         """Seconds that a stop may wait for messages in flight and for targets."""
         config = self._context.config
         messages = 0 if config.fabric is None else config.fabric.drain_timeout_seconds
-        return messages + (0 if config.gateway is None else LEAVE_SECONDS + 2 * FLUSH_SECONDS)
+        return messages + (0 if config.gateway is None else LEAVE_SECONDS + 4 * FLUSH_SECONDS)
 
     async def drain(self) -> None:
         """Let work in flight finish, while everything else still answers."""

@@ -49,6 +49,7 @@ from sealane.daemon.volume.jobs import Job
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.kinds import JobKind, JobOrder, JobState
 from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.constants import AnaState
 from sealane.protocol.v1 import (
     broker_pb2_grpc,
     devices_pb2_grpc,
@@ -208,6 +209,13 @@ class RecordedAttachment:
     is_durable: bool = True
     settled: int | None = None
     failed: str = ""
+    is_suspended: bool = False
+    suspending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Clear: a suspension waits for it, as for a target that doesn't answer."""
+    detaching: asyncio.Event = field(default_factory=asyncio.Event)
+    unflushed: str = ""
+    idle_seconds: float | None = None
+    unanswered: int = 0
     export: Export = field(
         default_factory=lambda: Export(
             traddr="127.0.0.1", trsvcid=1, subsystem_nqn="nqn.x", namespace_id=1
@@ -242,8 +250,21 @@ class RecordedAttachment:
     def settled_incarnation(self) -> int | None:
         return self.settled
 
+    def __post_init__(self) -> None:
+        self.suspending.set()
+        self.detaching.set()
+
+    async def suspend(self) -> str:
+        self.is_suspended = True
+        await self.suspending.wait()
+        return self.unflushed
+
+    def resume(self) -> None:
+        self.is_suspended = False
+
     async def detach(self, *, patience_seconds: float = 0) -> bool:
         self.detached.set()
+        await self.detaching.wait()
         return self.is_durable
 
     async def wipe(self) -> None:
@@ -301,6 +322,16 @@ class RecordingGateway:
     fill_limit: int = 1 << 40
     fill_failure: Error | None = None
     expected: set[str] = field(default_factory=set)
+    access: AnaState = AnaState.OPTIMIZED
+
+    def set_access(self, ana_state: AnaState) -> None:
+        self.access = ana_state
+
+    def idle_seconds(self, attached: RecordedAttachment) -> float | None:
+        return attached.idle_seconds
+
+    def unanswered(self, attached: RecordedAttachment) -> int:
+        return attached.unanswered
 
     async def open_filling(
         self,

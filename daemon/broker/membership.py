@@ -21,7 +21,7 @@ from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
-from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
+from sealane.daemon.broker.records import NodeRecord, Revocation, StatedRecord, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_message, peer_of
@@ -72,6 +72,7 @@ class Member:
 
     record: NodeRecord
     state: NodeState
+    stated: Stated
 
 
 class Membership:
@@ -142,8 +143,8 @@ class Membership:
         name = _name(subject.node, subject.role)
 
         async def attempt() -> int | None:
-            stored = await self._stored(subject.node, subject.role)
-            before = stored.record if stored else NodeRecord(node=subject.node, role=subject.role)
+            known = await self._stored(subject.node, subject.role)
+            before = known.record if known else NodeRecord(node=subject.node, role=subject.role)
             _check_not_revoked(before, issued=leaf.not_valid_before_utc + SKEW)
             if subject.incarnation in before.superseded:
                 raise VerificationError(
@@ -164,13 +165,17 @@ class Membership:
                 "previous_leaf": before.leaf if is_renewal else b"",
                 "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
                 "attested_at": self._now(),
-                "version": stated.version,
-                "clock_skew_ms": stated.clock_skew_ms,
             }
             record = before.model_copy(update=update)
+            said = StatedRecord(
+                incarnation=subject.incarnation,
+                version=stated.version,
+                clock_skew_ms=stated.clock_skew_ms,
+            )
             nodes = self._registry.nodes
             return await self._registry.commit(
-                [nodes.unchanged(name, stored)], nodes.sealed(name, record)
+                [nodes.unchanged(name, known)],
+                {**nodes.sealed(name, record), **self._registry.stated.sealed(name, said)},
             )
 
         await self._registry.settle(attempt)
@@ -308,7 +313,15 @@ class Membership:
         limit = page_limit(page_size)
         page, has_more = await self._registry.nodes.page(after=page_token, limit=limit)
         now = self._now()
-        members = [Member(record=each.record, state=_state(each.record, now)) for each in page]
+        stated = await asyncio.gather(*(self._registry.stated.get(each.name) for each in page))
+        members = [
+            Member(
+                record=each.record,
+                state=_state(each.record, now),
+                stated=_stated(each.record, said),
+            )
+            for each, said in zip(page, stated, strict=True)
+        ]
         return members, page[-1].name if page and has_more else ""
 
     async def _refusal(self, caller: Subject, peer: PeerIncarnation) -> str:
@@ -425,6 +438,13 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
             f"policy version {record.refused_version} refuses this node, which version "
             f"{policy_version} accepted",
         )
+
+
+def _stated(record: NodeRecord, said: Stored[StatedRecord] | None) -> Stated:
+    """Return what a node stated; nothing if a broker of an earlier version attested it last."""
+    if said is None or said.record.incarnation != record.incarnation:
+        return Stated()
+    return Stated(version=said.record.version, clock_skew_ms=said.record.clock_skew_ms)
 
 
 def _state(record: NodeRecord, now: dt.datetime) -> NodeState:

@@ -229,7 +229,7 @@ class NodeRecord(Record):
     `previous_leaf` is of the same incarnation; `superseded` are earlier incarnations, newest first.
     Certificates issued until `restored_at` are refused. `hardware_sha256` is of the hardware id
     that it last attested with; `refused_version` is that of a newer policy which has refused that
-    hardware since. `version` and `clock_skew_ms` are what it stated then.
+    hardware since.
     """
 
     node: str
@@ -243,10 +243,19 @@ class NodeRecord(Record):
     refused_version: int = 0
     superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
-    version: str = ""
-    clock_skew_ms: int | None = None
     revocation: Revocation | None = None
     restored_at: dt.datetime | None = None
+
+
+class StatedRecord(Record):
+    """What an incarnation of a node's role stated when it last attested (`stated.Stated`).
+
+    Apart from its NodeRecord, which brokers of earlier versions read.
+    """
+
+    incarnation: bytes
+    version: str = ""
+    clock_skew_ms: int | None = None
 
 
 class HeadRecord(Record):
@@ -482,6 +491,7 @@ class Tables:
         self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
+        self.stated = Table(store, "stated", StatedRecord, record_key=record_key)
         self.devices = Table(store, "devices", DeviceRecord, record_key=record_key)
         self.device_requests = Table(
             store, "device-requests", DeviceRequestRecord, record_key=record_key

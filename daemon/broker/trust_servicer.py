@@ -101,8 +101,8 @@ def _message(member: Member) -> trust_pb2.Member:
         tenant=record.tenant,
         incarnation=record.incarnation,
         state=member.state,
-        version=record.version,
-        clock_skew_ms=record.clock_skew_ms,
+        version=member.stated.version,
+        clock_skew_ms=member.stated.clock_skew_ms,
     )
     if record.attested_at is not None:
         message.attest_time.CopyFrom(_timestamp(record.attested_at))

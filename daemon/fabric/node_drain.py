@@ -26,7 +26,8 @@ class FabricDrain:
         if progress is None or not progress.sessions_left:
             return []
         count = progress.sessions_left
-        return [Use(role=Role.FABRIC, name="sessions", detail=f"{count} not closed yet")]
+        detail = f"{count} not closed yet"
+        return [Use(role=Role.FABRIC, name="sessions", detail=detail, ends=True)]
 
     async def drain(self, seconds_left: Callable[[], float]) -> None:  # noqa: ARG002 - the fabric's own time applies
         """Return when all sessions have ended."""

@@ -221,6 +221,23 @@ class AttachedVolume(Exported):
             self._feed.close()
         return True
 
+    async def suspend(self) -> str:
+        """Stop the export and its queues, and flush; the volume stays open.
+
+        Return why the flush failed; empty if all acknowledged data is durable.
+        """
+        await self._gateway.detach(self)
+        await asyncio.to_thread(self.native.close_queues)
+        try:
+            await flush_journal(self.native, self.back_end)
+        except UnavailableError as error:
+            return f"{error.reason}: {error.args[0]}"
+        return ""
+
+    def resume(self) -> None:
+        """Export the volume again after `suspend`."""
+        self._gateway.export(self)
+
     async def wipe(self) -> None:
         """Wipe the keys and free all memory now, without waiting for garbage collection."""
         self._feed.on_event = None
@@ -423,12 +440,19 @@ class Gateway(Provider):
             feed=feed,
         )
         attached.add_counters(counters)
+        self.export(attached)
+        return attached
+
+    def export(self, attached: AttachedVolume) -> None:
+        """Let the host of an open volume connect."""
+        nqn = attached.subsystem.nqn
         self._attached[nqn] = attached
+        # It may have changed while the volume was suspended.
+        attached.set_access(self._access)
         if self.accelerator is not None:
-            self.accelerator.add(native)
+            self.accelerator.add(attached.native)
         self._arrived(nqn)
         self._listener.changed()
-        return attached
 
     async def open_filling(
         self,
@@ -497,6 +521,14 @@ class Gateway(Provider):
             and (milliseconds := attached.idle_ms(association.association_id)) is not None
         ]
         return min(idle, default=None)
+
+    def unanswered(self, attached: AttachedVolume) -> int:
+        """Return the number of commands that the volume's host has no answer to yet."""
+        return sum(
+            attached.native.unanswered(association.association_id)
+            for association in self._listener.associations
+            if association.exported is attached
+        )
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""

@@ -31,6 +31,7 @@ class GatewayDrain:
     def begin_drain(self) -> None:
         """Refuse attachments, and tell all hosts that their namespace is inaccessible here."""
         self._service.serving.clear()
+        self._service.put_aside.forget()
         self._gateway.set_access(AnaState.INACCESSIBLE)
         for volume_id in self._service.attachments:
             self._service.events.report(volume_id, "draining")
@@ -38,31 +39,37 @@ class GatewayDrain:
     def uses(self) -> list[Use]:
         """Return the volumes that are exported or being changed."""
         service = self._service
-        exported = [
-            Use(role=Role.GATEWAY, name=f"volumes/{volume_id}", detail=self._detail(attached))
-            for volume_id, attached in service.attachments.items()
-        ]
         changing = [
-            Use(role=Role.GATEWAY, name=f"volumes/{volume_id}", detail="is being changed")
+            Use(
+                role=Role.GATEWAY,
+                name=f"volumes/{volume_id}",
+                detail="is being flushed" if volume_id in service.put_aside else "is being changed",
+                ends=True,
+            )
             for volume_id in service.changing
-            if volume_id not in service.attachments
+        ]
+        exported = [
+            self._use(volume_id, attached)
+            for volume_id, attached in service.attachments.items()
+            if volume_id not in service.changing
         ]
         return exported + changing
 
     async def drain(self, seconds_left: Callable[[], float]) -> None:
-        """Put each volume aside once its host is silent, all of them when the time is over."""
+        """Put each volume aside once its host is silent, busy ones when the time is over."""
+        service = self._service
         await asyncio.sleep(min(SETTLE_SECONDS, seconds_left()))
-        while self._service.attachments or self._service.changing:
-            ready = [
-                volume_id
-                for volume_id, attached in self._service.attachments.items()
-                if not self._is_busy(attached) or not seconds_left()
-            ]
-            await asyncio.gather(*map(self._service.put_aside, ready))
+        while service.attachments or service.changing:
+            for volume_id, attached in service.attachments.items():
+                is_silent = not self._is_busy(attached)
+                may_end = not self._is_stuck(attached) and (is_silent or not seconds_left())
+                if may_end and volume_id not in service.changing:
+                    service.put_aside.start(volume_id)
             await asyncio.sleep(POLL_SECONDS)
 
     async def end_drain(self) -> None:
         """Export the volumes again that were put aside, and take attachments."""
+        await self._service.put_aside.ended()
         self._gateway.set_access(AnaState.OPTIMIZED)
         self._service.serving.set()
 
@@ -70,6 +77,24 @@ class GatewayDrain:
         idle = self._gateway.idle_seconds(attached.port)
         return idle is not None and idle < SETTLE_SECONDS
 
-    def _detail(self, attached: Attached) -> str:
-        state = "still does I/O" if self._is_busy(attached) else "is silent"
-        return f"host {attached.host_nqn} {state}"
+    def _is_stuck(self, attached: Attached) -> bool:
+        """Return whether commands of a silent host are unanswered.
+
+        The host would repeat them on another path, and the target could still carry them out
+        afterwards.
+        """
+        return not self._is_busy(attached) and self._gateway.unanswered(attached.port) > 0
+
+    def _use(self, volume_id: str, attached: Attached) -> Use:
+        problem = self._service.put_aside.problem(volume_id)
+        is_stuck = self._is_stuck(attached)
+        if is_stuck:
+            state = "waits for the target"
+        else:
+            state = "still does I/O" if self._is_busy(attached) else "is silent"
+        return Use(
+            role=Role.GATEWAY,
+            name=f"volumes/{volume_id}",
+            detail=problem or f"host {attached.host_nqn} {state}",
+            ends=not problem and not is_stuck,
+        )

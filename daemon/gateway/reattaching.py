@@ -85,6 +85,9 @@ class Reattaching:
             try:
                 await self._serving.wait()
                 async with self._turns:
+                    if not self._serving.is_set():
+                        # A drain began while it waited for its turn.
+                        continue
                     await self._reattach(kept)
             except (Error, OSError, TimeoutError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.lost"

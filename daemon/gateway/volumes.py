@@ -34,6 +34,7 @@ from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.filling import Fillings, volume_key
 from sealane.daemon.gateway.last_flush import LEAVE_SECONDS
 from sealane.daemon.gateway.leases import LeaseCache, Taken
+from sealane.daemon.gateway.putting_aside import PuttingAside
 from sealane.daemon.gateway.reattaching import Reattaching
 from sealane.daemon.gateway.stores import VolumeStores
 from sealane.daemon.gateway.supply import Supply, is_read_only, released_keys
@@ -102,6 +103,7 @@ class VolumeService:
             events=self.events,
             serving=self.serving,
         )
+        self.put_aside = PuttingAside(self._put_aside)
         self.stores = VolumeStores(
             self._back_ends,
             attached=self._attached,
@@ -142,6 +144,7 @@ class VolumeService:
                 for task in loops:
                     task.cancel()
                 await asyncio.wait(loops)
+                await self.put_aside.ended()
                 await self._returning.close()
                 # Concurrently: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
@@ -180,6 +183,8 @@ class VolumeService:
     async def _abandon(self) -> None:
         # Hosts receive the status of their commands before their connections are closed.
         await asyncio.sleep(_STATUS_SECONDS)
+        # Meanwhile a volume is neither attached nor returning.
+        await self.put_aside.ended()
         await asyncio.gather(*map(self._drop_unusable, [*self._attached, *self._returning]))
         await self._leases.close()
 
@@ -574,14 +579,30 @@ class VolumeService:
                 if await self._end_export(volume_id, attached, patience_seconds=LEAVE_SECONDS):
                     await attached.unflushed.clear()
 
-    async def put_aside(self, volume_id: str) -> None:
-        """End a volume's export until `serving` is set again; nothing if it is being changed."""
-        attached = self._attached.get(volume_id)
-        if attached is None or volume_id in self._changing:
-            return
-        await self._leave(volume_id)
-        self._returning.start([attached.unflushed.kept])
+    async def _put_aside(self, volume_id: str) -> str:
+        """End a volume's export until `serving` is set again; return why it can't be flushed.
+
+        It stays exported, with its journal, if it can't be flushed.
+        """
+        with self._change(volume_id):
+            attached = self._attached[volume_id]
+            self._gateway.expect(volume_id)
+            problem = "interrupted"
+            try:
+                problem = await attached.port.suspend()
+            finally:
+                if problem:
+                    attached.port.resume()
+            if problem:
+                return f"not flushed: {problem}"
+            del self._attached[volume_id]
+            try:
+                await self._end_export(volume_id, attached)
+                await attached.unflushed.clear()
+            finally:
+                self._returning.start([attached.unflushed.kept])
         self.events.report(volume_id, "drained")
+        return ""
 
     async def _drop_unusable(self, volume_id: str) -> None:
         """Detach a volume that this gateway may no longer use."""

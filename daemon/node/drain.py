@@ -22,6 +22,8 @@ TIMEOUT_SECONDS: Final = 30.0
 """Time for what is in use to end, unless the operator says otherwise."""
 TIMEOUT_SECONDS_MAX: Final = 86_400.0
 POLL_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 1.0
+"""Time between a role's drain that failed and the next."""
 
 
 class DrainState(StrEnum):
@@ -35,11 +37,15 @@ class DrainState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Something still in use: which volume, namespace or sessions, and, for people, by whom."""
+    """Something still in use: which volume, namespace or sessions, and, for people, by whom.
+
+    `ends`: by itself within seconds, even if those who use it do nothing.
+    """
 
     role: str
     name: str
     detail: str
+    ends: bool
 
 
 class DrainedRole(Protocol):
@@ -104,7 +110,7 @@ class NodeDrain:
         """State of the drain."""
         if self._started is None:
             return DrainState.SERVING
-        if self._is_drained:
+        if self._is_drained and not self.uses():
             return DrainState.DRAINED
         return DrainState.DRAINING if self.seconds_left() > 0 else DrainState.OVERDUE
 
@@ -131,11 +137,14 @@ class NodeDrain:
         async with self._turn:
             now = asyncio.get_running_loop().time()
             self._deadline = now + (timeout_seconds or TIMEOUT_SECONDS)
-            if self._started is not None:
+            if self._task is not None and not self._task.done():
                 return
-            self._started = utc_now()
-            self._draining.set(1)
-            get_logger().info("node_draining", timeout_seconds=timeout_seconds or TIMEOUT_SECONDS)
+            if self._started is None:
+                self._started = utc_now()
+                self._draining.set(1)
+                get_logger().info(
+                    "node_draining", timeout_seconds=timeout_seconds or TIMEOUT_SECONDS
+                )
             for role in self._roles:
                 role.begin_drain()
             self._task = self._tasks.start(self._run(), name="node-drain")
@@ -152,17 +161,39 @@ class NodeDrain:
         return [service for role in self._roles for service in role.services]
 
     async def _run(self) -> None:
-        overdue = self._tasks.start(self._warn(), name="node-drain-overdue")
-        try:
-            await self._report(self._services(), False)
-            async with asyncio.TaskGroup() as group:
-                for role in self._roles:
-                    group.create_task(role.drain(self.seconds_left))
-        finally:
-            overdue.cancel()
-        self._is_drained = True
-        self._drained.set(1)
-        get_logger().info("node_drained")
+        await self._report(self._services(), False)
+        while True:
+            overdue = self._tasks.start(self._warn(), name="node-drain-overdue")
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for role in self._roles:
+                        group.create_task(self._drain(role))
+            finally:
+                overdue.cancel()
+            self._set_drained(is_drained=True)
+            # A gateway that was away for longer may come back to a drained target.
+            while not self.uses():  # noqa: ASYNC110 - no event announces it
+                await asyncio.sleep(POLL_SECONDS)
+            self._set_drained(is_drained=False)
+
+    async def _drain(self, role: DrainedRole) -> None:
+        """Drain one role. A fault in it is logged, and ends neither this drain nor the others'."""
+        reported = ""
+        while True:
+            try:
+                return await role.drain(self.seconds_left)
+            except Exception as error:  # noqa: BLE001 - any fault, of any role
+                if repr(error) != reported:
+                    reported = repr(error)
+                    get_logger().error(
+                        "node_drain_failed", services=[*role.services], message=reported
+                    )
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _set_drained(self, *, is_drained: bool) -> None:
+        self._is_drained = is_drained
+        self._drained.set(is_drained)
+        get_logger().info("node_drained" if is_drained else "node_used_again")
 
     async def _warn(self) -> None:
         """Log what is still in use when the time is over."""
@@ -178,10 +209,11 @@ class NodeDrain:
 
     async def _end(self) -> None:
         async with self._turn:
-            if self._task is None:
+            if self._started is None:
                 return
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait((self._task,))
             self._task, self._started, self._is_drained = None, None, False
             for role in self._roles:
                 await role.end_drain()

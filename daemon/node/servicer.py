@@ -106,7 +106,7 @@ def _drain_message(drain: NodeDrain) -> nodes_pb2.NodeDrain:
         state=_DRAIN_STATES[drain.state],
         seconds_left=drain.seconds_left(),
         uses=[
-            nodes_pb2.DrainUse(role=use.role, name=use.name, detail=use.detail)
+            nodes_pb2.DrainUse(role=use.role, name=use.name, detail=use.detail, ends=use.ends)
             for use in uses[:_USES_MAX]
         ],
         uses_total=len(uses),

@@ -29,6 +29,7 @@ from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.reserve_file import RESERVE_NAME, keep_reserve
 from sealane.daemon.target.drives import Drives
 from sealane.daemon.target.openings import Openings
+from sealane.daemon.target.store_flush import failures
 from sealane.daemon.target.volume_subsystem import (
     TargetSubsystem,
     Ticket,
@@ -411,10 +412,15 @@ class Target(Provider):
             for host_nqn in volume.users()
         }
 
-    async def flush(self) -> None:
-        """Make all volumes' stores durable; OSError if one of them fails."""
-        for volume in [*self._volumes.values()]:
-            await asyncio.to_thread(volume.native.sync)
+    @property
+    def volume_ids(self) -> set[uuid.UUID]:
+        """The volumes that are open here."""
+        return {volume.volume_id for volume in self._volumes.values()}
+
+    async def flush(self) -> dict[str, OSError]:
+        """Make all volumes' stores durable; return the errors of those that fail, by volume."""
+        syncs = {f"volumes/{v.volume_id}": v.native.sync for v in self._volumes.values()}
+        return await failures(syncs)
 
     async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
         """End a gateway's tickets and queues; return once none of their commands is in flight."""

@@ -23,6 +23,7 @@ from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.daemon.target.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.protocol.kinds import AnchorKind
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import storage_pb2_grpc, subsystems_pb2_grpc
 
 
@@ -79,7 +80,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         device=device,
         catalogue=catalogue,
     )
-    context.drained.append(TargetDrain(service, target, plain))
+    context.drained.append(TargetDrain(service, target, plain, own_nqn=gateway_nqn(identity.node)))
     context.event_logs.append(service.events)
     context.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
     authorizer = context.authorizer(identity, authorizations.admit)

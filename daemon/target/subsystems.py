@@ -13,6 +13,7 @@ from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.nvme.subsystem_config import HostConfig, NamespaceConfig, SubsystemConfig
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.plain_subsystem import OpenNamespace, PlainSubsystem, Secrets
+from sealane.daemon.target.store_flush import failures
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 
@@ -122,11 +123,15 @@ class PlainSubsystems(Provider):
             for host_nqn in subsystem.busy(settle_seconds)
         ]
 
-    async def flush(self) -> None:
-        """Make all stores durable; OSError if one of them fails."""
-        for subsystem in self.subsystems:
-            for namespace in [*subsystem.namespaces.values()]:
-                await asyncio.to_thread(namespace.native.sync)
+    async def flush(self) -> dict[str, OSError]:
+        """Make all stores durable; return the errors of those that fail, by namespace."""
+        return await failures(
+            {
+                f"{subsystem.config.nqn}/{nsid}": namespace.native.sync
+                for subsystem in self.subsystems
+                for nsid, namespace in subsystem.namespaces.items()
+            }
+        )
 
     async def close(self) -> None:
         """Close every subsystem and its stores."""

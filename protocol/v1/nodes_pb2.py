@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/nodes.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n\x0eGetNodeRequest\"+\n\x10\x44rainNodeRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"\x14\n\x12UndrainNodeRequest\"\x8a\x02\n\tNodeDrain\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.sealane.v1.NodeDrain.State\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\"\n\x04uses\x18\x04 \x03(\x0b\x32\x14.sealane.v1.DrainUse\x12\x12\n\nuses_total\x18\x05 \x01(\r\"S\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0b\n\x07OVERDUE\x10\x03\x12\x0b\n\x07\x44RAINED\x10\x04\"6\n\x08\x44rainUse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xac\x03\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x17\n\x0f\x65vidence_driver\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65velopment\x18\x05 \x01(\x08\x12;\n\x17\x63\x65rtificate_expire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\taddresses\x18\x07 \x03(\x0b\x32\x1f.sealane.v1.Node.AddressesEntry\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\nidentities\x18\t \x03(\x0b\x32\x18.sealane.v1.RoleIdentity\x12$\n\x05\x64rain\x18\n \x01(\x0b\x32\x15.sealane.v1.NodeDrain\x12!\n\x06spaces\x18\x0b \x03(\x0b\x32\x11.sealane.v1.Space\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x05Space\x12\r\n\x05place\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03\x12\x12\n\nfree_bytes\x18\x04 \x01(\x03\x12\x15\n\rreserve_bytes\x18\x05 \x01(\x03\x12\x16\n\x0epromised_bytes\x18\x06 \x01(\x03\x12\r\n\x05state\x18\x07 \x01(\t\"t\n\x0cRoleIdentity\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x04 \x01(\x0c\x12\x14\n\x0ctrust_anchor\x18\x05 \x01(\x0c\x32\xc8\x01\n\x05Nodes\x12\x37\n\x07GetNode\x12\x1a.sealane.v1.GetNodeRequest\x1a\x10.sealane.v1.Node\x12@\n\tDrainNode\x12\x1c.sealane.v1.DrainNodeRequest\x1a\x15.sealane.v1.NodeDrain\x12\x44\n\x0bUndrainNode\x12\x1e.sealane.v1.UndrainNodeRequest\x1a\x15.sealane.v1.NodeDrainb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/nodes.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n\x0eGetNodeRequest\"+\n\x10\x44rainNodeRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"\x14\n\x12UndrainNodeRequest\"\x8a\x02\n\tNodeDrain\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.sealane.v1.NodeDrain.State\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\"\n\x04uses\x18\x04 \x03(\x0b\x32\x14.sealane.v1.DrainUse\x12\x12\n\nuses_total\x18\x05 \x01(\r\"S\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0b\n\x07OVERDUE\x10\x03\x12\x0b\n\x07\x44RAINED\x10\x04\"D\n\x08\x44rainUse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0c\n\x04\x65nds\x18\x04 \x01(\x08\"\xac\x03\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x17\n\x0f\x65vidence_driver\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65velopment\x18\x05 \x01(\x08\x12;\n\x17\x63\x65rtificate_expire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\taddresses\x18\x07 \x03(\x0b\x32\x1f.sealane.v1.Node.AddressesEntry\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\nidentities\x18\t \x03(\x0b\x32\x18.sealane.v1.RoleIdentity\x12$\n\x05\x64rain\x18\n \x01(\x0b\x32\x15.sealane.v1.NodeDrain\x12!\n\x06spaces\x18\x0b \x03(\x0b\x32\x11.sealane.v1.Space\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x05Space\x12\r\n\x05place\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03\x12\x12\n\nfree_bytes\x18\x04 \x01(\x03\x12\x15\n\rreserve_bytes\x18\x05 \x01(\x03\x12\x16\n\x0epromised_bytes\x18\x06 \x01(\x03\x12\r\n\x05state\x18\x07 \x01(\t\"t\n\x0cRoleIdentity\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x04 \x01(\x0c\x12\x14\n\x0ctrust_anchor\x18\x05 \x01(\x0c\x32\xc8\x01\n\x05Nodes\x12\x37\n\x07GetNode\x12\x1a.sealane.v1.GetNodeRequest\x1a\x10.sealane.v1.Node\x12@\n\tDrainNode\x12\x1c.sealane.v1.DrainNodeRequest\x1a\x15.sealane.v1.NodeDrain\x12\x44\n\x0bUndrainNode\x12\x1e.sealane.v1.UndrainNodeRequest\x1a\x15.sealane.v1.NodeDrainb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,15 +45,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEDRAIN_STATE']._serialized_start=349
   _globals['_NODEDRAIN_STATE']._serialized_end=432
   _globals['_DRAINUSE']._serialized_start=434
-  _globals['_DRAINUSE']._serialized_end=488
-  _globals['_NODE']._serialized_start=491
-  _globals['_NODE']._serialized_end=919
-  _globals['_NODE_ADDRESSESENTRY']._serialized_start=871
-  _globals['_NODE_ADDRESSESENTRY']._serialized_end=919
-  _globals['_SPACE']._serialized_start=922
-  _globals['_SPACE']._serialized_end=1069
-  _globals['_ROLEIDENTITY']._serialized_start=1071
-  _globals['_ROLEIDENTITY']._serialized_end=1187
-  _globals['_NODES']._serialized_start=1190
-  _globals['_NODES']._serialized_end=1390
+  _globals['_DRAINUSE']._serialized_end=502
+  _globals['_NODE']._serialized_start=505
+  _globals['_NODE']._serialized_end=933
+  _globals['_NODE_ADDRESSESENTRY']._serialized_start=885
+  _globals['_NODE_ADDRESSESENTRY']._serialized_end=933
+  _globals['_SPACE']._serialized_start=936
+  _globals['_SPACE']._serialized_end=1083
+  _globals['_ROLEIDENTITY']._serialized_start=1085
+  _globals['_ROLEIDENTITY']._serialized_end=1201
+  _globals['_NODES']._serialized_start=1204
+  _globals['_NODES']._serialized_end=1404
 # @@protoc_insertion_point(module_scope)

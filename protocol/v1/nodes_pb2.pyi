@@ -135,21 +135,25 @@ class DrainUse(message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
     role: builtins.str
     name: builtins.str
     """a volume, a namespace or sessions"""
     detail: builtins.str
     """by whom, for people"""
+    ends: builtins.bool
+    """by itself, within seconds"""
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         name: builtins.str = ...,
         detail: builtins.str = ...,
+        ends: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["detail", b"detail", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["detail", b"detail", "ends", b"ends", "name", b"name", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

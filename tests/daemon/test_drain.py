@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import signal
 import subprocess
 import time
 import urllib.request
@@ -253,6 +254,31 @@ async def test_undrained_in_time_nothing_was_interrupted(cluster: Cluster) -> No
         writing.cancel()
 
 
+async def test_a_volume_whose_target_is_away_is_not_closed(cluster: Cluster) -> None:
+    async with connect(cluster.gateway.socket) as client, attached(client) as volume:
+        host = host_of(volume)
+        await host.connect()
+        await (await host.open_queue(1)).write(0, DATA)
+        cluster.target.process.send_signal(signal.SIGSTOP)
+        try:
+            ended = await drained(cluster.gateway, "--timeout", "1")
+            assert ended.returncode == 4
+            assert "node.drain.overdue" in ended.stderr
+            assert f"gateway {volume.name}: not flushed: " in ended.stderr
+        finally:
+            cluster.target.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.to_thread(until_drained, cluster.gateway)
+        with contextlib.suppress(Error):
+            await host.close()
+        assert (await asyncio.to_thread(node, cluster.gateway, "undrain")).returncode == 0
+        await until(client, volume, "attached")
+        async with host_of(volume) as again:
+            back = bytearray(len(DATA))
+            await (await again.open_queue(1)).read(0, back)
+        assert back == DATA
+
+
 async def test_a_detached_volume_does_not_come_back(cluster: Cluster) -> None:
     async with connect(cluster.gateway.socket) as client:
         async with attached(client) as volume:
@@ -290,11 +316,11 @@ async def test_a_target_waits_for_its_gateways_and_takes_no_others(cluster: Clus
             await host.close()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.to_thread(until_drained, cluster.target)
-        # Now that it is drained, the first gateway is a stranger, too.
-        async with attached_later(client, volume) as later:
-            with pytest.raises((Error, NvmeStatusError)):
-                async with host_of(later) as host:
-                    await host.open_queue(1)
+        # Nobody else has this volume, so its gateway may come back, and is waited for.
+        async with attached_later(client, volume) as later, host_of(later) as host:
+            await (await host.open_queue(1)).write(0, DATA)
+            assert state_of(cluster.target)["state"] == "overdue"
+            assert gauges(cluster.target) == (1, 0)
         assert (await asyncio.to_thread(node, cluster.target, "undrain")).returncode == 0
         async with attached_later(client, volume) as later, host_of(later) as host:
             back = bytearray(len(DATA))
@@ -325,8 +351,9 @@ async def test_a_plain_namespace_is_inaccessible_during_a_drain(cluster: Cluster
 def test_an_operator_is_asked_first_and_times_are_checked(cluster: Cluster) -> None:
     ended = node(cluster.gateway, "drain")
     assert (ended.returncode, "confirmation.missing" in ended.stderr) == (2, True)
-    ended = node(cluster.gateway, "drain", "--yes", "--timeout", "-1")
-    assert (ended.returncode, "node.drain.range" in ended.stderr) == (2, True)
+    for refused in ("-1", "0"):
+        ended = node(cluster.gateway, "drain", "--yes", "--timeout", refused)
+        assert (ended.returncode, "node.drain.range" in ended.stderr) == (2, True)
     ended = node(cluster.gateway, "drain", "--yes", "--timeout", "nan")
     assert (ended.returncode, "node.drain.range" in ended.stderr) == (2, True)
     assert state_of(cluster.gateway)["state"] == "serving"

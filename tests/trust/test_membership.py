@@ -21,7 +21,7 @@ from sealane.crypto.certificates import (
     verify_verifier,
 )
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
-from sealane.daemon.broker.records import ShareRecord, VolumeRecord
+from sealane.daemon.broker.records import NodeRecord, ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -348,8 +348,39 @@ async def test_list_has_every_node_with_its_state(world: World) -> None:
     }
     assert end == ""
     # A node that was revoked before it attested has stated nothing.
-    stated = {m.state: (m.record.version, m.record.clock_skew_ms) for m in [*members, *more]}
+    stated = {m.state: (m.stated.version, m.stated.clock_skew_ms) for m in [*members, *more]}
     assert stated == {"active": ("1.2.3", -4), "revoked": ("", None)}
+
+
+def test_brokers_of_earlier_versions_read_the_record_of_a_node() -> None:
+    # They refuse fields that they don't know.
+    assert {*NodeRecord.model_fields} == {
+        "node",
+        "role",
+        "tenant",
+        "incarnation",
+        "leaf",
+        "previous_leaf",
+        "policy_version",
+        "hardware_sha256",
+        "refused_version",
+        "superseded",
+        "attested_at",
+        "revocation",
+        "restored_at",
+    }
+
+
+async def test_what_an_earlier_incarnation_stated_is_not_shown(world: World) -> None:
+    await world.attest(GATEWAY)
+    nodes = world.registry.nodes
+    stored = await nodes.get("gateway/g")
+    assert stored is not None
+    # As a broker of an earlier version records the next attestation.
+    record = stored.record.model_copy(update={"incarnation": b"N" * 16})
+    await world.registry.commit(puts=nodes.sealed("gateway/g", record))
+    (member,), _ = await world.membership().members(page_size=2, page_token="")
+    assert member.stated == Stated()
 
 
 @pytest.mark.parametrize(("nonce", "count"), [(b"", 1), (bytes(31), 1), (NONCE, 1025)])

@@ -314,6 +314,11 @@ impl GatewayVolume {
         self.open().ok()?.idle(association).map(|nanos| nanos / 1_000_000)
     }
 
+    fn unanswered(&self, association: u64) -> usize {
+        // A closed volume has no queue.
+        self.open().map_or(0, |volume| volume.unanswered(association))
+    }
+
     #[pyo3(signature = (association=None))]
     fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
         // The queues of a closed volume are already closed.

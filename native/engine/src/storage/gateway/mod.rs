@@ -32,7 +32,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -136,6 +136,8 @@ struct Mailbox {
     wake: OwnedFd,
     /// When anything was last received from the host.
     heard: AtomicU64,
+    /// Commands of the host that have no answer yet.
+    unanswered: AtomicUsize,
     backs: Mutex<Vec<Back>>,
     /// The newest change of the accelerator, if the queue hasn't taken it.
     acceleration: Mutex<Option<Switch>>,
@@ -149,6 +151,7 @@ impl Mailbox {
         Ok(Self {
             wake,
             heard: clock::now().into(),
+            unanswered: 0.into(),
             backs: Mutex::default(),
             acceleration: Mutex::default(),
             has_acceleration: false.into(),
@@ -593,7 +596,15 @@ impl GatewayVolume {
         Some(clock::now().saturating_sub(heard))
     }
 
-    /// Stops the queues of one association, or all. Returns when they have ended and none of their
+    /// Number of commands that the host of an association has no answer to yet.
+    pub fn unanswered(&self, association: u64) -> usize {
+        let mailboxes = self.shared.mailboxes();
+        let mine = mailboxes.iter().filter(|(name, _)| name.association == association);
+        mine.map(|(_, mailbox)| mailbox.unanswered.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Stops the queues of one association, or all. They answer the commands at the target, for a
+    /// few seconds, and take no others. Returns when they have ended and none of their
     /// commands is in flight to the target.
     pub fn close_queues(&self, association: Option<u64>) {
         self.queues.stop(association);

@@ -1,6 +1,7 @@
 //! The thread of one front-end queue: moves bytes between its sockets and the state machine.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,8 +15,8 @@ use super::front::Front;
 use super::queue::{Ended, GatewayQueue, HOST_WINDOW};
 use crate::clock::now;
 
-/// How long a queue whose host is gone waits for its commands at the target. After that it gives up
-/// its association, and the fence ends the commands.
+/// How long a queue that stops, or whose host is gone, waits for its commands at the target. After
+/// that it gives up its association, and the fence ends the commands.
 const DRAIN: Nanos = 5_000_000_000;
 
 /// Runs until the host is gone or `stop` is readable, and nothing is in flight to the target.
@@ -28,39 +29,52 @@ pub(super) fn run(
     // Freeing the host's dirty pages may depend on this thread, so it must not wait for that.
     // Without the capability (CAP_SYS_RESOURCE) it runs as an ordinary thread.
     let _ = rustix::process::configure_io_flusher_behavior(true);
-    let ended = serve(&mut queue, &mut front, mailbox, stop);
+    let mut drained_by = None;
+    let ended = serve(&mut queue, &mut front, mailbox, stop, &mut drained_by);
     queue.abandon();
     front.shut_down(queue.front.transmit());
     // The host must see the end now, so that it can reconnect while the rest drains.
     drop(front);
-    drain(&mut queue, mailbox);
+    drain(&mut queue, mailbox, drained_by.unwrap_or_else(|| now() + DRAIN));
     ended
 }
 
+/// Serves the host. Once `stop` is readable, `drained_by` is set and it takes no more commands; it
+/// returns when none is at the target: a host repeats an unanswered command on another path, and
+/// the one at the target must not come after what the host writes there.
 fn serve(
     queue: &mut GatewayQueue<ControllerQueue>,
     front: &mut Connection,
     mailbox: &Mailbox,
     stop: &OwnedFd,
+    drained_by: &mut Option<Nanos>,
 ) -> Ended {
     loop {
+        if drained_by.is_some_and(|until| queue.parts.is_empty() || now() >= until) {
+            return ("", "stopped".into());
+        }
         let pending = queue.front.transmit().pending_bytes();
-        let interest = Connection::interest(pending < HOST_WINDOW, pending);
+        let takes = drained_by.is_none();
+        let interest = Connection::interest(takes && pending < HOST_WINDOW, pending);
         let first = [
-            PollFd::new(stop, PollFlags::IN),
+            PollFd::new(stop, if takes { PollFlags::IN } else { PollFlags::empty() }),
             PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(front.as_fd(), interest),
         ];
-        let ready = match ready(queue, first) {
+        let ready = match ready_until(queue, first, *drained_by) {
             Ok(ready) => ready,
             Err(error) => return ("", error.to_string()),
         };
         let (&[stopped, woken, front_ready], backs_ready) =
             ready.split_first_chunk().expect("as many as were polled");
         if !stopped.is_empty() {
-            return ("", "stopped".into());
+            *drained_by = Some(now() + DRAIN);
         }
-        if front_ready.intersects(!PollFlags::OUT) {
+        if drained_by.is_some() {
+            if front_ready.intersects(!PollFlags::OUT) {
+                return ("", "stopped".into());
+            }
+        } else if front_ready.intersects(!PollFlags::OUT) {
             mailbox.hear();
             if let Err(Gone(detail)) = front.receive(&mut queue.front) {
                 return ("", detail);
@@ -88,12 +102,12 @@ fn serve(
         if let Err(Gone(detail)) = front.send(queue.front.transmit()) {
             return ("", detail);
         }
+        mailbox.unanswered.store(queue.front.outstanding(), Ordering::Relaxed);
     }
 }
 
 /// Waits until the parts at the target have ended.
-fn drain(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox) {
-    let deadline = now() + DRAIN;
+fn drain(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox, deadline: Nanos) {
     while !queue.parts.is_empty() && now() < deadline {
         let first = [PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN)];
         let Ok(ready) = ready_until(queue, first, Some(deadline)) else { return };
@@ -117,14 +131,6 @@ pub(super) fn take_mail(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox)
     if let Some(switch) = mailbox.take_acceleration() {
         queue.switch_acceleration(switch);
     }
-}
-
-fn ready<const N: usize>(
-    queue: &mut GatewayQueue<impl Front>,
-    first: [PollFd<'_>; N],
-) -> rustix::io::Result<Vec<PollFlags>> {
-    let until = queue.next_timeout();
-    ready_until(queue, first, until)
 }
 
 /// Waits for the descriptors, the back ends and then the accelerator, no longer than `until`.
