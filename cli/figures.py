@@ -127,11 +127,11 @@ async def scrape(client: Client) -> Page:
             "metrics.absent",
             "the daemon exports no metrics; set metrics.listen in its configuration",
         )
-    text = await asyncio.to_thread(_read, address)
-    return Page.of(text, time.monotonic())
+    # Parsing takes seconds with thousands of volumes, so the thread does that, too.
+    return await asyncio.to_thread(_read, address)
 
 
-def _read(address: str) -> str:
+def _read(address: str) -> Page:
     host, _, port = address.rpartition(":")
     # Not urllib's: that would ask a proxy of the environment.
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=SCRAPE_SECONDS)
@@ -139,6 +139,7 @@ def _read(address: str) -> str:
         connection.request("GET", "/metrics")
         with connection.getresponse() as answer:
             content = answer.read(PAGE_BYTES_MAX + 1)
+        seconds = time.monotonic()
     except (OSError, http.client.HTTPException) as error:
         raise UnavailableError("metrics.unavailable", f"metrics at {address}: {error}") from error
     finally:
@@ -148,4 +149,4 @@ def _read(address: str) -> str:
             "metrics.unavailable",
             f"metrics at {address}: status {answer.status}, {len(content)} bytes",
         )
-    return content.decode(errors="replace")
+    return Page.of(content.decode(errors="replace"), seconds)

@@ -11,13 +11,12 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from sealane.cli.figures import Interval, Page, scrape
+from sealane.cli.figures import Interval, scrape
 from sealane.cli.names import list_sessions
 from sealane.cli.output import Output
 from sealane.cli.report_page import (
@@ -49,6 +48,17 @@ EVENTS_MAX: Final = 1000
 LIBRARIES: Final = ("grpcio", "cryptography", "pydantic", "prometheus-client")
 LEFT_OUT: Final = "(left out)"
 _USER_OF_URL: Final = re.compile(r"(\w+://)[^/@\s]+@")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was sampled: pages are large, so only the first and the last are kept."""
+
+    whole: Interval
+    records: Sequence[Mapping[str, Any]]
+    """`top`'s record of each interval between two pages."""
+    times: Sequence[float]
+    """When each of them ended, on the monotonic clock."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,16 +96,16 @@ async def report(client: Client, options: argparse.Namespace, output: Output) ->
     status = await client.status()
     volumes, problem = await _volumes(client, status)
     async with _events(client, volumes) as events:
-        pages = await _sampled(client, options)
+        samples = await sample(client, status, options)
     parts = [
-        *_node(status, options.config),
-        *_rates(status, pages),
+        *daemon_parts(status, options.config),
+        *_rates(status, samples),
         *_volume_parts(volumes, problem, events),
         *await _session_parts(client, status),
     ]
     title = f"Sealane report: {status.node}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
     write(path, page(title, parts), is_overwriting=options.overwrite)
-    output.show_one({"file": str(path), "samples": len(pages)})
+    output.show_one({"file": str(path), "samples": len(samples.records)})
 
 
 def check(options: argparse.Namespace) -> None:
@@ -103,7 +113,7 @@ def check(options: argparse.Namespace) -> None:
     directory = options.file.parent
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError("report.directory", f"{directory}: no directory that can be written to")
-    if options.file.exists() and not options.overwrite:
+    if os.path.lexists(options.file) and not options.overwrite:
         raise UsageError("report.exists", f"{options.file} exists; --overwrite replaces it")
     if not options.interval <= options.seconds <= SAMPLES_MAX * options.interval:
         raise UsageError(
@@ -114,23 +124,32 @@ def check(options: argparse.Namespace) -> None:
 
 
 def write(path: Path, text: str, *, is_overwriting: bool) -> None:
-    """Write a file that only its owner can read; UsageError `key.unwritable`."""
-    if is_overwriting:
-        # Its mode, or what a link leads to, must not be those of somebody else's file.
-        path.unlink(missing_ok=True)
-    write_secret(path, text.encode())
+    """Write a file that only its owner can read; UsageError `report.unwritable`."""
+    try:
+        if is_overwriting:
+            # Its mode, or what a link leads to, must not be those of somebody else's file.
+            path.unlink(missing_ok=True)
+        write_secret(path, text.encode())
+    except (OSError, UsageError) as error:
+        raise UsageError("report.unwritable", f"the report can't be written: {error}") from error
 
 
-async def _sampled(client: Client, options: argparse.Namespace) -> list[Page]:
-    pages = [await scrape(client)]
-    end = pages[0].seconds + options.seconds
+async def sample(client: Client, status: NodeStatus, options: argparse.Namespace) -> Samples:
+    """Read the metrics for as long and as often as told; raises as `scrape` does."""
+    first = last = await scrape(client)
+    end = first.seconds + options.seconds
+    records: list[Mapping[str, Any]] = []
+    times: list[float] = []
     with _progress(options.seconds) as show:
-        while pages[-1].seconds < end:
-            next_at = pages[0].seconds + len(pages) * options.interval
+        while last.seconds < end:
+            next_at = first.seconds + (len(records) + 1) * options.interval
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
-            pages.append(await scrape(client))
-            show(options.seconds - max(0.0, end - pages[-1].seconds))
-    return pages
+            after = await scrape(client)
+            records.append(record(status, Interval(last, after), time.time()))
+            last = after
+            times.append(last.seconds)
+            show(options.seconds - max(0.0, end - last.seconds))
+    return Samples(Interval(first, last), records, times)
 
 
 @contextlib.contextmanager
@@ -184,7 +203,8 @@ async def _events(
                 task.cancel()
 
 
-def _node(status: NodeStatus, config: Path) -> Iterator[str]:
+def daemon_parts(status: NodeStatus, config: Path) -> Iterator[str]:
+    """Yield versions and configuration."""
     yield heading("Daemon")
     yield fields(
         {
@@ -201,6 +221,9 @@ def _node(status: NodeStatus, config: Path) -> Iterator[str]:
         yield paragraph(str(error), is_wrong=True)
     else:
         yield paragraph(f"{config} as it is read now, with what is left to its default.")
+        if (name := loaded["node"]["name"]) != status.node:
+            text = f"It is another daemon's: node {name}, not {status.node}; see --config."
+            yield paragraph(text, is_wrong=True)
         yield text_block(json.dumps(public(loaded), indent=2))
 
 
@@ -221,19 +244,16 @@ def public(value: Any, name: str = "") -> Any:
     return _USER_OF_URL.sub(rf"\1{LEFT_OUT}@", value) if isinstance(value, str) else value
 
 
-def _rates(status: NodeStatus, pages: Sequence[Page]) -> Iterator[str]:
-    now = time.time()
-    whole = record(status, Interval(pages[0], pages[-1]), now)
+def _rates(status: NodeStatus, samples: Samples) -> Iterator[str]:
+    whole = record(status, samples.whole, time.time())
     yield heading(f"Health and rates, {whole['seconds']:.0f} s")
     for each in whole["health"]:
         yield paragraph(f"{each['wrong']} ({each['where']})", is_wrong=True)
     if not whole["health"]:
         yield paragraph("Nothing wrong seen.")
     yield table([operation_row(row) for row in whole["operations"]])
-    samples = [record(status, Interval(before, after), now) for before, after in pairwise(pages)]
-    times = [after.seconds for after in pages[1:]]
-    for made in plots(samples):
-        yield plot(made, times)
+    for made in plots(samples.records):
+        yield plot(made, samples.times)
     yield heading("Volumes, rates")
     yield table([volume_row(row) for row in whole["volumes"]])
     yield heading("Sessions, rates")

@@ -36,6 +36,7 @@ _WRONG_NOW: Final = {
     "sealane_space_is_full": "the disk is full",
     "sealane_space_is_low": "the disk is nearly full",
     "sealane_target_volume_failed": "the store accepts no writes",
+    "sealane_plain_namespace_failed": "the store accepts no writes",
     "sealane_target_volume_orphaned_sets": "leaf pages are wrong",
     "sealane_target_volume_scrub_found": "a scrub found faulty sectors",
 }
@@ -44,6 +45,7 @@ _WRONG_SINCE: Final = {
     "sealane_gateway_volume_commands_given_up_total": "commands were given up",
     "sealane_gateway_volume_associations_lost_total": "the target was lost",
     "sealane_target_volume_media_errors_total": "the drive fails reads or writes",
+    "sealane_plain_namespace_media_errors_total": "the drive fails reads or writes",
     "sealane_role_barred_total": "the verifier refused a role",
     "sealane_session_breaker_trips_total": "the path can't carry the session's rate",
     "sealane_session_stalls_total": "the peer fell silent",
@@ -291,9 +293,11 @@ def _mean(
     interval: Interval, prefix: str, seconds: str, count: str, labels: Mapping[str, str]
 ) -> float | None:
     number = interval.increase(f"{prefix}{count}_total", **labels)
-    return (
-        interval.increase(f"{prefix}{seconds}_seconds_total", **labels) / number if number else None
-    )
+    time_name = f"{prefix}{seconds}_seconds_total"
+    # An idle volume has the count but not the time, which then would have risen by too little.
+    if not number or not [*interval.before.keys(time_name, labels)]:
+        return None
+    return interval.increase(time_name, **labels) / number
 
 
 def _busiest_first(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

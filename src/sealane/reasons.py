@@ -496,6 +496,7 @@ ReasonId = Literal[
     "report.directory",
     "report.exists",
     "report.samples",
+    "report.unwritable",
     "request.id.size",
     "request.malformed",
     "reservation.preempted",

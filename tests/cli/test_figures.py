@@ -96,6 +96,21 @@ def test_a_page_is_read_where_the_daemon_says() -> None:
         assert scraped(address).sum("sealane_things_total") == 1
 
 
+def test_a_page_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed_by = []
+    parse = figures.text_string_to_metric_families
+
+    def parsing(text: str) -> Any:
+        parsed_by.append(threading.current_thread())
+        return parse(text)
+
+    monkeypatch.setattr(figures, "text_string_to_metric_families", parsing)
+    with served(200, counters(a=1).encode()) as address:
+        scraped(address)
+    assert len(parsed_by) == 1
+    assert threading.main_thread() not in parsed_by
+
+
 @pytest.mark.parametrize(
     ("status", "content", "reason"),
     [

@@ -1,21 +1,40 @@
 """`sealanectl report`: its page, and what must not be in it."""
 
 import argparse
+import asyncio
+import datetime as dt
 import html.parser
 import shutil
 import stat
 import subprocess
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sealane.cli import report, report_page
+from sealane.cli.figures import Page
 from sealane.cli.report_page import Plot
+from sealane.client import NodeStatus
 from sealane.errors import UsageError
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 BAD = "<script>document.title='broken'</script>\x1b[2J"
+STATUS = NodeStatus(
+    node="a",
+    version="1",
+    roles=("gateway",),
+    evidence_driver="tpm2",
+    is_development=False,
+    certificate_expires=None,
+    addresses={},
+    started=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+)
+CONFIG = (
+    '[node]\nname = "{}"\n[broker]\npolicy_file = "/p"\nkey_file = "/k"\n'
+    "allow_unsigned_policy = true\n"
+)
 TIMES = [10.0, 11.0, 12.0, 13.0]
 
 
@@ -158,6 +177,15 @@ def test_a_configuration_shows_no_arguments_of_commands_and_no_passwords() -> No
     assert shown["gateway"] == config["gateway"]
 
 
+def test_a_configuration_of_another_daemon_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "sealaned.toml"
+    for name in ("a", "b"):
+        config.write_text(CONFIG.format(name))
+        shown = "".join(report.daemon_parts(STATUS, config))
+        assert "as it is read now" in shown
+        assert ("another daemon" in shown) == (name == "b")
+
+
 def options(file: Path, **more: Any) -> argparse.Namespace:
     given = {"file": file, "overwrite": False, "seconds": 30.0, "interval": 1.0} | more
     return argparse.Namespace(**given)
@@ -171,8 +199,9 @@ def test_a_report_overwrites_nothing_unless_told_and_is_its_owner_s_alone(tmp_pa
     with pytest.raises(UsageError) as caught:
         report.check(options(file))
     assert caught.value.reason == "report.exists"
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         report.write(file, "two", is_overwriting=False)
+    assert caught.value.reason == "report.unwritable"
     assert file.read_text() == "one"
 
     file.chmod(0o666)
@@ -185,6 +214,37 @@ def test_a_report_that_can_not_be_written_is_refused_before_it_is_made(tmp_path:
     with pytest.raises(UsageError) as caught:
         report.check(options(tmp_path / "absent" / "report.html"))
     assert caught.value.reason == "report.directory"
+    (tmp_path / "link").symlink_to("absent")
+    with pytest.raises(UsageError) as caught:
+        report.check(options(tmp_path / "link"))
+    assert caught.value.reason == "report.exists"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError) as caught:
+        report.write(tmp_path / "folder", "text", is_overwriting=True)
+    assert caught.value.reason == "report.unwritable"
+
+
+def test_of_the_pages_that_are_sampled_the_first_and_the_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages: list[weakref.ref[Page]] = []
+    living = []
+
+    async def scrape(_: object) -> Page:
+        living.append(sum(page() is not None for page in pages))
+        seconds = float(len(living))
+        page = Page(seconds, {"process_cpu_seconds_total": {(): seconds}})
+        pages.append(weakref.ref(page))
+        return page
+
+    monkeypatch.setattr(report, "scrape", scrape)
+    given = options(Path("r.html"), seconds=10.0)
+    samples = asyncio.run(report.sample(None, STATUS, given))  # type: ignore[arg-type]
+    assert max(living) == 2
+    assert len(living) == 11
+    assert samples.times == [float(number) for number in range(2, 12)]
+    assert [each["processor_cores"] for each in samples.records] == [1.0] * 10
+    assert samples.whole.increase("process_cpu_seconds_total") == 10
 
 
 @pytest.mark.parametrize(("seconds", "interval"), [(1.0, 2.0), (3601.0, 1.0)])

@@ -89,6 +89,14 @@ def test_a_volume_has_rates_of_the_interval_and_the_mean_of_its_reads() -> None:
     assert "sectors or answers of the target were refused (mode remote, volume vvv" in text
 
 
+def test_a_volume_that_was_idle_has_no_mean_of_reads_whose_time_is_not_known() -> None:
+    before = volume("v", reads=100, seconds=1.0, sectors=50)
+    idle = "".join(f"{line}\n" for line in before.splitlines() if "_seconds_total" not in line)
+    (row,) = figures(idle, volume("v", reads=300, seconds=1.1, sectors=1050))["volumes"]
+    assert row["reads_per_second"] == 100
+    assert row["read_seconds"] is None
+
+
 def test_the_busiest_volume_is_first() -> None:
     still = [volume(name, reads=1, seconds=0, sectors=0) for name in ("a", "b")]
     record = figures(
@@ -114,6 +122,7 @@ def test_a_session_says_what_limits_it_and_what_it_loses() -> None:
         ('sealane_space_is_low{place="volumes"} 1\n', "the disk is nearly full"),
         ('sealane_broker_away{role="gateway"} 1\n', "no broker answers"),
         ('sealane_target_volume_failed{mode="remote",volume="v"} 1\n', "accepts no writes"),
+        ('sealane_plain_namespace_failed{namespace="volume v"} 1\n', "accepts no writes"),
         (
             f'sealane_certificate_expiry_timestamp_seconds{{role="gateway"}} {NOW + 60}\n',
             "certificate expires in 60 s",
@@ -123,7 +132,18 @@ def test_a_session_says_what_limits_it_and_what_it_loses() -> None:
 def test_health_names_what_is_wrong_now(page: str, wrong: str) -> None:
     (found,) = figures(page, page)["health"]
     assert wrong in found["wrong"]
-    assert found["where"].rpartition(", ")[2] in {"role gateway", "volume v", "place volumes"}
+    assert found["where"].rpartition(", ")[2] in {
+        "role gateway",
+        "volume v",
+        "place volumes",
+        "namespace volume v",
+    }
+
+
+def test_health_names_failing_drives_of_plain_namespaces() -> None:
+    count = 'sealane_plain_namespace_media_errors_total{{namespace="nqn/1"}} {}\n'.format
+    (found,) = figures(count(1), count(2))["health"]
+    assert found == {"wrong": "the drive fails reads or writes", "where": "namespace nqn/1"}
 
 
 def test_health_is_of_the_interval_and_not_of_long_ago() -> None:

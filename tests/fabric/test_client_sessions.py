@@ -386,13 +386,17 @@ async def test_receive_ends_with_what_has_landed(fabrics: tuple[Any, Any]) -> No
         assert bytes(right.region) == before
 
 
-async def test_each_send_is_in_the_histogram_of_messages(fabrics: tuple[Any, Any]) -> None:
+async def test_each_reliable_send_is_in_the_histogram_of_messages(fabrics: tuple[Any, Any]) -> None:
     counts, nanos = latencies()["fabric"]["send"]
     async with connected(*fabrics) as (left, right):
         for _ in range(2):
             whole = await right.post_receive(offset=0, length=5000)
             await left.send(offset=0, length=5000)
             await whole.wait(timeout_seconds=PATIENCE_SECONDS)
+        # Ends when it has left, so it says nothing of the way.
+        last = await right.post_receive(offset=0, length=5000)
+        await left.send(offset=0, length=5000, reliability=Unreliable())
+        await last.wait(timeout_seconds=PATIENCE_SECONDS)
         stream = await left.post_stream(0)
         await stream.end()
     counts_after, nanos_after = latencies()["fabric"]["send"]

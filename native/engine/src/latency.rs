@@ -159,6 +159,13 @@ impl Latencies<3> {
     pub fn nanos(&self, operation: Io) -> Nanos {
         self.own[operation as usize].nanos()
     }
+
+    /// Number of operations of a kind.
+    #[cfg(test)]
+    pub fn count(&self, operation: Io) -> u64 {
+        let buckets = &self.own[operation as usize].buckets;
+        buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
+    }
 }
 
 impl Latencies<1> {

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use sealane_proto::link::Nanos;
+use sealane_proto::session::Reliability;
 
 use super::ring::{Completion, Opcode, Operation, Status, Submission};
 
@@ -190,5 +191,10 @@ impl Open {
     /// Whether it has this opcode.
     pub(super) fn is(&self, opcode: Opcode) -> bool {
         self.submission.kind.opcode() == opcode
+    }
+
+    /// Whether it is a send whose completion says that the peer has the message.
+    pub(super) fn is_reliable_send(&self) -> bool {
+        matches!(self.submission.kind, Operation::Send(terms) if terms.reliability != Reliability::Unreliable)
     }
 }

@@ -1,7 +1,7 @@
 //! Both ends of the shared memory at once, on two threads: whatever a reader sees of a receive is
 //! complete.
 //!
-//! `RING_ROUNDS` sets the number of messages (`make ring-stress`: 10^7).
+//! `RING_ROUNDS` sets the number of messages, at least [`ROUNDS_MIN`] (`make ring-stress`: 10^7).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +13,8 @@ use crate::shared_memory::{PeerAccess, SharedMemory};
 const CHUNKS: u64 = 8;
 const CHUNK_BYTES: u32 = 64;
 const SLOTS: u16 = 4;
+/// With fewer messages the two threads hardly meet.
+const ROUNDS_MIN: u64 = 1000;
 const REGION_BYTES: u64 = CHUNKS * CHUNK_BYTES as u64;
 
 /// The daemon's end: takes receives, lands their chunks with the handle as content, completes them.
@@ -184,7 +186,10 @@ impl View {
 }
 
 fn rounds(default: u64) -> u64 {
-    std::env::var("RING_ROUNDS").map_or(default, |text| text.parse().expect("a number"))
+    let set = std::env::var("RING_ROUNDS").map(|text| text.parse().expect("a number"));
+    let rounds = set.unwrap_or(default);
+    assert!(rounds >= ROUNDS_MIN, "RING_ROUNDS={rounds} would test nothing");
+    rounds
 }
 
 fn ends(view: View) -> (DaemonRing, JobRing) {

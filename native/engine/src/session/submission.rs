@@ -198,7 +198,7 @@ impl Worker {
             if let Some(flow) = &mut self.flow {
                 flow.ended(&open.submission.kind);
             }
-            if open.is(Opcode::Send) && completion.status == Status::Ok {
+            if open.is_reliable_send() && completion.status == Status::Ok {
                 self.report.sends.note(now().saturating_sub(open.since));
             }
         }

@@ -299,6 +299,12 @@ impl ControllerQueue {
         !self.events.is_empty()
     }
 
+    /// Number of events that [`Self::next_event`] has yet to return, in the order of their arrival.
+    #[must_use]
+    pub fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
     /// Number of commands that are partly received or being executed.
     #[must_use]
     pub fn outstanding(&self) -> usize {

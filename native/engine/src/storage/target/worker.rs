@@ -3,6 +3,7 @@
 //! It sleeps in one `poll` over the socket, its mailbox and the stores with operations in flight.
 //! It never holds or waits for a lock during I/O, and never blocks on another thread.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -72,7 +73,9 @@ pub(super) struct Worker {
     /// Description of the loss of a store's device: the outcome of commands in flight is unknown.
     pub store_lost: Option<String>,
     done: Vec<StoreDone>,
-    /// When the commands that are being taken from the queue arrived.
+    /// When each event that is still in the queue arrived.
+    arrivals: VecDeque<Nanos>,
+    /// When the command arrived that is being begun.
     pub arrived: Nanos,
 }
 
@@ -98,6 +101,7 @@ impl Worker {
             is_ending: false,
             store_lost: None,
             done: Vec::new(),
+            arrivals: VecDeque::new(),
             arrived: 0,
         }
     }
@@ -191,13 +195,15 @@ impl Worker {
     }
 
     fn execute_some(&mut self) -> Option<Ended> {
-        if self.queue.has_event() {
-            // Once for all of them: reading the clock costs more than the rest of a measurement.
-            self.arrived = clock::now();
+        if self.queue.event_count() > self.arrivals.len() {
+            // Once for all that came together: reading the clock costs more than the rest of a
+            // measurement. Events that wait for room keep their times.
+            self.arrivals.resize(self.queue.event_count(), clock::now());
         }
         while self.may_execute()
             && let Some(event) = self.queue.next_event()
         {
+            self.arrived = self.arrivals.pop_front().unwrap_or(self.arrived);
             match event {
                 ControllerEvent::Received(command) => self.execute(command),
                 ControllerEvent::Failed { reason: Reason::QueueClosed, detail, .. } => {

@@ -1,6 +1,8 @@
 //! Every command on plain and on sealed namespaces, one at a time.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::host_command::HostCommand;
@@ -41,6 +43,25 @@ fn reads_writes_and_flushes_are_measured() {
     assert_eq!(statistic(&namespace, "flush_nanos"), 0);
     assert_eq!(host.status(HostCommand::Flush), Status::SUCCESS);
     assert!(names.map(|name| statistic(&namespace, name)).into_iter().all(|nanos| nanos > 0));
+}
+
+#[test]
+fn time_in_which_a_command_waits_for_the_queue_s_room_is_measured() {
+    let (store, namespace) = world(false);
+    let controller = controller(1, &namespace);
+    let mut host = Host::connect(&controller, 1, false);
+    store.hold(true);
+    let reads: Vec<u64> =
+        (0..6).map(|_| host.submit(HostCommand::Read { lba: 0, blocks: 64 })).collect();
+    let held = Duration::from_millis(400);
+    thread::sleep(held);
+    assert_eq!(store.submitted(), 2, "of 256 KiB each, the others wait");
+    store.hold(false);
+    for tag in reads {
+        assert_eq!(host.finish(tag).0, Status::SUCCESS);
+    }
+    let measured = Duration::from_nanos(statistic(&namespace, "host_read_nanos"));
+    assert!(measured > 5 * held, "{measured:?} of six reads");
 }
 
 #[test]
