@@ -227,6 +227,8 @@ class RunDirectory:
         self.jobs_inner = path / JOBS_SOCKET_NAME
         """Where the server behind the jobs' socket has a name for a moment."""
         self.ready_file = path / READY_NAME
+        self.failed_stores = path / "failed-stores.json"
+        """Why the last process ended, if it was for failed stores; outlasts a restart."""
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
