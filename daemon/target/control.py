@@ -5,6 +5,7 @@ The target takes a volume's properties only from its descriptor, signed by the b
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,7 +42,9 @@ _DESCRIBED_AT_ONCE: Final = 50
 """Namespaces described before other calls have their turn."""
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
 _REOPEN_SECONDS: Final = 30.0
-"""Interval at which stores that couldn't be opened are tried again."""
+"""Interval at which stores that couldn't be opened are tried again, at least."""
+_REOPEN_RATIO: Final = 20
+"""The interval is at least this many times as long as the last try took."""
 
 
 class StorageService:
@@ -321,9 +324,13 @@ class StorageService:
 
     async def keep_opening(self) -> None:
         """Try stores that couldn't be opened again and again, until cancelled."""
+        taken = 0.0
         while True:
-            await asyncio.sleep(_REOPEN_SECONDS)
+            # Nothing can be created or deleted meanwhile.
+            await asyncio.sleep(max(_REOPEN_SECONDS, _REOPEN_RATIO * taken))
+            began = time.monotonic()
             await self.reopen()
+            taken = time.monotonic() - began
 
     async def reopen(self) -> None:
         """Open the stores that couldn't be opened, unless they are damaged or rolled back."""
